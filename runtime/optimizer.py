@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 
 from preduce.runtime.averaging.applier import Applier
+from preduce.runtime.averaging.common_start import ADVICE
 from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from preduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
 from preduce.runtime.averaging.reducer import Reducer
@@ -121,7 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             say_alone(self.schedule)
             reached = agreed.world
         else:
-            _refuse_other_size(self.schedule, agreed.world)
+            refuse_other_size(self.schedule, agreed.world)
             refuse_other_sizes(tables, self.schedule)
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
@@ -316,12 +317,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if own is not None:
             self.ending.guard(lambda: self.stepper.gather(apply=False))
             if self.runner.agrees_on_end:
-                self._refuse_other_steps(int(own["steps"]))
+                with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
+                    self._refuse_other_steps(int(own["steps"]))
         theirs = {key: value for key, value in state_dict.items() if key != "preduce"}
         self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
         if own is not None:
             if self.runner.drains_together:
-                self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
+                with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
+                    self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
             self.ending.guard(self.runner.drain)
             self.stepper.steps = int(own["steps"])
 
@@ -438,7 +441,12 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _refuse_other_size(schedule: Schedule, world: World) -> None:
+def refuse_other_size(schedule: Schedule, world: World) -> None:
+    """Refuse a schedule for another number of workers than there are.
+
+    Raises:
+        InputError: as said.
+    """
     if schedule.num_workers != world.size:
         raise InputError(
             f"schedule {schedule.name!r}: is for {schedule.num_workers} workers and this run has "

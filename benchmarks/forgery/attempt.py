@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import marshal
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.forgery.schedules import SCHEDULES, modular, spread, wide
@@ -82,10 +82,16 @@ def ground(claims: list[Document]) -> list[Document]:
     return disjoint or [entry for entry in claims if kind_of(entry) in ("deadlock-free/events", "queues/events")]
 
 
+def fresh(document: Document) -> Document:
+    """A deep copy of plain JSON, in a tenth of the time that `copy.deepcopy` takes."""
+    copied: Document = marshal.loads(marshal.dumps(document))
+    return copied
+
+
 def reread(raw: Document) -> checker.schedule.Schedule | None:
     """A changed schedule as the checker reads it; None if it is none at all, which is the loaders' business."""
     try:
-        return checker.read_schedule(copy.deepcopy(raw))
+        return checker.read_schedule(fresh(raw))
     except (checker.Refusal, TypeError, ValueError, AttributeError, KeyError):
         return None
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.forgery.attempt import certified, ground, kind_of, moved_to, objection, reread, single_claims
+from benchmarks.forgery.attempt import certified, fresh, ground, kind_of, moved_to, objection, reread, single_claims
 from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide, with_tables
@@ -77,7 +76,7 @@ def run(attempts: int, seed: int) -> Tally:
     tally, honest = Tally(), pool(seed)
     for one in honest:
         tally.honest += 1
-        said = objection(one.read, copy.deepcopy(one.certificate))
+        said = objection(one.read, fresh(one.certificate))
         if said is not None:
             tally.refused_honest.append(f"{one.name}: {said}")
     forged = _forgeries(honest, random.Random(f"forgeries {seed}"))
@@ -120,7 +119,7 @@ def _by_kind(honest: list[Honest]) -> dict[str, list[tuple[Honest, Document]]]:
 
 def _corrupted_entry(cases: list[tuple[Honest, Document]], draw: random.Random) -> Iterator[Forgery]:
     one, single = draw.choice(cases)
-    certificate = copy.deepcopy(single)
+    certificate = fresh(single)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         entry = certificate["claims"][-1]
         try:
@@ -132,7 +131,7 @@ def _corrupted_entry(cases: list[tuple[Honest, Document]], draw: random.Random) 
 
 
 def _corrupted_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
-    raw = copy.deepcopy(one.raw)
+    raw = fresh(one.raw)
     try:
         aimed_schedule(draw, raw) if draw.random() < 0.5 else blind(draw, raw["strategy"])
     except (TypeError, ValueError, AttributeError, KeyError, IndexError):

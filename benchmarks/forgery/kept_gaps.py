@@ -7,6 +7,7 @@ no event graph and no distances. Sets of workers that can go on by themselves ar
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,11 @@ class Rules:
         self.backup = backup if isinstance(backup, list) else [backup] * n
         self.cap = 4 * n * (gap["staleness"] + (gap["max_ig"] or 0) + 2)
 
+    @cached_property
+    def columns(self) -> list[list[int | None]]:
+        """How far everybody gets while a worker is held, by that worker."""
+        return [self.ahead_of(held) for held in range(self.n)]
+
     def ahead_of(self, held: int | None) -> list[int | None]:
         """How far everybody gets while one worker stays in step 0, None for without end."""
         n, gap = self.n, self.gap
@@ -68,16 +74,14 @@ class Rules:
         return [None if count >= self.cap else count for count in entered]
 
 
-def is_true(entry: Document, raw: Document, n: int) -> bool:
+def is_true(entry: Document, raw: Document, rules: Rules) -> bool:
     """Whether what an entry says of workers that keep a gap is true; numbers may be larger than they need."""
-    gap = gap_of(raw)
-    assert gap is not None
-    rules = Rules(raw, gap, n)
+    gap, n = rules.gap, rules.n
     if entry["claim"] == "deadlock-free":
         return rules.ahead_of(None) == [None] * n
     if entry["claim"] == "consensus":
         return agrees(raw, gap, rules)
-    columns = [rules.ahead_of(held) for held in range(n)]
+    columns = rules.columns
     true = [(columns[t][s], columns[s][t]) for s, t in rules.edges]
     late = int(gap["order"] == "parallel")
     ahead = [_number(pair[0]) for pair in true]

@@ -39,23 +39,37 @@ STEADY = ("disagreement", "drift-worker", "drift-node")
 
 def is_true(entry: Document, raw: Document) -> bool:
     """Whether the statement that an entry makes about a schedule is true."""
-    listed, matrices = dense(raw)
-    n, name = len(matrices[0]), entry["claim"]
-    if listed is not None and any(len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in listed):
-        return False
-    quorum = quorums.quorum_of(raw)
-    if quorum is not None and raw["strategy"]["kind"] == "allreduce":
-        return quorums.is_true(entry, quorum, n)
-    if quorum is not None and name in quorums.OF_GROUPS:
-        return listed is not None and quorums.is_true_of_groups(entry, raw, listed, matrices)
-    if quorum is not None and name not in OF_MATRICES:
-        return False
-    gap = kept_gaps.gap_of(raw)
-    if gap is not None and (entry.get("method") == "events" or name in OF_EVENTS or kept_gaps.is_lossy(gap)):
-        return kept_gaps.is_true(entry, raw, n)
-    if name in JUDGES:
-        return JUDGES[name](entry, raw, listed, matrices)
-    return _of_matrices(entry, raw, listed, matrices)
+    return Truth(raw).says(entry)
+
+
+class Truth:
+    """What is true of one schedule, for several entries."""
+
+    def __init__(self, raw: Document) -> None:
+        self.raw = raw
+        self.listed, self.matrices = dense(raw)
+        self.overlap = self.listed is not None and any(
+            len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in self.listed
+        )
+        self.quorum, gap = quorums.quorum_of(raw), kept_gaps.gap_of(raw)
+        self.rules = None if gap is None else kept_gaps.Rules(raw, gap, len(self.matrices[0]))
+
+    def says(self, entry: Document) -> bool:
+        """Whether an entry is true of it."""
+        n, name, rules = len(self.matrices[0]), entry["claim"], self.rules
+        if self.overlap:
+            return False
+        if self.quorum is not None and self.raw["strategy"]["kind"] == "allreduce":
+            return quorums.is_true(entry, self.quorum, n)
+        if self.quorum is not None and name in quorums.OF_GROUPS:
+            return self.listed is not None and quorums.is_true_of_groups(entry, self.raw, self.listed, self.matrices)
+        if self.quorum is not None and name not in OF_MATRICES:
+            return False
+        of_events = entry.get("method") == "events" or name in OF_EVENTS
+        if rules is not None and (of_events or kept_gaps.is_lossy(rules.gap)):
+            return kept_gaps.is_true(entry, self.raw, rules)
+        judge = JUDGES.get(name, _of_matrices)
+        return judge(entry, self.raw, self.listed, self.matrices)
 
 
 def _of_matrices(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:

@@ -8,7 +8,7 @@ code under test is the code that runs on a GPU, down to `torch.where(..., out=..
 
 Both memories are the CPU's, so the pretended device keeps account of what is the host's: arrays that are made without
 naming a device, as torch makes them on the CPU then, and what comes of operations on these alone, which are done at
-once.
+once. Operations on arrays of both are refused, as CUDA refuses them.
 """
 
 from __future__ import annotations
@@ -203,6 +203,18 @@ class PretendedDevice:
         """Whether an array is one number that no operation of the device has made."""
         return tensor.dim() == 0 and tensor.untyped_storage()._cdata not in self._numbers
 
+    def _refuse_mixed(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ANN401 - an operation
+        """Refuse what CUDA refuses.
+
+        Raises:
+            RuntimeError: an operation, other than a copy, on arrays of both memories.
+        """
+        if func in _CROSSING:
+            return
+        from_host = [tensor for tensor in tensors if self.is_host(tensor) and tensor.dim()]
+        if from_host and not all(self.is_host(tensor) or self._is_number(tensor) for tensor in tensors):
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device, but some lie on the host")
+
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - an operation
         """One operation of the host's: views, and what it does with its own arrays, at once; everything else later."""
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
@@ -212,6 +224,7 @@ class PretendedDevice:
             result = func(*args, **kwargs)
             self.note_host(result)
             return result
+        self._refuse_mixed(func, stored)
         if func is torch.ops.aten._local_scalar_dense.default or _waits(func, tensors):
             self.ask()
             return func(*args, **kwargs)
@@ -255,6 +268,7 @@ def _waits(func: Any, tensors: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 
 
 
 _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
+_CROSSING = _INDEXING | {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 _SIZED = {torch.ops.aten._unique2.default, torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default}
 _VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
 
@@ -312,7 +326,8 @@ class _Reads(TorchFunctionMode):
         if func is torch.Tensor.backward:
             return self._backward(args[0], **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if func in _device_constructors() and (kwargs or {}).get("device") is None:
+        # Who writes "cpu" means the host; whoever follows an array's device has it as an object.
+        if func in _device_constructors() and isinstance((kwargs or {}).get("device"), (str, type(None))):
             self.pretended.note_host(result)
         return result
 

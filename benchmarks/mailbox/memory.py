@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
-import subprocess
-import sys
 import threading
-from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.mailbox.processes import leave, meet, memory, memory_now, store_at, together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +33,6 @@ RESIDENT = ("first", "last", "peak")
 def measure(rank: int, port: int, megabytes: float, setting: dict[str, int], rounds: int) -> dict[str, Any]:
     """Worker 0 if `rank` is 0, otherwise all its in-neighbours."""
     import torch
-    import torch.distributed as dist
 
     from preduce.runtime.transport.mailbox import Mailbox
     from preduce.runtime.transport.updates import Layout
@@ -46,7 +42,7 @@ def measure(rank: int, port: int, megabytes: float, setting: dict[str, int], rou
 
     edges = [(u, (u + hop) % WORKERS) for u in range(WORKERS) for hop in (1, WORKERS - 1, WORKERS // 2)]
     places = dict(capacities_of(Digraph.of(WORKERS, edges), Gap(**setting), 0).slots)
-    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=timedelta(seconds=60))
+    store = store_at(port, rank)
     arrays = [torch.ones(int(megabytes * 10**6) // 4)]
     layout = Layout(arrays)
     bound = layout.bound(list(places.values()), 8)
@@ -57,17 +53,13 @@ def measure(rank: int, port: int, megabytes: float, setting: dict[str, int], rou
     }
     for box in boxes.values():
         box.start()
-    before = _memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory_now()
     result = part.work(boxes, arrays, layout, places, rounds)
     result = {name: value - before if name in RESIDENT else value for name, value in result.items()}
-    store.set(f"done{rank}", "")
-    store.wait(["done0", "done1"])
+    meet(store, rank, 2)
     for box in boxes.values():
         box.close()
-    store.set(f"closed{rank}", "")
-    if rank == 0:
-        store.wait(["closed1"])
+    leave(store, rank, 2)
     return result
 
 
@@ -104,7 +96,7 @@ class Receiver:
         for round_ in range(rounds):
             for _ in range(sum(places.values())):
                 self.full.acquire()
-            result["last"] = _memory("VmRSS")
+            result["last"] = memory("VmRSS")
             result.setdefault("first", result["last"])
             result["counted"] = self.rings.num_bytes
             for step in range(round_ * most, (round_ + 1) * most):
@@ -114,7 +106,7 @@ class Receiver:
             self.rings.retire((round_ + 1) * most)
             for source in places:
                 boxes[0].send(source, "retired", urgent=True)
-        return {**result, "peak": _memory("VmHWM")}
+        return {**result, "peak": memory("VmHWM")}
 
 
 class Senders:
@@ -146,13 +138,7 @@ class Senders:
                     senders[worker].send("update", arrays, {0: (round_ * most + ahead,)})
             for _ in places:
                 self.emptied.acquire()
-        return {"counted": sum(sender.num_bytes for sender in senders.values()), "peak": _memory("VmHWM")}
-
-
-def _memory(line: str) -> int:
-    """Bytes, from a line of Linux's account of this process."""
-    text = Path("/proc/self/status").read_text()
-    return next(int(row.split()[1]) for row in text.splitlines() if row.startswith(line + ":")) * 1024
+        return {"counted": sum(sender.num_bytes for sender in senders.values()), "peak": memory("VmHWM")}
 
 
 def main() -> None:
@@ -173,7 +159,7 @@ def main() -> None:
     for backup in given.backup:
         for megabytes in given.megabytes:
             setting = {"max_ig": given.max_ig, "backup": backup}
-            receiver, sender = pair(megabytes, setting, given.rounds)
+            receiver, sender = together("benchmarks.mailbox.memory", 2, megabytes, setting, given.rounds)
             proved = receiver["places"] * receiver["model"]
             numbers = [proved, receiver["counted"], receiver["first"], receiver["last"], receiver["peak"]]
             proved_mb, counted, first, last, peak = (f"{number / 1e6:.1f}" for number in numbers)
@@ -182,21 +168,6 @@ def main() -> None:
             print(f"| {' | '.join(map(str, row))} |")
             senders.append((proved_mb, f"{sender['counted'] / 1e6:.1f}", f"{sender['peak'] / 1e6:.1f}"))
     print("Snapshots of the three senders: proved, counted and peak, MB:", "; ".join(map(" ".join, senders)))
-
-
-def pair(megabytes: float, setting: dict[str, int], rounds: int) -> list[dict[str, int]]:
-    """What the receiving and the sending process measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.mailbox.memory", "--worker"]
-    running = [
-        subprocess.Popen(
-            [*command, json.dumps([rank, port, megabytes, setting, rounds])], stdout=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    return [json.loads(each.communicate(timeout=300)[0]) for each in running]
 
 
 if __name__ == "__main__":

@@ -22,17 +22,16 @@ import os
 import queue
 import random
 import statistics
-import subprocess
-import sys
-import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.mailbox.processes import leave, meet, memory, memory_now, store_at, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MODULE = "benchmarks.mailbox.messages"
 CONTESTANTS = ("bare", "as it was", "views", "snapshots")
 WARM_UP = 3
 
@@ -41,13 +40,12 @@ def measure(rank: int, port: int, megabytes: float, turns: list[list[str]]) -> d
     """One of the two processes: the seconds of each turn and the memory that it needed."""
     import numpy as np
     import torch
-    import torch.distributed as dist
     import zmq
 
     from preduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
     from preduce.runtime.transport.mailbox import Mailbox, Message
 
-    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=timedelta(seconds=60))
+    store = store_at(port, rank)
     count = int(megabytes * 10**6) // 4
     context = zmq.Context()
     pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -91,8 +89,7 @@ def measure(rank: int, port: int, megabytes: float, turns: list[list[str]]) -> d
         "views": boxed("views", lambda: [frame_of(array)]),
         "snapshots": boxed("snapshots", lambda: snapshots.take([array])),
     }
-    before = _memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory_now()
     seconds = []
     for turn in turns:
         row = {}
@@ -101,50 +98,12 @@ def measure(rank: int, port: int, megabytes: float, turns: list[list[str]]) -> d
             moves[name]()
             row[name] = time.perf_counter() - start
         seconds.append(row)
-    store.set(f"done{rank}", "")
-    store.wait([f"done{1 - rank}"])
-    result = {"seconds": seconds, "memory": _memory("VmHWM") - before}
+    meet(store, rank, 2)
+    result = {"seconds": seconds, "memory": memory("VmHWM") - before}
     box.close()
     context.destroy(linger=0)
-    store.set(f"closed{rank}", "")
-    if rank == 0:
-        store.wait(["closed1"])
+    leave(store, rank, 2)
     return result
-
-
-def _memory(line: str) -> int:
-    """Bytes, from a line of Linux's account of this process."""
-    text = Path("/proc/self/status").read_text()
-    return next(int(row.split()[1]) for row in text.splitlines() if row.startswith(line + ":")) * 1024
-
-
-def pair(megabytes: float, turns: list[list[str]]) -> list[dict[str, Any]]:
-    """Both processes' results."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.mailbox.messages", "--worker", json.dumps([port, megabytes, turns])]
-    running = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=os.environ) for rank in (0, 1)
-    ]
-    results: list[dict[str, Any]] = [{}, {}]
-
-    def read(rank: int) -> None:
-        try:
-            results[rank] = json.loads(running[rank].communicate(timeout=300)[0].splitlines()[-1])
-        finally:
-            if not results[rank]:  # the other one would wait for it
-                running[0].kill()
-                running[1].kill()
-
-    threads = [threading.Thread(target=read, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def rows_of(megabytes: float, repetitions: int) -> list[dict[str, Any]]:
@@ -152,18 +111,18 @@ def rows_of(megabytes: float, repetitions: int) -> list[dict[str, Any]]:
     rng = random.Random(0)
     turns = [rng.sample(CONTESTANTS, len(CONTESTANTS)) for _ in range(WARM_UP + repetitions)]
     # The receiver takes part in the bare contestant only, whose turns come in the same order on both.
-    seconds = pair(megabytes, turns)[0]["seconds"][WARM_UP:]
+    seconds = together(MODULE, 2, megabytes, turns)[0]["seconds"][WARM_UP:]
     rows = []
     for name in CONTESTANTS:
         ratios = sorted(row[name] / row["bare"] for row in seconds)
         times = sorted(row[name] * 1e3 for row in seconds)
-        memory = [result["memory"] for result in pair(megabytes, [[name]] * 12)]
+        peaks = [result["memory"] for result in together(MODULE, 2, megabytes, [[name]] * 12)]
         rows.append({
             "megabytes": megabytes, "contestant": name,
             "ms": statistics.median(times), "ms_quartiles": [times[len(times) // 4], times[3 * len(times) // 4]],
             "ratio": statistics.median(ratios),
             "ratio_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
-            "sender_bytes": memory[0], "receiver_bytes": memory[1],
+            "sender_bytes": peaks[0], "receiver_bytes": peaks[1],
         })  # fmt: skip
     return rows
 
@@ -192,10 +151,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=40)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("rank", type=int, nargs="?", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker is not None:
-        print(json.dumps(measure(given.rank, *json.loads(given.worker))))
+        print(json.dumps(measure(*json.loads(given.worker))))
         return
     load = os.getloadavg()[0]
     rows = [row for megabytes in given.megabytes for row in rows_of(megabytes, given.repetitions)]

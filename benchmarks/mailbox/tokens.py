@@ -11,14 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from benchmarks.mailbox.processes import leave, meet, store_at, together
 
 if TYPE_CHECKING:
     from preduce.runtime.transport.mailbox import Message
@@ -28,16 +26,15 @@ TOKENS = 4
 """For each update."""
 
 
-def measure(rank: int, port: int, megabytes: float, updates: int) -> None:
-    """One process; the receiving one prints the milliseconds of the tokens of either way."""
+def measure(rank: int, port: int, megabytes: float, updates: int) -> dict[str, list[float]]:
+    """One process; of the receiving one the milliseconds of the tokens of either way."""
     import torch
-    import torch.distributed as dist
 
     from preduce.runtime.transport.mailbox import Mailbox
     from preduce.runtime.transport.payload_rings import Arrival, PayloadRings
     from preduce.runtime.transport.updates import Layout, UpdateSender
 
-    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=timedelta(seconds=60))
+    store = store_at(port, rank)
     arrays = [torch.ones(int(megabytes * 10**6) // 4)]
     layout = Layout(arrays)
     rings = PayloadRings(rank, {0: CAPACITY}, layout)
@@ -73,13 +70,10 @@ def measure(rank: int, port: int, megabytes: float, updates: int) -> None:
     else:
         finished.wait(120)
         time.sleep(0.2)
-        print(json.dumps(took))
-    store.set(f"done{rank}", "")
-    store.wait(["done0", "done1"])
+    meet(store, rank, 2)
     box.close()
-    store.set(f"closed{rank}", "")
-    if rank == 0:
-        store.wait(["closed1"])
+    leave(store, rank, 2)
+    return took
 
 
 def main() -> None:
@@ -90,19 +84,9 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker is not None:
-        measure(*json.loads(given.worker), given.megabytes, given.updates)
+        print(json.dumps(measure(*json.loads(given.worker))))
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.mailbox.tokens"]
-    options = ["--megabytes", str(given.megabytes), "--updates", str(given.updates)]
-    running = [
-        subprocess.Popen([*command, *options, "--worker", json.dumps([rank, port])], stdout=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
-    took = json.loads(running[1].communicate(timeout=300)[0])
-    running[0].wait(30)
+    took = together("benchmarks.mailbox.tokens", 2, given.megabytes, given.updates)[1]
     for way, times in took.items():
         low, middle, high = statistics.quantiles(times, n=4)
         print(f"{way}: {middle:.2f} ms [{low:.2f}-{high:.2f}], at most {max(times):.2f}, of {len(times)} tokens")

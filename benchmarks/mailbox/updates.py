@@ -23,13 +23,11 @@ import queue
 import random
 import socket
 import statistics
-import subprocess
-import sys
-import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.mailbox.processes import leave, meet, store_at, together
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +45,9 @@ CAPACITY = 5
 def measure(rank: int, port: int, neighbors: int, megabytes: float, turns: list[list[str]]) -> list[Seconds]:
     """One of the processes: its seconds of each turn, by contestant."""
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=timedelta(seconds=60))
+    store = store_at(port, rank)
     count = int(megabytes * 10**6) // 4
     array = torch.ones(count)
     made = {"zmq": Bare, "tcp": Sockets, "update": Updates}
@@ -63,13 +60,10 @@ def measure(rank: int, port: int, neighbors: int, megabytes: float, turns: list[
             contestants[name].move()
             row[name] = (time.perf_counter() - start, time.process_time() - busy)
         seconds.append(row)
-    store.set(f"done{rank}", "")
-    store.wait([f"done{other}" for other in range(neighbors + 1)])
+    meet(store, rank, neighbors + 1)
     for contestant in contestants.values():
         contestant.close()
-    store.set(f"closed{rank}", "")
-    if rank == 0:
-        store.wait([f"closed{other}" for other in range(neighbors + 1)])
+    leave(store, rank, neighbors + 1)
     return seconds
 
 
@@ -190,30 +184,7 @@ class Updates:
 
 def run(neighbors: int, megabytes: float, turns: list[list[str]]) -> list[Seconds]:
     """The first process's seconds of each turn, and the CPU seconds of all."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    given = json.dumps([port, neighbors, megabytes, turns])
-    command = [sys.executable, "-m", "benchmarks.mailbox.updates", "--worker", given]
-    running = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=os.environ)
-        for rank in range(neighbors + 1)
-    ]
-    results: list[Any] = [None] * len(running)
-
-    def read(rank: int) -> None:
-        try:
-            results[rank] = json.loads(running[rank].communicate(timeout=300)[0].splitlines()[-1])
-        finally:
-            if results[rank] is None:  # the others would wait for it
-                for each in running:
-                    each.kill()
-
-    threads = [threading.Thread(target=read, args=(rank,)) for rank in range(len(running))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    results = together("benchmarks.mailbox.updates", neighbors + 1, neighbors, megabytes, turns)
     return [
         {name: (first[name][0], sum(row[name][1] for row in rows)) for name in first}
         for first, rows in zip(results[0], zip(*results, strict=True), strict=True)
@@ -264,10 +235,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=40)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("rank", type=int, nargs="?", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker is not None:
-        print(json.dumps(measure(given.rank, *json.loads(given.worker))))
+        print(json.dumps(measure(*json.loads(given.worker))))
         return
     load = os.getloadavg()[0]
     rows = [row for n in given.neighbors for mb in given.megabytes for row in rows_of(n, mb, given.repetitions)]

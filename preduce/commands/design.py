@@ -16,7 +16,12 @@ OBJECTIVES = ("balanced", "communication", "disagreement", "drift", "waiting", "
 DATA = ("shuffled", "per-worker", "per-node")
 
 
+BUILDING = ("cluster", "using", "param", "name", "output", "as_json")
+"""What building an entry of the catalogue takes; all else is the planner's."""
+
+
 def command(
+    context: typer.Context,
     cluster: Annotated[str, typer.Argument(help="4x4, 3,3,2, or a cluster file (.yaml, .json).", metavar="CLUSTER")],
     *,
     using: Annotated[
@@ -112,6 +117,7 @@ def command(
     """Find the schedule that suits a cluster, with the trade-off shown; or build a catalogue entry by --using."""
     # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
     if using is not None:
+        _refuse_options_of_the_planner(context)
         _build(cluster, using, param or [], name, output, as_json=as_json)
         return
     if param:
@@ -164,6 +170,18 @@ def command(
     )
     facts = None if model is None else _facts_of(model, touched, place)
     search(job, model=facts, name=name, output=output, front=front, plot=plot, as_json=as_json)
+
+
+def _refuse_options_of_the_planner(context: typer.Context) -> None:
+    """With --using nothing is planned, so that what is said about planning would be dropped without a word."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in BUILDING and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                "is for the planner, and --using builds an entry as it stands; leave one of them out",
+                param_hint=parameter.opts[0],
+            )
 
 
 def _facts_of(model: str, touched: list[str] | None, cluster: "Cluster") -> "ModelFacts":

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from preduce.topo.strategies.gap import Gap
     from preduce.verify.gaps import Gaps
 
+WAITS = ("max_ig", "staleness", "backup", "notify_ack", "skip")
+"""The settings on which gaps depend; the others of a schedule's `when.gap` say what is averaged, and in which order."""
 MAX_MATRIX = 1024
 SHOWN = 20
 
@@ -60,13 +62,7 @@ def command(
         skip=None if skip is None else Skip(limit=skip),
     )
     if setting == Gap() and runs is not None:  # what was not asked for otherwise is as it will run
-        setting = Gap(
-            max_ig=runs.max_ig,
-            staleness=runs.staleness,
-            backup=runs.backup,
-            notify_ack=runs.notify_ack,
-            skip=runs.skip,
-        )
+        setting = Gap(**{name: getattr(runs, name) for name in WAITS})
     if every_pair and certificate is None:
         raise InputError("--every-pair: says what goes into a certificate; name its file with --certificate FILE")
     if certificate is not None:  # before the exploration, so that what cannot be written or certified shows at once

@@ -104,7 +104,7 @@ def command(
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
     if timeline.waited is not None:
         facts |= table_facts(loaded, hardware, times, shares, form=how, free=free)
-    elif times.is_fixed and not timeline.free_running:
+    elif times.is_fixed and not timeline.free_running and loaded.is_mixing:
         from preduce.topo.timing.event_graph import cycle_time
 
         steady = cycle_time(loaded, hardware, times, form=how)

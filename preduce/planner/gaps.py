@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from preduce.planner.job import Job
     from preduce.planner.slowdown import Setting
+    from preduce.runtime.virtual_time.replay import Replayed
     from preduce.schedulers.synthesis.clock import Clock
     from preduce.topo.schedule import Schedule
 
@@ -60,17 +61,12 @@ PER_EVENT = 1.7e-5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: seconds of a step, their standard error, and what the reduces did (`Replayed`)."""
+    """One run: seconds of a step, their standard error, and what the reduces did."""
 
     step_seconds: float
     error: float
     num_rounds: int
-    disagreement: float
-    drift: float
-    progress: float
-    gradients: float
-    computed: float
-    least_share: float
+    did: Replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +118,8 @@ class Candidate:
             run = _run(self.schedule, job, ROUNDS, job.seed)
         except PreduceError:
             return None
-        facts = GapFacts(
-            words=self.words,
-            memory_bytes=self.memory_bytes,
-            progress=run.progress,
-            gradients=run.gradients,
-            computed=run.computed,
-            least_share=run.least_share,
-        )
-        return _with(replace(self.based.option, name=self.name, schedule=self.schedule, gap=facts), [run], job)
+        option = replace(self.based.option, name=self.name, schedule=self.schedule)
+        return _with(option, [run], job, words=self.words, memory_bytes=self.memory_bytes)
 
 
 def gap_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], None]) -> list[Option]:
@@ -178,7 +167,9 @@ def _again(options: list[Option], job: Job, pay: Callable[[float], bool]) -> lis
     seeds = 1 if job.compute_times().is_fixed else SEEDS
     for option in sorted(options, key=lambda one: (one.time, one.name))[:RUN_AGAIN]:
         if pay(seeds * _work(option.schedule, LONG)):
-            again = _with(option, [_run(option.schedule, job, LONG, job.seed + seed) for seed in range(seeds)], job)
+            runs, facts = [_run(option.schedule, job, LONG, job.seed + seed) for seed in range(seeds)], option.gap
+            assert facts is not None
+            again = _with(option, runs, job, words=facts.words, memory_bytes=facts.memory_bytes)
             options[next(i for i, one in enumerate(options) if one is option)] = again
     return options
 
@@ -208,10 +199,9 @@ def _work(schedule: Schedule, num_rounds: int) -> float:
     return PER_EVENT * num_rounds * (3 * schedule.num_workers + edges * (1 + has_tokens))
 
 
-def _with(option: Option, runs: list[Run], job: Job) -> Option:
-    """The option as its runs were, in their median."""
-    facts, schedule = option.gap, option.schedule
-    assert facts is not None
+def _with(option: Option, runs: list[Run], job: Job, *, words: str, memory_bytes: float) -> Option:
+    """The option as its runs were, in their median; `words` and `memory_bytes` are those of `Candidate`."""
+    schedule, did = option.schedule, [run.did for run in runs]
     steps = [run.step_seconds for run in runs]
     step = float(np.median(steps))
     # Of several runs what they differ by, of one what its parts differ by.
@@ -219,10 +209,11 @@ def _with(option: Option, runs: list[Run], job: Job) -> Option:
     noise, drift, contraction = option.disagreement, option.drift, option.contraction
     if not schedule.is_mixing:
         how = f"replayed: {len(runs)} run{'s' * (len(runs) > 1)} of {runs[0].num_rounds} steps"
-        noise = Figure(float(np.mean([run.disagreement for run in runs])), Kind.ESTIMATE, how)
-        drift = Figure(float(np.mean([run.drift for run in runs])), Kind.ESTIMATE, how)
+        drifts = [one.drift_node if job.push == "node" else one.drift_worker for one in did]
+        noise = Figure(float(np.mean([one.disagreement for one in did])), Kind.ESTIMATE, how)
+        drift = Figure(float(np.mean(drifts)), Kind.ESTIMATE, how)
         contraction = absent("which updates are averaged is decided while the job runs")
-    progress = float(np.mean([run.progress for run in runs]))
+    progress = float(np.mean([one.progress for one in did]))
     model = job.steps_model
     figures = float(noise), pushed_by(drift, job)
     # A mean that gets less far in each step needs more steps; one that gets further has a larger learning rate, which
@@ -241,12 +232,13 @@ def _with(option: Option, runs: list[Run], job: Job) -> Option:
         model=model,
         extrapolated=model.extrapolates(*figures),
         corrected=False,
-        gap=replace(
-            facts,
+        gap=GapFacts(
+            words=words,
+            memory_bytes=memory_bytes,
             progress=progress,
-            gradients=float(np.mean([run.gradients for run in runs])) / schedule.num_workers,
-            computed=float(np.mean([run.computed for run in runs])),
-            least_share=float(np.mean([run.least_share for run in runs])),
+            gradients=float(np.mean([one.gradients for one in did])) / schedule.num_workers,
+            computed=float(np.mean([one.computed for one in did])),
+            least_share=float(np.mean([one.shares.min() * schedule.num_workers for one in did])),
         ),
     )
 
@@ -266,7 +258,6 @@ def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
     replay = Replay(schedule.strategy.graphs[0], gap, seed=seed)
     case = Case(schedule, job.hardware, job.compute_times(), num_rounds, seed, model_bytes=None, form=Form.RING)
     timeline = run_gaps(case, listeners=(replay,))
-    found = replay.replayed(job.cluster.node_of())
     part = num_rounds // PARTS
     ends = timeline.finish[part - 1 :: part].mean(axis=1)  # of each part
     parts = np.diff(ends) / part  # seconds of a step in each part but the first
@@ -274,10 +265,5 @@ def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
         step_seconds=timeline.per_step(warm_up=part),
         error=float(parts.std(ddof=1)) / len(parts) ** 0.5,
         num_rounds=num_rounds,
-        disagreement=found.disagreement,
-        drift=found.drift_node if job.push == "node" else found.drift_worker,
-        progress=found.progress,
-        gradients=found.gradients,
-        computed=found.computed,
-        least_share=float(found.shares.min()) * schedule.num_workers,
+        did=replay.replayed(job.cluster.node_of()),
     )

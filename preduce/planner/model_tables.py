@@ -147,7 +147,7 @@ def possible_ways(
             against = against or str(error).removeprefix(f"parameter {name!r}: ")
         else:
             ways.append(way)
-    if Way.SHARDED in ways and optimizer is not None and (kind := looks_at_whole_tensors(optimizer)):
+    if Way.SHARDED in ways and optimizer is not None and (kind := looks_at_whole_tensors(optimizer, parameter)):
         ways.remove(Way.SHARDED)
         against = f"{kind} looks at whole tensors, of which a worker would have some rows"
     if Way.SHARDED in ways and any(module.max_norm is not None for module in modules):

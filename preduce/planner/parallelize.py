@@ -16,7 +16,7 @@ import torch
 
 from preduce.planner.model_tables import tables_of
 from preduce.planner.routes import APPLYING, choose_routes
-from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
+from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_size
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.sharding.found import embeddings_of
 from preduce.runtime.sharding.touched import await_text, gather_texts, shares, told, touched_here
@@ -92,9 +92,10 @@ def parallelize(
     schedule, links = _schedule(where)
     codecs = _codecs(table_codec, schedule)
     reasons: tuple[str, ...] = ()
-    if not is_alone(world) and not schedule.strategy.what and embeddings_of(model):
+    if not is_alone(world) and not schedule.strategy.what:  # all come, so that one whose model has no tables is named
         uses = OtherUses(model)
         reached = world or default_world(_device_of(model), timedelta(seconds=timeout), lambda _s, _r, _n: None)
+        refuse_other_size(schedule, reached)
         decision = _decided(
             reached,
             timeout,
@@ -141,11 +142,12 @@ def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
 
 
 def _is_schedule(path: Path) -> bool:
-    """Whether a file is a schedule rather than a cluster."""
+    """Whether a file is a schedule, or means to be one, rather than a cluster."""
     try:
-        return path.is_file() and "strategy" in json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
         return False
+    return isinstance(found, dict) and ("strategy" in found or found.get("format") == "preduce.schedule")
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:
@@ -161,10 +163,13 @@ def _seen(
     forward: Callable[[torch.nn.Module, Any], object] | None,
     uses: OtherUses,
 ) -> Bits:
-    """The rows that this worker's sample batches look up."""
+    """The rows that this worker's sample batches look up; nothing of a model whose embeddings are not trained."""
+    trained = [parameter for parameter, _ in embeddings_of(model).values() if parameter.requires_grad]
+    if not trained:
+        return {}
     if batches is None:
         raise InputError(
-            f"parallelize: the model has {len(embeddings_of(model))} embeddings and it is not known which rows a step "
+            f"parallelize: the model has {len(trained)} embeddings and it is not known which rows a step "
             "touches; give batches=..., such as the data loader, or a schedule that says what.tables"
         )
     with uses:
@@ -211,6 +216,8 @@ def _chosen(
     codecs: tuple[Codec, ...],
 ) -> tuple[Schedule, tuple[str, ...]]:
     """The schedule with a way for every table, and the reasons."""
+    if not touched:
+        return schedule, ()
     tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
     applying = _applying(optimizer)
     chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense_bytes, applying=applying, codecs=codecs)

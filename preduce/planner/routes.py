@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from preduce.console import seconds as in_seconds
 from preduce.console import size as in_bytes
 from preduce.planner.ways import WORTH
-from preduce.topo.errors import InputError
+from preduce.topo.errors import InputError, ScheduleError
 from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 from preduce.topo.timing.cost import communication
@@ -287,6 +287,8 @@ def choose_routes(
         )
     if not codecs:
         raise InputError("tables: no codec is allowed, not even none")
+    if listed:
+        _refuse_unpriced(schedule)
     pricing = Pricing(
         tables=listed,
         schedule=schedule,
@@ -318,6 +320,23 @@ def choose_routes(
         costs=costs,
         reasons=tuple(reasons),
     )
+
+
+def _refuse_unpriced(schedule: Schedule) -> None:
+    """Refuse schedules beside which no way can be chosen.
+
+    Raises:
+        ScheduleError: as said.
+    """
+    strategy = schedule.strategy
+    if reason := strategy.refuses_tables():
+        raise ScheduleError(f"tables: their rows are exchanged in every step, in lockstep, and {reason}")
+    if not schedule.is_mixing:
+        raise ScheduleError(
+            f"tables: what strategy {strategy.kind!r} itself takes in a step follows no formula, so no way of a table "
+            "can be chosen beside it; name each table's way in the schedule file (what.tables), or take allreduce, "
+            "static or neighbor"
+        )
 
 
 def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[Way, ...]]:

@@ -59,7 +59,8 @@ class GeneratorClient:
         keys: the job's, without the service's secret.
         rank: this worker.
         timeout: seconds without any answer after which the service is taken to be gone.
-        lease: of the service, if it is shorter than its part of the timeout; signs of life come four times as often.
+        lease: seconds that the service waits for a sign of life at most; it says itself if it is less. Signs of life
+            come four times as often, and until it has said so with every `retry`.
         transport: for tests: stands between `send` and the socket.
 
     Raises:
@@ -84,7 +85,8 @@ class GeneratorClient:
         self.lost: frozenset[int] = frozenset()
         self._costs: deque[float] = deque(maxlen=COST_ROUNDS)
         self._begun: float | None = None
-        self._keys, self._retry, self._beat = keys, retry, min(lease, LEASE_SHARE * timeout) / 4
+        self._keys, self._retry, self._lease = keys, retry, min(lease, LEASE_SHARE * timeout)
+        self._beat = min(retry, self._lease / 4)
         self._session = secrets.token_hex(8)
         self._worker = GroupWorker(-1, collective=False)
         self._state: WorkerState | None = None
@@ -267,6 +269,7 @@ class GeneratorClient:
                 self._error = InputError(f"group generator at {self.address}: refuses worker {self.rank}: {reply.why}")
             elif isinstance(reply, Heard):
                 self.lost = frozenset(reply.lost)
+                self._beat = min(self._lease, reply.lease / 1000) / 4
             elif self._state is not None:
                 self._state, _ = self._worker.received(self.rank, self._state, -1, reply)
                 if self._state.stage == FENCED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ PATIENCE_SECONDS = 300.0
 COMPACT_BYTES = 2 * 2**20
 MAX_BATCH = 256
 POLL_MILLISECONDS = 50
+STOOD_SECONDS = 0.5
+"""A turn of the loop that took longer was held up: the process was stopped, or its machine or disk stood."""
 ZAP_PLACE = "inproc://zeromq.zap.01"
 ALLOWED = (b"200", b"OK")
 DENIED = (b"400", b"the key is not this job's")
@@ -87,6 +90,8 @@ class GeneratorService:
         self._probe, self._on_note = probe, on_note
         self._routes: dict[int, bytes] = {}
         self._seen: dict[int, float] = {}
+        """When each worker gave its last sign of life, on this service's own clock."""
+        self._clock, self._turned = 0.0, time.monotonic()
         self._patience: dict[int, float] = {}
         self._parted: set[int] = set()
         self._stopped = False
@@ -136,8 +141,7 @@ class GeneratorService:
         self._log.records.clear()
         self._stage({"restart": 1})
         self._flush()
-        now = time.monotonic()
-        self._seen = {w: now for w in self.sessions if self.state.status[w] != DEAD}
+        self._seen = {w: self._clock for w in self.sessions if self.state.status[w] != DEAD}
 
     def _apply(self, record: dict[str, Any]) -> tuple[Any, ...]:
         """One logged fact on the state; returns the actions."""
@@ -177,6 +181,7 @@ class GeneratorService:
         end = time.monotonic() + seconds
         while not self._stopped and time.monotonic() < end:
             ready = dict(poller.poll(POLL_MILLISECONDS))
+            self._turn()
             if self._access in ready:
                 self._admit()
             if self._socket in ready:
@@ -184,6 +189,12 @@ class GeneratorService:
             self._expire()
             if self.is_over:
                 end = min(end, time.monotonic() + 1.0)  # a lost goodbye may be asked for again
+
+    def _turn(self) -> None:
+        """Move the clock of the leases: a time in which this loop stood, and could hear nobody, does not count."""
+        now = time.monotonic()
+        self._clock += min(now - self._turned, STOOD_SECONDS)
+        self._turned = now
 
     @property
     def is_over(self) -> bool:
@@ -264,7 +275,7 @@ class GeneratorService:
         self._routes[message.rank] = route
         self._parted.discard(message.rank)
         if self.state.status[message.rank] != DEAD:
-            self._seen[message.rank] = time.monotonic()
+            self._seen[message.rank] = self._clock
         return self._heard(message)
 
     def _heard(self, message: FromWorker) -> list[tuple[int, Any]]:
@@ -276,7 +287,7 @@ class GeneratorService:
             return []
         if message.ask is None:
             lost = (worker for worker, status in enumerate(self.state.status) if status == DEAD)
-            return [(message.rank, Heard(tuple(lost)))]
+            return [(message.rank, Heard(tuple(lost), math.ceil(1000 * self.lease_of(message.rank))))]
         return self._told(self._stage({"ask": [message.rank, *plain_ask(message.ask)]}))
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
@@ -301,8 +312,7 @@ class GeneratorService:
 
     def _expire(self) -> None:
         """Give up workers that were there and have been silent for longer than the lease."""
-        now = time.monotonic()
-        late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
+        late = [worker for worker, seen in self._seen.items() if self._clock - seen > self.lease_of(worker)]
         for worker in late:
             del self._seen[worker]
             if isinstance(self.state.answers[worker], Bye):

@@ -51,9 +51,13 @@ class FromWorker:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Answer to a sign of life: these workers were given up and take part in nothing any more."""
+    """Answer to a sign of life: these workers were given up and take part in nothing any more.
+
+    `lease` is for how many milliseconds the one who is answered may be silent.
+    """
 
     lost: tuple[int, ...]
+    lease: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def ask_of(numbers: list[int]) -> Ask:
 def pack_reply(reply: Reply | Refused | Heard) -> bytes:
     """As bytes."""
     if isinstance(reply, Heard):
-        return json.dumps({"lost": reply.lost}, separators=(",", ":")).encode()
+        return json.dumps({"lost": reply.lost, "lease": reply.lease}, separators=(",", ":")).encode()
     if isinstance(reply, Refused):
         return json.dumps({"refused": reply.why[:200]}).encode()
     return json.dumps(_plain_reply(reply), separators=(",", ":")).encode()
@@ -123,9 +127,10 @@ def unpack_reply(data: bytes) -> Reply | Refused | Heard:
     Raises:
         InputError: anything that `pack_reply` does not write.
     """
-    raw = _object(data, {*REPLIES, "refused", "lost"})
-    if set(raw) == {"lost"} and isinstance(raw["lost"], list) and all(type(rank) is int for rank in raw["lost"]):
-        return Heard(tuple(raw["lost"]))
+    raw = _object(data, {*REPLIES, "refused", "lost", "lease"})
+    lost, lease = raw.get("lost"), raw.get("lease")
+    if len(raw) == 2 and isinstance(lost, list) and type(lease) is int and all(type(rank) is int for rank in lost):
+        return Heard(tuple(lost), lease)
     if set(raw) == {"refused"} and isinstance(raw["refused"], str):
         return Refused(raw["refused"][:200])
     return _reply(raw)

@@ -30,6 +30,10 @@ BEAT_SECONDS = 0.5
 REASON_SECONDS = 2.0
 """A worker that gave up says why within this time, which is a little longer than it takes to find out."""
 UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
+TOGETHER = (
+    "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
+    "== 0`; or " + UNEQUAL
+)
 MET = (
     "with a quorum all come to mean_model(), a checkpoint or a load after the same number of step() calls, and load a "
     "state of one such place; where the workers' data lengths differ, meet in finish() or at the end of `join()` alone"
@@ -58,8 +62,9 @@ class Heartbeat:
         self._stop = threading.Event()
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
-        self._gatherings = 0
-        self._in_gathering = False
+        self._gatherings = self._exchanges = 0
+        self._place = ""
+        """`gathering` or `exchange` inside one: what is counted there says who has been in it."""
         if beats:
             Background(self._beat, name="preduce-heartbeat", stop=self._stop.set).start()
 
@@ -112,6 +117,7 @@ class Heartbeat:
         number whether this gathering is over or can never begin.
         """
         self._gatherings += 1
+        self._note_exchanges()
         text = json.dumps([self._gatherings, round_, what, advice or self.unequal])
         self._try(lambda: self._notes.write(f"gathering/{self.rank}", text))
 
@@ -119,14 +125,49 @@ class Heartbeat:
     def gathering(self, what: str, round_: int, advice: str | None = None) -> Iterator[None]:
         """As `gather`, around operations of all workers: inside, who waits in a later gathering has been in this one.
 
-        Two gatherings may fall into one round (of several steps), so the round alone would not tell.
+        So has who finished after it. Two gatherings and the end may fall between the same rounds, so the round alone
+        would not tell, and what such a worker has sent may take longer to come than the worker to go on.
         """
         self.gather(what, round_, advice)
-        self._in_gathering = True
+        with self._inside("gathering"):
+            yield
+
+    @contextlib.contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Around one operation of all workers that belongs to no round, which all do and count alike.
+
+        Inside, who waits elsewhere or has finished has been in it if it had counted as far by then.
+        """
+        self._exchanges += 1
+        with self._inside("exchange"):
+            yield
+
+    def finished(self, round_: int) -> None:
+        """Say that this worker has done so many rounds and begins no further operation."""
+        self._note_exchanges()
+        self.note("finished", str(round_))
+
+    @contextlib.contextmanager
+    def _inside(self, place: str) -> Iterator[None]:
+        before, self._place = self._place, place
         try:
             yield
         finally:
-            self._in_gathering = False
+            self._place = before
+
+    def _note_exchanges(self) -> None:
+        """Written before the note that tells where this worker is, so that who reads that one finds this, too."""
+        if self._exchanges:
+            self._try(lambda: self._notes.write(f"exchanges/{self.rank}", str(self._exchanges)))
+
+    def _has_been_here(self, rank: int) -> bool | None:
+        """Whether a member that has gone on was in what this worker is in; None where only its rounds can tell."""
+        if self._place == "gathering":
+            return rank in self.gathered([rank])
+        if self._place == "exchange":
+            counted = self.read("exchanges", rank)
+            return counted is not None and int(counted) >= self._exchanges
+        return None
 
     @contextlib.contextmanager
     def together(self, advice: str) -> Iterator[None]:
@@ -161,7 +202,8 @@ class Heartbeat:
     def cause(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Why a member cannot take part, as a clause such as `worker 3 was killed by signal 9`; None if not known.
 
-        With `round_` also members that ended after fewer rounds count. Causes come before consequences: a signal, an
+        With `round_` also members that ended before the operation count: after so many rounds or fewer, or, in a
+        gathering or an exchange, without having been in it. Causes come before consequences: a signal, an
         exception or a death without a word before the first failure of the run, and that before the ends that follow
         from it: exit codes, and workers that gave up.
         """
@@ -174,7 +216,10 @@ class Heartbeat:
             if (left := self.read("left", rank)) is not None:
                 return f"worker {rank} {left}"
             ended = self.read("finished", rank) if round_ is not None else None
-            if ended is not None and round_ is not None and int(ended) <= round_:
+            if ended is None or round_ is None:
+                continue
+            been = self._has_been_here(rank)
+            if int(ended) <= round_ if been is None else not been:
                 return f"worker {rank} finished after {ended} rounds: {self._together or self.unequal}"
         for rank in others:
             if (closed := self._get(self._closed, str(rank))) is not None and self.read("failed", rank) is None:
@@ -187,11 +232,11 @@ class Heartbeat:
 
         Such a member never comes to a collective of that round. (It may still answer messages from a side thread.)
         """
-        for rank in () if self._in_gathering else members:
+        for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
             if noted is not None:
                 number, reached, what, advice = json.loads(noted)
-                if number > self._gatherings and reached <= round_:
+                if number > self._gatherings and reached <= round_ and not self._has_been_here(rank):
                     return f"worker {rank} waits for all in {what} after {reached} rounds: {self._together or advice}"
         return None
 

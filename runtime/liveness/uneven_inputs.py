@@ -88,7 +88,7 @@ class UnevenInputs:
             PeerLostError: a worker ended after another number of rounds, or is gone.
             UnavailableError: a worker did not finish within the timeout.
         """
-        self.heartbeat.note("finished", str(round_))
+        self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)
         start = time.monotonic()

@@ -78,8 +78,9 @@ def clip_grad_norm_(
         raise RuntimeError(f"The total norm of order {norm_type} for gradients is non-finite, so it cannot be clipped")
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for parameter in given:
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor.to(parameter.grad.dtype))  # one number of the host, for gradients anywhere
+        if (gradient := parameter.grad) is not None:
+            numbers = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - those that are stored
+            numbers.mul_(factor.to(numbers.dtype))  # by one number of the host, wherever they lie
     return total.to(given[0].device)
 
 

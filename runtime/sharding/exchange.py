@@ -105,7 +105,10 @@ class Exchange:
             InputError: workers do different things, or one found a mistake; the same line on all of them.
             PeerLostError: a worker is gone.
         """
-        call = self._with_problem(call, problem or self._problem)
+        with self.wire.reducer.heartbeat.exchange():
+            return self._perform(self._with_problem(call, problem or self._problem), parts, source)
+
+    def _perform(self, call: Call, parts: Parts | None, source: Source) -> Outcome:
         inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
         bring, doing, mates = (parts or {}, call, None) if inside is None else (inside.bring, inside.doing, inside.met)
         if doing.kind is Kind.REDUCE:

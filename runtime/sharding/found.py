@@ -59,19 +59,32 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
     tables = Tables(found, coalesces=routes.local_aggregation)
     if tables and isinstance(optimizer, torch.optim.LBFGS):
         raise InputError("optimizer: LBFGS sees all parameters as one vector; tables of their own route need another")
-    sharded = next((table for table in found if table.is_sharded), None)
-    if sharded is not None and (kind := looks_at_whole_tensors(optimizer)):
-        raise InputError(
-            f"parameter {sharded.name!r}: is sharded, and {kind} looks at whole tensors, of which a worker would have "
-            "some rows; give it way 'gather' or 'dense', or take another optimizer"
-        )
+    for table in found:
+        if table.is_sharded and (kind := looks_at_whole_tensors(optimizer, table.parameter)):
+            raise InputError(
+                f"parameter {table.name!r}: is sharded, and {kind} looks at whole tensors, of which a worker would "
+                "have some rows; give it way 'gather' or 'dense', or take another optimizer"
+            )
     return tables
 
 
-def looks_at_whole_tensors(optimizer: torch.optim.Optimizer) -> str:
-    """The optimizer's name if it is one of torch's that takes another step of rows than of their table, else empty."""
-    names = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.split(".")[:2] == ["torch", "optim"]]
-    return next((name for name in names if name in WHOLE_TENSOR), "")
+def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
+    """The name of a parameter's optimizer if it is one of torch's that takes another step of rows than of their table.
+
+    Empty if it is none. Of several optimizers as one (docs/hybrid.md) each counts for what it trains.
+    """
+    for one in _with_parts(optimizer):
+        if any(each is parameter for group in one.param_groups for each in group["params"]):
+            kinds = [kind for kind in type(one).__mro__ if kind.__module__.split(".")[:2] == ["torch", "optim"]]
+            if (name := next((kind.__name__ for kind in kinds if kind.__name__ in WHOLE_TENSOR), "")) != "":
+                return name
+    return ""
+
+
+def _with_parts(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer, and those that it holds in attributes or in lists of them."""
+    held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(optimizer).values()]
+    return [optimizer, *(one for values in held for one in values if isinstance(one, torch.optim.Optimizer))]
 
 
 def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:

@@ -52,7 +52,7 @@ class Handle:
     def rows(self, weight: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """The rows that a call needs, [rows, columns], the indices into them, and the place of the padding row.
 
-        On a device the host waits twice: for the numbers of the rows, and to hand out its own to those who asked.
+        On a device the host waits for the numbers of the rows, and for its own rows that others asked for.
 
         Raises:
             InputError: an index out of range, on any worker.

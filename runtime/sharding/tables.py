@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.averaging.reducer import Reducer
+from preduce.runtime.liveness.heartbeat import TOGETHER
 from preduce.runtime.sharding.blocks import blocks
 from preduce.runtime.sharding.calls import Call, Kind
 from preduce.runtime.sharding.columns import Part
@@ -94,6 +95,7 @@ class Tables:
         self._guard, self._stepper = guard, stepper
         if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
             _choose_sparse_checks()
+        reducer.heartbeat.unequal = TOGETHER
         if reducer.buckets:
             self._device = reducer.buckets[0].device
         staging = Staging(reducer.world.streams)

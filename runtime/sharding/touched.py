@@ -20,7 +20,7 @@ from preduce.topo.errors import InputError, PeerLostError, UnavailableError
 from preduce.topo.timing.tables import Touched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.2
+INDICES = (torch.int32, torch.int64)
 
 Bits = dict[str, list["npt.NDArray[np.bool_]"]]
 """By parameter: for each batch, which rows it looks up."""
@@ -51,6 +52,8 @@ def touched_here(
 
     def note(module: Embeddings, given: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         indices = given[0] if given else keywords["input"]
+        if getattr(indices, "dtype", None) not in INDICES:
+            return  # torch's own lookup says what it takes
         name, rows = names[module.weight], module.weight.shape[0]
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
             raise InputError(
@@ -69,15 +72,27 @@ def touched_here(
 
 
 def call(model: torch.nn.Module, batch: object) -> object:
-    """The model's outputs, of a batch whose first entries are its inputs."""
-    if isinstance(batch, dict):
-        return model(**batch)
-    if not isinstance(batch, (tuple, list)):
-        return model(batch)
-    parameters = inspect.signature(model.forward).parameters.values()
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    takes_all = any(one.kind is one.VAR_POSITIONAL for one in parameters)
-    return model(*(batch if takes_all else batch[: len(positional)]))
+    """The model's outputs, of a batch whose first entries are its inputs, or of a dict with its inputs by name.
+
+    Raises:
+        InputError: forward() does not take such a batch.
+    """
+    signature = inspect.signature(model.forward)
+    keywords: dict[str, Any] = batch if isinstance(batch, dict) else {}
+    parts: Sequence[Any] = ()
+    if not isinstance(batch, dict):
+        parts = batch if isinstance(batch, (tuple, list)) else (batch,)
+        takes = signature.parameters.values()
+        if not any(one.kind is one.VAR_POSITIONAL for one in takes):
+            parts = parts[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in takes)]
+    try:
+        signature.bind(*parts, **keywords)
+    except TypeError as error:
+        raise InputError(
+            f"parallelize: forward() of {type(model).__name__} does not take a sample batch ({error}); say how it is "
+            "called: forward=lambda model, batch: ..."
+        ) from None
+    return model(*parts, **keywords)
 
 
 @contextmanager
@@ -121,9 +136,14 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, Touched]:
         if "problem" in text:
             raise InputError(text["problem"])
     sizes = texts[0]["rows"]
-    odd = next((rank for rank, text in enumerate(texts) if text["rows"] != sizes), None)
-    if odd is not None:
-        raise InputError(f"parallelize: worker {odd} has tables of {texts[odd]['rows']} rows and worker 0 of {sizes}")
+    for rank, text in enumerate(texts):
+        for name in [*sizes, *text["rows"]]:
+            own, first = (_in_words(one.get(name)) for one in (text["rows"], sizes))
+            if own != first:
+                raise InputError(
+                    f"parallelize: parameter {name!r} is {own} on worker {rank} and {first} on worker 0; give all "
+                    "workers the same model"
+                )
     nodes = cluster.node_of()
     found = {}
     for name, rows in sizes.items():
@@ -136,6 +156,10 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, Touched]:
         worker, node, everyone = (float(alpha) for alpha in alphas / num_batches)
         found[name] = Touched(worker, max(worker, node), max(worker, node, everyone))
     return found
+
+
+def _in_words(rows: int | None) -> str:
+    return "no embedding that is trained" if rows is None else f"a table of {rows} rows"
 
 
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:

@@ -202,9 +202,10 @@ class Wire:
         Raises:
             PeerLostError: a worker is gone.
         """
-        self._run(
-            "initial table", self.everyone, (0, 0), lambda: self.everyone.broadcast(array), num_bytes=array.nbytes
-        )
+        with self.reducer.heartbeat.exchange():
+            self._run(
+                "initial table", self.everyone, (0, 0), lambda: self.everyone.broadcast(array), num_bytes=array.nbytes
+            )
 
     def gather(self, what: str, rows: torch.Tensor, lengths: Sequence[int], *, moment: Moment) -> list[torch.Tensor]:
         """The bytes of all workers, whose lengths are known; they travel around a ring.

@@ -9,6 +9,7 @@ checkpoint of that round lies already, the new one's name ends in its number, `r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -26,7 +27,7 @@ from preduce.topo.document.writer import write_file
 from preduce.topo.errors import FileProblem, InputError, PreduceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from preduce.runtime.optimizer import DistributedOptimizer
 
@@ -63,26 +64,35 @@ def save_checkpoint(
         FileProblem: a worker could not write; the same sentence on all of them, and the run may go on.
         PeerLostError: a worker is gone or at another round.
     """
-    ending, meeting = optimizer.ending, optimizer.meeting
+    ending = optimizer.ending
     ending.refuse_unless_running("save or load a checkpoint")
     ending.guard(optimizer.stepper.gather)
-    run, round_, rank = optimizer.run, optimizer.round, optimizer.rank
+    run = optimizer.run
     if optimizer.steps % run.pace:
         raise InputError(
             f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.pace} steps; save after the last one"
         )
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
-    members = _assembled(optimizer, "save_checkpoint()")
+    with _assembled(optimizer, "save_checkpoint()") as members:
+        return _saved(optimizer, Path(directory), extra, keep, members)
+
+
+def _saved(
+    optimizer: DistributedOptimizer, directory: Path, extra: object, keep: int, members: tuple[int, ...]
+) -> Path:
+    """Save where all that are left have come; the folder."""
+    ending, meeting = optimizer.ending, optimizer.meeting
+    round_, rank = optimizer.round, optimizer.rank
     name = f"round-{round_:08d}"
-    standing = shelf.standing(Path(directory), name) | {"lineage": meeting.lineage or secrets.token_hex(8)}
+    standing = shelf.standing(directory, name) | {"lineage": meeting.lineage or secrets.token_hex(8)}
     said = meeting.exchange("checkpoint", round_, standing, members)
     number = 1 + max(int(entry["highest"]) for entry in said)
     meeting.lineage = lineage = str(said[0]["lineage"])
     if any(entry["taken"] for entry in said):
         name = f"{name}-{number}"
-    folder = Path(directory) / name
-    superfluous = shelf.superfluous(Path(directory), lineage, rank, keep=keep, written=name)
+    folder = directory / name
+    superfluous = shelf.superfluous(directory, lineage, rank, keep=keep, written=name)
     ending.guard(optimizer.runner.settle)
     try:
         data = pack(_state_file(optimizer), extra, lineage)
@@ -113,11 +123,12 @@ def save_checkpoint(
     return folder
 
 
-def _assembled(optimizer: DistributedOptimizer, place: str) -> tuple[int, ...]:
+@contextlib.contextmanager
+def _assembled(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[int, ...]]:
     """Who takes part: nobody waits for this worker in a group any more, and all that are left have come."""
     optimizer.ending.guard(optimizer.runner.leave)
-    optimizer.run.reducer.heartbeat.gather(place, optimizer.round)
-    return optimizer.ending.guard(lambda: optimizer.runner.survivors(place))
+    with optimizer.run.reducer.heartbeat.gathering(place, optimizer.round):
+        yield optimizer.ending.guard(lambda: optimizer.runner.survivors(place))
 
 
 def load_checkpoint(
@@ -137,26 +148,31 @@ def load_checkpoint(
         DocumentError: a file that is damaged in a way that its SHA-256 does not catch.
         PeerLostError: a worker is gone.
     """
+    optimizer.ending.refuse_unless_running("save or load a checkpoint")
+    optimizer.ending.guard(optimizer.stepper.gather)
+    with _assembled(optimizer, "load_checkpoint()") as members:
+        return _loaded(optimizer, Path(directory), members, other_run=other_run)
+
+
+def _loaded(
+    optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, other_run: bool
+) -> Resumed | None:
+    """Load where all that are left have come; what it is."""
     ending, meeting = optimizer.ending, optimizer.meeting
-    ending.refuse_unless_running("save or load a checkpoint")
-    ending.guard(optimizer.stepper.gather)
     number = meeting.next_number("load_checkpoint")
-    members = _assembled(optimizer, "load_checkpoint()")
     try:
-        mine: dict[str, object] = {
-            "seen": shelf.plain(shelf.survey(Path(directory), None if other_run else optimizer.rank))
-        }
+        mine: dict[str, object] = {"seen": shelf.plain(shelf.survey(directory, None if other_run else optimizer.rank))}
     except PreduceError as error:
         mine = {"problem": str(error)}
     reports = meeting.exchange("checkpoint loadable", number, mine, members)
     # Only the first worker reads when the runs differ.
     readers = 1 if other_run else len(members)
-    name, passed_over = shelf.chosen(Path(directory), reports[:readers], members[:readers])
+    name, passed_over = shelf.chosen(directory, reports[:readers], members[:readers])
     if passed_over and optimizer.rank == members[0]:
-        warnings.warn(passed_over, RuntimeWarning, stacklevel=2)
+        warnings.warn(passed_over, RuntimeWarning, stacklevel=3)
     if name is None:
         return None
-    folder = Path(directory) / name
+    folder = directory / name
     if other_run:
         return _load_mean(optimizer, number, folder, members)
     manifest = read_manifest(folder)

@@ -22,4 +22,6 @@ def all_reduce(strategy: AllReduce, run: Run) -> Runner:
         return QuorumGradients(strategy.when, run)
     if isinstance(strategy.when, Pipeline):
         return GradientPipeline(strategy.when, run)
-    return GradientMeans(run) if strategy.averages_gradients else means_of_groups(strategy, run)
+    if strategy.averages_gradients:
+        return GradientMeans(run, divisor=None if strategy.what.average_dense else 1)
+    return means_of_groups(strategy, run)

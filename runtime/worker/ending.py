@@ -132,7 +132,7 @@ class Ending:
             error = getattr(sys, "last_value", None)
             reason = f"stopped in round {self.stepper.round}"
             reason += f" with {type(error).__name__}: {error}" if error is not None else " without calling finish()"
-            heartbeat.note("left", reason[:300])
+            heartbeat.note("left", " ".join(reason.split())[:300])
             if error is None and self.stepper.steps and not self.runner.averages_gradients:
                 sys.stderr.write(
                     f"preduce: worker {self.run.rank} ended in round {self.stepper.round} without optimizer.finish(), "

@@ -74,7 +74,8 @@ class Meeting:
         everyone = reducer.world.communicator(members)
         tensors = [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers()
         num_bytes = sum(tensor.nbytes for tensor in tensors)
-        operation = reducer.recorder.begin("initial broadcast", 0, 0, everyone.members, num_bytes)
+        # Before all rounds: who has got everything may wait for all elsewhere, or have finished, after none of them.
+        operation = reducer.recorder.begin("initial broadcast", 0, 0, everyone.members, num_bytes, lag=1)
         for tensor in tensors:
             part = tensor.detach()
             raw = part.contiguous().view(torch.uint8) if part.dtype is torch.bool else part.contiguous()

@@ -26,6 +26,7 @@ class Case:
     sparse: bool = False
     coalesces: bool = True
     average: bool = True
+    average_dense: bool = True
     hosts: tuple[int, ...] = ()
     partitions: int | None = None
     padding: int | None = None
@@ -129,7 +130,12 @@ def schedule_of(case):
         codec=case.codec,
     )
     bags = Route(parameter="bag.weight", rows=BAGS, columns=WIDTH, way=case.way, gradient=gradient, codec=case.codec)
-    what = Routes(tables=(words, bags), local_aggregation=case.coalesces, average=case.average)
+    what = Routes(
+        tables=(words, bags),
+        local_aggregation=case.coalesces,
+        average=case.average,
+        average_dense=case.average_dense,
+    )
     return replace(schedule, strategy=replace(schedule.strategy, what=what))
 
 
@@ -154,9 +160,10 @@ def on_one_device(case):
     model = Model(case)
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     words, bags, targets = data_of(case)
-    if not case.average:
-        for table in (model.words, model.bag):
-            table.weight.register_hook(lambda gradient: 4 * gradient)
+    tables = [model.words.weight, model.bag.weight]
+    others = [parameter for parameter in model.parameters() if all(parameter is not table for table in tables)]
+    for parameter in (*(() if case.average else tables), *(() if case.average_dense else others)):
+        parameter.register_hook(lambda gradient: 4 * gradient)
     moving = train(case, model, optimizer, (words, bags, targets / 4), clip_as_torch)
     with torch.no_grad():
         outputs = (moving or model)(words[0, 0], bags[0, 0])

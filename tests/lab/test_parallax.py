@@ -13,7 +13,16 @@ from benchmarks.papers.tables.baselines import Gathered, Servers
 from benchmarks.papers.tables.clicks import Clicks
 from benchmarks.papers.tables.figures import rows
 from benchmarks.papers.tables.models import BATCH, ClickData, ClickModel
-from benchmarks.papers.tables.sessions import COMPOSED, HYBRID, HYBRID_CODED, HYBRID_LOCAL, PLANNED, Found, Turn
+from benchmarks.papers.tables.sessions import (
+    COMPOSED,
+    COMPOSED_CODED,
+    HYBRID,
+    HYBRID_CODED,
+    HYBRID_LOCAL,
+    PLANNED,
+    Found,
+    Turn,
+)
 from benchmarks.papers.tables.text import text
 from benchmarks.papers.tables.ways import HOROVOD, TF_PS
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
@@ -112,7 +121,15 @@ def found_of(session, seconds, losses=None):
 
 def test_rows_say_what_sessions_left():
     ladder = parallax.ladder((4, 4))[0]
-    seconds = {TF_PS: 2.0, HOROVOD: 3.0, HYBRID: 1.6, HYBRID_LOCAL: 1.0, HYBRID_CODED: 0.5, COMPOSED: 0.8}
+    seconds = {
+        TF_PS: 2.0,
+        HOROVOD: 3.0,
+        HYBRID: 1.6,
+        HYBRID_LOCAL: 1.0,
+        HYBRID_CODED: 0.5,
+        COMPOSED: 0.8,
+        COMPOSED_CODED: 0.4,
+    }
     made = {row.key: row for row in rows(found_of(ladder, seconds))}
     assert made[figures.SPEED, "language, 4x4: TF-PS"].measured == pytest.approx(16 * BATCH / 2.02)
     assert made[figures.BYTES, "language, 4x4: hybrid"].measured == pytest.approx(4.0 / ladder.steps)
@@ -122,6 +139,7 @@ def test_rows_say_what_sessions_left():
     assert made[figures.LOCAL, "language, 4x4: hybrid"].measured == pytest.approx(1.6)
     assert made[figures.OWN, "language, 4x4: per step, over hybrid"].measured == pytest.approx(2.0)
     assert made[figures.CODED, "language, 4x4: per step"].measured == pytest.approx(2.0)
+    assert made[figures.OWN, "language, 4x4: per step, rows in float16, over hybrid"].measured == pytest.approx(4.0)
     assert made[figures.CHOICE, "language, 4x4"].measured == pytest.approx(1.0), "of the same mathematics"
     assert made[figures.ROUTES, "language, 4x4"].measured == pytest.approx(1.0)
 

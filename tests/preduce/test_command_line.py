@@ -347,6 +347,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["bogus"], 2, "No such command"),
         (["design", "4x4", "--param", "every=2"], 2, "--using"),
         (["design", "4by4", "--using", "allreduce"], 65, "4x4"),
+        (["design", "4x4", "--using", "allreduce", "--model", "m.py:build"], 2, "--model: is for the planner"),
         (["design", "4x4", "--using", "alreduce"], 65, "did you mean"),
         (["design", "4x4", "--using", "allreduce", "-p", "evry=2"], 65, "did you mean every"),
         (["design", "4x4", "--using", "allreduce", "-p", "every"], 65, "KEY=VALUE"),
@@ -424,6 +425,14 @@ def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_pat
     path = tmp_path / "no-phases.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
     assert "'generated'" in refusal(capsys, "show", path, code=65)
+
+
+def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_path):
+    path = tmp_path / "server.json"
+    write_schedule(path, Schedule("s", Cluster.regular(2, 2), Server()))
+    said = answer(capsys, "simulate", path, "--json", "--model-bytes", "1MB", "--rounds", "8")
+    assert said["seconds_per_step"] > 0.05
+    assert "steady_seconds_per_step" not in said
 
 
 @pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])

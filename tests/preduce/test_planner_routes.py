@@ -12,7 +12,7 @@ from preduce.topo.errors import InputError, ScheduleError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Codec, Form, Generated, GroupPhases, How, Static, Way
+from preduce.topo.strategies import AllReduce, Codec, Form, Generated, GroupPhases, How, Server, Static, Way
 from preduce.topo.timing.tables import Touched
 
 CLUSTERS = (Cluster.regular(4, 4), Cluster.regular(16, 1), Cluster.irregular([[0, 1, 2], [3, 4, 5], [6, 7]]))
@@ -145,5 +145,7 @@ def test_what_has_no_way_is_refused():
     with pytest.raises(InputError, match=r"\['words.weight'\] stand there twice"):
         choose_routes([words(0.1, 0.1, 0.1)] * 2, schedule, SLOW, dense_bytes=0)
     on_request = Schedule("s", CLUSTERS[0], Generated(group_size=2))
-    with pytest.raises(ScheduleError):
+    with pytest.raises(ScheduleError, match="of strategy 'generated' have no common steps; take allreduce"):
         choose_routes([words(0.1, 0.1, 0.1)], on_request, SLOW, dense_bytes=10)
+    with pytest.raises(ScheduleError, match=r"follows no formula, .*; name each table's way in the schedule file"):
+        choose_routes([words(0.1, 0.1, 0.1)], Schedule("s", CLUSTERS[0], Server()), SLOW, dense_bytes=10)

@@ -11,21 +11,38 @@ import pytest
 from rich.console import Console
 
 import preduce
+from helpers import children
+from helpers.warm import WARM
 from preduce.__main__ import main
 from preduce.commands import EXIT_CODES, VERBS
 from preduce.report.table import Column, table
 from preduce.topo.document.schedule import load_schedule
 
 ROOT = Path(preduce.__file__).parent.parent
-PREDUCE = [sys.executable, "-m", "preduce"]
+EACH = """
+import json, sys
+from preduce.__main__ import main
+for arguments in json.loads(sys.argv[1]):
+    code = main(arguments)
+    assert code == 0, (arguments, code)
+"""
+"""Several commands in one process, whose standard streams are as its variables say."""
 
 
-def run(*arguments, code=0, text=True, stdin=None, **environment):
-    done = subprocess.run(
-        [*PREDUCE, *map(str, arguments)], capture_output=True, text=text, check=False, cwd=ROOT, input=stdin,
-        env={**os.environ, **environment}, timeout=100,
-    )  # fmt: skip
+def run(*arguments, code=0, stdin="", **environment):
+    done = WARM.run("preduce", *arguments, stdin=stdin, environment=children.environment(**environment))
     assert done.returncode == code, done.stderr
+    return done
+
+
+def each(*commands, **environment):
+    """What commands print, as bytes, in a process that begins with these variables."""
+    commands = json.dumps([[str(one) for one in command] for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, commands], capture_output=True, check=False, cwd=ROOT, timeout=100,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     return done
 
 
@@ -147,21 +164,20 @@ def test_closed_standard_output_is_no_internal_error(figure_10):
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "ascii:strict"])
 def test_encodings_that_lack_our_signs_get_plain_ones(figure_10, encoding):
-    for arguments in (["--help"], ["verify", figure_10, "--explain"], ["show", figure_10], ["gaps", "ring:4"]):
-        done = run(*arguments, text=False, PYTHONIOENCODING=encoding)
-        done.stdout.decode(encoding.partition(":")[0])
-        assert b"Traceback" not in done.stderr
-    plain = run("gaps", "ring:4", PYTHONIOENCODING="ascii").stdout
-    assert "Step(i) - Step(j)" in plain
+    commands = [["--help"], ["verify", figure_10, "--explain"], ["show", figure_10], ["gaps", "ring:4"]]
+    done = each(*commands, PYTHONIOENCODING=encoding)
+    printed = done.stdout.decode(encoding.partition(":")[0])
+    assert b"Traceback" not in done.stderr
+    assert "Step(i) - Step(j)" in printed or "ascii" not in encoding
 
 
 def test_the_c_locale_raises_nothing(figure_10):
-    run("verify", figure_10, "--explain", LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    each(["verify", figure_10, "--explain"], LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
 
 
 def test_json_stays_json_in_every_encoding(figure_10):
-    document = json.loads(run("verify", figure_10, "--explain", "--json", PYTHONIOENCODING="ascii").stdout)
-    assert document == json.loads(run("verify", figure_10, "--explain", "--json").stdout)
+    command = ["verify", figure_10, "--explain", "--json"]
+    assert json.loads(each(command, PYTHONIOENCODING="ascii").stdout) == json.loads(run(*command).stdout)
 
 
 # Standard input and output

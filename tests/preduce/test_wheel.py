@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,24 @@ import preduce
 
 ROOT = Path(preduce.__file__).parent.parent
 FLOORS = ("topo", "schedulers", "verify", "runtime")
+
+EACH = """
+import json
+import os
+import sys
+from preduce.__main__ import main
+from preduce.commands import build_app
+
+build_app()  # once, for all commands
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        os.dup2(os.open(f"said-{number}", os.O_WRONLY | os.O_CREAT), 2)
+        code = main(arguments)
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+"""Each command in a process of its own, forked from one that has imported them."""
 
 BLOCK = """
 import sys
@@ -83,13 +102,10 @@ class Environment:
     def command(self, *arguments, cwd):
         return self._output("-m", "preduce", *arguments, cwd=cwd)
 
-    def refusal(self, *arguments, cwd):
-        """What a command that cannot be done says, and its exit code."""
-        done = subprocess.run(
-            [self.python, "-m", "preduce", *arguments], cwd=cwd, env=clean_environment(), capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        return done.stderr, done.returncode
+    def refusals(self, commands, cwd):
+        """What each of some commands that cannot be done says, and its exit code."""
+        codes = self._output("-c", EACH, json.dumps(commands), cwd=cwd).split()
+        return [((cwd / f"said-{number}").read_text(), int(code)) for number, code in enumerate(codes)]
 
     def _output(self, *arguments, cwd=None):
         done = subprocess.run(
@@ -234,27 +250,33 @@ def test_a_base_install_proves_figure_10(base_install, tmp_path):
     assert "not proved" not in answer
 
 
-@pytest.mark.parametrize(
-    ("extras", "arguments"),
-    [
-        ("plot", ["show", "schedule.json", "-o", "picture.png"]),
-        ("plot", ["show", "schedule.json", "-o", "page.html"]),
-        ("plot", ["verify", "schedule.json", "--plot", "picture.png"]),
-        ("plot", ["compare", "schedule.json", "-o", "picture.png"]),
-        ("plot", ["simulate", "schedule.json", "-o", "picture.png"]),
-        ("plot", ["gaps", "ring:4", "--plot", "picture.png"]),
-        ("plot", ["design", "2x4", "--plot", "front.png"]),
-        ("torch", ["run", "--workers", "2", "script.py"]),
-        ("torch", ["profile", "--workers", "2"]),
-        ("service", ["generator", "generated.json", "--keys", "keys.json"]),
-        ("torch,demo,plot", ["demo"]),
-    ],
-)
-def test_a_missing_extra_is_one_line_that_says_how_to_get_it(base_install, tmp_path, extras, arguments):
-    preduce.write_schedule(tmp_path / "schedule.json", preduce.design("2x4", using="prague-figure-10"))
+NEEDING = [
+    ("plot", ["show", "schedule.json", "-o", "picture.png"]),
+    ("plot", ["show", "schedule.json", "-o", "page.html"]),
+    ("plot", ["verify", "schedule.json", "--plot", "picture.png"]),
+    ("plot", ["compare", "schedule.json", "-o", "picture.png"]),
+    ("plot", ["simulate", "schedule.json", "-o", "picture.png"]),
+    ("plot", ["gaps", "ring:4", "--plot", "picture.png"]),
+    ("plot", ["design", "2x4", "--plot", "front.png"]),
+    ("torch", ["run", "--workers", "2", "script.py"]),
+    ("torch", ["profile", "--workers", "2"]),
+    ("service", ["generator", "generated.json", "--keys", "keys.json"]),
+    ("torch,demo,plot", ["demo"]),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(base_install, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("refusals")
+    preduce.write_schedule(folder / "schedule.json", preduce.design("2x4", using="prague-figure-10"))
     cluster = preduce.Cluster.regular(2, 4)
-    preduce.write_schedule(tmp_path / "generated.json", preduce.Schedule("g", cluster, preduce.Generated()))
-    said, code = base_install.refusal(*arguments, cwd=tmp_path)
+    preduce.write_schedule(folder / "generated.json", preduce.Schedule("g", cluster, preduce.Generated()))
+    return base_install.refusals([arguments for _, arguments in NEEDING], folder)
+
+
+@pytest.mark.parametrize(("number", "extras"), list(enumerate(extras for extras, _ in NEEDING)))
+def test_a_missing_extra_is_one_line_that_says_how_to_get_it(refusals, number, extras):
+    said, code = refusals[number]
     assert code == 77, said
     assert said.count("\n") == 1
     assert f"pip install 'preduce[{extras}]'" in said

@@ -8,7 +8,7 @@ from benchmarks.gpu import table_cells
 from benchmarks.gpu.cells import RANKS, run_cell
 from benchmarks.gpu.simulated import Fault, Shared, run_ranks
 from benchmarks.gpu.table_cells import TABLE_CELLS, compare, prepare
-from preduce.runtime.sharding import staging, tables
+from preduce.runtime.sharding import found, staging, tables
 from preduce.runtime.sharding.columns import Part
 from preduce.runtime.sharding.staging import Staging
 from preduce.runtime.sharding.table import Table
@@ -47,6 +47,12 @@ def test_without_waiting_for_gradients_owners_get_others(monkeypatch):
 
     monkeypatch.setattr(Table, "taken", taken)
     assert compare(SPARSE, "pretended", place="fill", seconds=LATE) > 1e-3
+
+
+def test_rows_that_stay_on_the_host_are_refused_as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(Staging, "to_device", lambda _staging, values, _device: values)
+    with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
+        compare(SPARSE, "pretended")
 
 
 def test_a_sum_that_never_ends_is_noticed_though_hosts_wait_for_rows_behind_it():
@@ -109,8 +115,8 @@ def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_witho
         model, optimizer = table_cells.wrapped(cell, model, device.device, world)
         for words, bags, targets in batches:
             optimizer.zero_grad()
-            found = model.bag(bags.view(-1), torch.arange(0, bags.numel(), bags.shape[1]))
-            both = torch.cat([model.words(words).sum(1), found], dim=1)
+            pooled = model.bag(bags.view(-1), torch.arange(0, bags.numel(), bags.shape[1]))
+            both = torch.cat([model.words(words).sum(1), pooled], dim=1)
             outputs = model.last(ToDevice.apply(both, world) if is_ahead else both)
             torch.nn.functional.mse_loss(outputs.squeeze(1), targets).backward()
             preduce.clip_grad_norm_(model.parameters(), cell.clip)
@@ -127,6 +133,15 @@ def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_witho
         ended.append(run_ranks(kind, RANKS, train, Shared()))
     for mine, theirs in zip(*ended, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
+
+
+def test_a_table_on_a_device_of_another_kind_is_refused(monkeypatch):
+    monkeypatch.setattr(found, "DEVICES", ("cuda",))
+    model = prepare(SPARSE, 0)[0]
+    with pytest.raises(
+        InputError, match=r"parameter 'words.weight': lies on cpu; rows of tables travel from the CPU and"
+    ):
+        preduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, SPARSE.schedule, world=object())
 
 
 def test_indices_on_another_device_than_the_table_are_named_by_all(ranks):

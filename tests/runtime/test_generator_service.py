@@ -329,7 +329,7 @@ def test_messages_and_states_survive_the_wire_and_the_log():
     for ask in (Ask(7, 5, last=True), Ask(8, 6, failed=True)):
         message = FromWorker(3, "abc", ask)
         assert unpack_request(pack_request(message), 4) == message
-    assert unpack_reply(pack_reply(Heard((1, 3)))) == Heard((1, 3))
+    assert unpack_reply(pack_reply(Heard((1, 3), 1500))) == Heard((1, 3), 1500)
     grant = Grant(1, 2, 3, (0, 1))
     assert unpack_reply(pack_reply(grant)) == grant
     machine = GroupGenerator(setting_of(2))

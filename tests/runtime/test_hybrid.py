@@ -36,6 +36,7 @@ EXACT = [
     Case("momentum", "2x2", way=Way.GATHER, sparse=True, padding=0, backwards=2, dtype=torch.float64),
     Case("sgd", "4x1", way=Way.GATHER, mode="max", twice=True, dtype=torch.float64),
     Case("sgd", "2x2", average=False, sparse=True, dtype=torch.float64),
+    Case("momentum", "2x2", average_dense=False, dtype=torch.float64),
 ]
 CLOSE = [
     Case("adagrad", "2x2", sparse=True, clip=0.25),
@@ -47,6 +48,7 @@ CLOSE = [
     Case("sparseadam", "2x2", sparse=True, padding=2, moving=True),
     Case("sparseadam", "4x1", sparse=True, way=Way.GATHER),
     Case("sgd", "2x2", sparse=True, clip=0.25, max_norm=1.0, coalesces=False),
+    Case("adagrad", "4x1", average=False, average_dense=False, clip=0.25),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import preduce
-from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, schedule_of, start
+from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, Several, data_of, part_of, schedule_of, start
 from preduce.topo.errors import InputError, PreduceError
 from preduce.topo.strategies.routes import Route, Routes, Way
 
@@ -210,7 +210,14 @@ def test_what_a_route_cannot_do_as_one_device_is_refused_by_name(change, reason)
         preduce.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), model, schedule_of(CASE), world=object())
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adafactor, type("Own", (torch.optim.Adafactor,), {})])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.optim.Adafactor,
+        type("Own", (torch.optim.Adafactor,), {}),
+        lambda parameters: Several(torch.optim.Adafactor(parameters)),
+    ],
+)
 def test_an_optimizer_that_looks_at_whole_tensors_is_refused_for_shards_only(ranks, kind):
     def run(way, world):
         case = replace(CASE, way=way)

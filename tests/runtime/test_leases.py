@@ -2,12 +2,14 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 zmq = pytest.importorskip("zmq")
 
-from preduce.runtime.generator.client import GeneratorClient  # noqa: E402 - after the import that may skip
+from preduce.runtime.generator import service as service_module  # noqa: E402 - after the import that may skip
+from preduce.runtime.generator.client import GeneratorClient  # noqa: E402 - as above
 from preduce.runtime.generator.keys import JobKeys  # noqa: E402
 from preduce.runtime.generator.service import GeneratorService  # noqa: E402
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting  # noqa: E402
@@ -20,10 +22,12 @@ def started():
     """Starts services with a given lease; all are ended."""
     running = []
 
-    def start(lease):
-        setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
+    def start(lease, num_workers=4):
+        setting = GeneratorSetting(
+            nodes=(0,) * num_workers, group_size=2, division=Division.GLOBAL, slow_threshold=None
+        )
         service = GeneratorService(setting, JobKeys.make(), lease=lease)
-        thread = threading.Thread(target=service.run, args=(60,))
+        thread = threading.Thread(target=service.run, args=(1000,))
         thread.start()
         running.append((service, thread))
         return service
@@ -35,8 +39,18 @@ def started():
         service.close()
 
 
-def clients_of(service, timeout):
-    return [GeneratorClient(service.address, service.keys.for_workers(), rank, timeout=timeout) for rank in range(4)]
+def clients_of(service, timeout, number=4):
+    keys = service.keys.for_workers()
+    return [GeneratorClient(service.address, keys, rank, timeout=timeout) for rank in range(number)]
+
+
+def asked(service, clients):
+    """All have begun a round, and the service has heard of it."""
+    for client in clients:
+        client.begin()
+    deadline = time.monotonic() + 20
+    while min(service.state.requests[: len(clients)]) < 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def test_a_timeout_below_the_lease_is_refused_in_one_line(started):
@@ -53,15 +67,45 @@ def test_the_lease_is_a_part_of_the_timeout_that_the_workers_say(started, timeou
     """A silence of three seconds is nothing to a run that waits for twenty, and too long for one that waits for two."""
     service = started(None)
     clients = clients_of(service, timeout)
-    for client in clients:
-        client.begin()
-    deadline = time.monotonic() + 20
-    while min(service.state.requests) < 0 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    asked(service, clients)
     clients[3]._closing = True  # its thread ends without a word, as that of a stopped process does
     clients[3]._thread.join(5)
     time.sleep(3.0)
     assert (service.state.status[3] == "dead") is is_given_up
     assert "dead" not in service.state.status[:3]
+    for client in clients:
+        client.close()
+
+
+def test_workers_give_signs_of_life_as_often_as_the_lease_needs(started):
+    """The workers' timeout says nothing of a shorter lease, and one that waits for nothing repeats no request."""
+    service = started(1.0, num_workers=3)
+    clients = clients_of(service, timeout=60.0, number=3)
+    asked(service, clients)
+    deadline = time.monotonic() + 20
+    while not (told := [client._state.stage for client in clients]).count("alone") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "alone" in told, "of three workers in pairs"
+    time.sleep(2.0)
+    assert "dead" not in service.state.status
+    for client in clients:
+        client.close()
+
+
+def test_a_time_in_which_the_service_stood_itself_counts_for_nobody(started, monkeypatch):
+    """The whole machine stood for a hundred seconds, so nobody could say anything; who is silent after it is late."""
+    passed = [0.0]
+    monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
+    service = started(1.0)
+    clients = clients_of(service, timeout=60.0)
+    asked(service, clients)
+    passed[0] = 100.0
+    time.sleep(0.5)
+    assert "dead" not in service.state.status
+    clients[3]._closing = True
+    deadline = time.monotonic() + 20
+    while service.state.status[3] != "dead" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [status == "dead" for status in service.state.status] == [False, False, False, True]
     for client in clients:
         client.close()

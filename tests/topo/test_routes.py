@@ -45,7 +45,8 @@ def routes(draw, num_workers):
         columns = draw(st.integers(1, 9))
         codec = draw(st.sampled_from(Codec)) if way is not Way.DENSE else Codec.NONE
         tables.append(Route(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient, codec=codec, **own))
-    settings_ = {"local_aggregation": draw(st.booleans()), "average": draw(st.booleans())} if tables else {}
+    names = ("local_aggregation", "average", "average_dense") if tables else ()
+    settings_ = {name: draw(st.booleans()) for name in names}
     return Routes(tables=tuple(tables), **settings_)
 
 
@@ -60,6 +61,7 @@ def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(w
         {
             "local_aggregation": what.local_aggregation,
             "average": what.average,
+            "average_dense": what.average_dense,
             "tables": [
                 {"parameter": route.parameter, "rows": route.rows, "columns": route.columns}
                 | {"way": route.way.value, "gradient": route.gradient.value}
@@ -120,6 +122,7 @@ def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
         ({"tables": [WORDS | {"way": "dense", "codec": "int8"}]}, "strategy.what.tables[0].codec: is int8; way dense"),
         ({"tables": [WORDS], "average": 1}, "strategy.what.average: is 1; it must be true or false"),
         ({"average": False}, "strategy.what.average: is false; there is no table that it could be for"),
+        ({"average_dense": False}, "strategy.what.average_dense: is false; there is no table that it could be for"),
     ],
     ids=str,
 )
@@ -147,6 +150,15 @@ def test_without_common_steps_there_are_no_tables(strategy, reason):
     with pytest.raises(ScheduleError, match=reason) as refusal:
         Schedule("s", CLUSTER, replace(strategy, what=Routes(tables=(Route(**WORDS),))))
     assert str(refusal.value).startswith("what.tables: a table's rows are exchanged in every step, in lockstep, and ")
+
+
+@pytest.mark.parametrize(
+    "strategy", [AllReduce(pace=2), AllReduce(when=Pipeline()), AllReduce(when=Late(), pace=2)], ids=str
+)
+def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
+    what = Routes(tables=(Route(**WORDS),), average_dense=False)
+    with pytest.raises(ScheduleError, match=r"what\.average_dense: is false; only gradients that meet"):
+        Schedule("s", CLUSTER, replace(strategy, what=what))
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,11 @@ class Strategy(Closed, ABC):
         self.what.check(cluster.num_workers)
         if self.what and (reason := self.refuses_tables()):
             raise ScheduleError(f"what.tables: a table's rows are exchanged in every step, in lockstep, and {reason}")
+        if not self.what.average_dense and not (self.averages_gradients and isinstance(self.when, Lockstep)):
+            raise ScheduleError(
+                "what.average_dense: is false; only gradients that meet over all workers in each step, in lockstep, "
+                "can be summed (a pipeline has when.pipeline.total for it), and parameters are averaged; leave it out"
+            )
 
     def refuses_tables(self) -> str:
         """Why no table may go a way of its own; empty where all workers take the same steps together."""

@@ -69,7 +69,8 @@ class Routes(Closed):
     """What travels apart from the strategy's own averaging, in every step and in lockstep.
 
     `local_aggregation`: workers of one node first agree on each row that several of them touch, and it crosses to
-    another node once. `average`: whether a table's gradient is the workers' mean, as the strategy's own, or their sum.
+    another node once. `average`: whether a table's gradient is the workers' mean, or their sum;
+    `average_dense`: the same of everything else, where that is gradients of all workers, in lockstep.
     Tables are exchanged in the order in which they stand here.
     """
 
@@ -78,6 +79,7 @@ class Routes(Closed):
     tables: tuple[Route, ...] = ()
     local_aggregation: bool = True
     average: bool = True
+    average_dense: bool = True
 
     def __bool__(self) -> bool:
         """Whether anything travels apart."""
@@ -120,7 +122,7 @@ class Routes(Closed):
             ScheduleError: the place, the value and the rule.
         """
         default = Routes()
-        for name in ("local_aggregation", "average"):
+        for name in ("local_aggregation", "average", "average_dense"):
             if not self.tables and getattr(self, name) != getattr(default, name):
                 raise ScheduleError(f"what.{name}: is false; there is no table that it could be for; leave it out")
         seen: dict[str, int] = {}

@@ -194,7 +194,10 @@ def exchanges(
     total, gathers = Exchange(), any(route.way is Way.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
-            raise InputError(f"touched: does not say how much of {route.parameter!r} a step touches")
+            raise InputError(
+                f"touched: does not say how much of {route.parameter!r} a step touches; say it, on the command line "
+                f"--touched {route.parameter}=0.8% or what it is"
+            )
         total += exchange(
             route,
             touched[route.parameter],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LIMIT = 2**31
 """No number of rows, columns or parts reaches this."""
 
-DEFAULTS: dict[str, object] = {"tables": [], "local_aggregation": True, "average": True}
+DEFAULTS: dict[str, object] = {"tables": [], "local_aggregation": True, "average": True, "average_dense": True}
 TABLE: dict[str, object] = {"way": "sharded", "gradient": "dense", "hosts": [], "partitions": None, "codec": "none"}
 ELEMENT = {"none": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 """Bytes of a number as it travels."""
@@ -72,7 +72,8 @@ def read_what(strategy: dict[str, Any], num_workers: int) -> Tables:
     members = as_object(strategy.setdefault("what", {}), place, (), DEFAULTS)
     is_local = members.get("local_aggregation", True)
     as_choice(is_local, f"{place}.local_aggregation", (False, True))
-    as_choice(members.get("average", True), f"{place}.average", (False, True))
+    for name in ("average", "average_dense"):
+        as_choice(members.get(name, True), f"{place}.{name}", (False, True))
     raw = as_list(members.get("tables", []), f"{place}.tables")
     listed = [_read_table(table, num_workers, f"{place}.tables[{index}]") for index, table in enumerate(raw)]
     names = [table.parameter for table in listed]

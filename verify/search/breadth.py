@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from preduce.verify.search.system import State
 
 CHUNK = 1 << 15
+"""Properties are checked on so many new states at once; at first on fewer, so that what fails soon is soon found."""
+FIRST_CHUNK = 1 << 8
 NO_ERROR = "no error in a transition"
 """The name of the finding that is added when the protocol itself raises."""
 
@@ -111,7 +113,7 @@ class Breadth:
             if index == level_end:
                 self.depth += index < len(states)
                 level_end = len(states)
-            if len(states) - checked >= CHUNK:
+            if len(states) - checked >= min(CHUNK, checked or FIRST_CHUNK):
                 self._check(checked, len(states))
                 checked = len(states)
                 if self.violations:

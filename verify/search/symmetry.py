@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.base import Symmetric
 from preduce.verify.search.system import Stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from preduce.verify.search.system import State, System
+
+
+class _Renamed(dict[int, int]):
+    """The numbers of values under one renaming, each worked out when it is first asked for."""
+
+    def __init__(self, work_out: Callable[[int], int]) -> None:
+        super().__init__()
+        self._work_out = work_out
+
+    def __missing__(self, number: int) -> int:
+        renamed = self[number] = self._work_out(number)
+        return renamed
 
 
 class Symmetry:
@@ -20,51 +35,43 @@ class Symmetry:
         identity = tuple(range(system.size))
         found = machine.symmetries() if isinstance(machine, Symmetric) else ()
         self.permutations = [tuple(p) for p in found if tuple(p) != identity]
-        places = {pair: system.size + index for index, pair in enumerate(system.channels)}
-        self._from: list[list[int]] = []
-        for p in self.permutations:
-            moved = [0] * (system.size + len(system.channels))
-            for process in range(system.size):
-                moved[p[process]] = process
-            for (u, v), place in places.items():
-                moved[places[p[u], p[v]]] = place
-            self._from.append(moved)
-        self._locals: list[dict[int, int]] = [{} for _ in self.permutations]
-        self._contents: list[dict[int, int]] = [{0: 0} for _ in self.permutations]
+        self._width = system.size + len(system.channels)
+        self._images = [self._image(p) for p in self.permutations]
+
+    def _image(self, p: tuple[int, ...]) -> list[tuple[int, _Renamed]]:
+        """For each place of a renamed state, the place from which its number comes, and what it becomes there."""
+        size, channels = self.system.size, self.system.channels
+        places = {pair: size + index for index, pair in enumerate(channels)}
+        contents = _Renamed(partial(self._rename_content, p))
+        contents[0] = 0
+        image = [(0, contents)] * self._width
+        for process in range(size):
+            image[p[process]] = (process, _Renamed(partial(self._rename_local, p, process)))
+        for (u, v), place in places.items():
+            image[places[p[u], p[v]]] = (place, contents)
+        return image
 
     def canonical(self, state: State) -> State:
-        """The representative of a state's orbit. O(permutations × width)."""
-        best, size = state, self.system.size
-        for index, moved in enumerate(self._from):
-            renamed, contents = self._locals[index], self._contents[index]
-            candidate = []
-            for place, origin in enumerate(moved):
-                if place < size:
-                    key = state[origin] * size + origin
-                    number = renamed.get(key)
-                    if number is None:
-                        number = renamed[key] = self._rename_local(index, origin, state[origin])
-                else:
-                    number = contents.get(state[origin])
-                    if number is None:
-                        number = contents[state[origin]] = self._rename_content(index, state[origin])
-                candidate.append(number)
-            image = (*candidate, *state[len(moved) :])
-            best = min(best, image)
+        """The representative of a state's orbit. O(permutations × width); most images are larger at once."""
+        best = state
+        for image in self._images:
+            for (origin, renamed), least in zip(image, best, strict=False):  # budgets at the end have no name
+                number = renamed[state[origin]]
+                if number != least:
+                    if number < least:
+                        best = (*[renamed[state[origin]] for origin, renamed in image], *state[self._width :])
+                    break
         return best
 
-    def _rename_local(self, index: int, process: int, local: int) -> int:
+    def _rename_local(self, p: tuple[int, ...], process: int, local: int) -> int:
         value, machine = self.system.locals.values[local], self.system.machine
         if isinstance(value, Stopped):
             return local
         assert isinstance(machine, Symmetric)
-        return self.system.locals(machine.renamed(process, value, self.permutations[index]))
+        return self.system.locals(machine.renamed(process, value, p))
 
-    def _rename_content(self, index: int, content: int) -> int:
+    def _rename_content(self, p: tuple[int, ...], content: int) -> int:
         machine = self.system.machine
         assert isinstance(machine, Symmetric)
-        queue = [
-            self.system.messages(machine.renamed_message(m, self.permutations[index]))
-            for m in self.system.content(content)
-        ]
+        queue = [self.system.messages(machine.renamed_message(m, p)) for m in self.system.content(content)]
         return self.system.contents(tuple(sorted(queue)) if self.system.network.reorder else tuple(queue))

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 GATHER, GATHER_LOCAL, HYBRID, HYBRID_LOCAL = "gather", "gather, aggregated", "hybrid", "hybrid, aggregated"
 HYBRID_CODED = "hybrid, aggregated, float16"
 PLANNED, COMPOSED = "planner's choice", "planner's choice, dense part by its own schedule"
+COMPOSED_CODED = "planner's choice, dense part by its own schedule, rows in float16"
 OURS = {
     GATHER: (Way.GATHER, False, Codec.NONE),
     GATHER_LOCAL: (Way.GATHER, True, Codec.NONE),
@@ -130,11 +131,12 @@ class Known:
             chosen = self.chosen(Schedule(way, self.session.cluster, AllReduce()))
             self.words[way] = "; ".join(chosen.reasons)
             self.schedules[way] = Schedule(way, self.session.cluster, AllReduce(what=chosen.routes))
-        elif way == COMPOSED:
-            base = self._planned_dense_part()
-            chosen = self.chosen(base)
+        elif way in (COMPOSED, COMPOSED_CODED):
+            base, codecs = self._planned_dense_part, (Codec.NONE, Codec.FLOAT16)[: 1 + (way == COMPOSED_CODED)]
+            chosen = self.chosen(base, codecs)
             strategy: Any = base.strategy
-            self.words[way] = f"the dense part by {base.name} ({strategy.kind}, {strategy.how.codec})"
+            rows = ", ".join(f"{route.parameter} {route.in_words}" for route in chosen.routes.tables)
+            self.words[way] = f"the dense part by {base.name} ({strategy.kind}, {strategy.how.codec}); {rows}"
             self.schedules[way] = Schedule(base.name, base.cluster, replace(strategy, what=chosen.routes))
 
     def _routes(self, way: str) -> Routes:
@@ -146,8 +148,8 @@ class Known:
     def _gradient(self) -> str:
         return "dense" if self.session.task.startswith("sweep") else "sparse"
 
-    def chosen(self, schedule: Schedule) -> Chosen:
-        """The planner's routes beside a strategy for everything else."""
+    def chosen(self, schedule: Schedule, codecs: tuple[Codec, ...] = (Codec.NONE,)) -> Chosen:
+        """The planner's routes beside a strategy for everything else, rows in one of these codecs."""
         from preduce.planner.routes import Table, choose_routes
 
         tables = [
@@ -155,7 +157,13 @@ class Known:
             for name, (rows, columns) in ((name, table.shape) for name, table in self.model.tables().items())
         ]
         return choose_routes(
-            tables, schedule, self.hardware, dense_bytes=self.dense_bytes, applying=APPLYING, handling=HANDLING
+            tables,
+            schedule,
+            self.hardware,
+            dense_bytes=self.dense_bytes,
+            applying=APPLYING,
+            handling=HANDLING,
+            codecs=codecs,
         )
 
     @property
@@ -165,6 +173,7 @@ class Known:
         inside = Link.of_bandwidth(1e9, self.latency)
         return Hardware(inside=inside, nic=nic, model_bytes=self.dense_bytes, compute=self.session.compute)
 
+    @cached_property
     def _planned_dense_part(self) -> Schedule:
         """What the planner picks for everything but the tables, codecs allowed; the tables' time is computing to it."""
         from preduce import Job as Planned
@@ -211,7 +220,7 @@ class Known:
             for name, table in self.model.tables().items()
             if name not in {r.parameter for r in what.apart}
         )
-        if way == COMPOSED:
+        if way in (COMPOSED, COMPOSED_CODED):
             from preduce.topo.timing.cost import communication
 
             sent = communication(self.schedules[way], self.hardware, model_bytes=self.dense_bytes + by_strategy)

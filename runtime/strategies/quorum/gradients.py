@@ -62,6 +62,7 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
         assert first, "gradients are averaged in each step"
         self.refuse_failure()
+        self.count_from_here()
         self.sums.refuse_sparse()
         self.driver.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
         self.wait(self.driver.may_take)
@@ -83,6 +84,7 @@ class QuorumGradients(QuorumRunner[GradientSum]):
     def gather(self, *, apply: bool = True) -> int:
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
         self.refuse_failure()
+        self.count_from_here()
         driver, further = self.driver, 0
         driver.end()
         while not driver.has_ended():
@@ -97,7 +99,7 @@ class QuorumGradients(QuorumRunner[GradientSum]):
                 self._synchronise()
         driver.close_segment()
         if self.when.keeps_equal:
-            self._compare()
+            self._compare(warns=apply)  # what is dropped was applied by some and not by others
         self._open()
         return further
 
@@ -162,7 +164,7 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         if changes and self.after_averaging is not None:
             self.after_averaging()
 
-    def _compare(self) -> None:
+    def _compare(self, *, warns: bool) -> None:
         """Warn where workers have applied their results with different settings; the collective thread rests here.
 
         Raises:
@@ -171,13 +173,14 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # which holds 32 bits exactly
         numbers[self.run.rank] = -1 if self._settings.has_changed else self._settings.number
         round_ = self.clock()
-        operation = self.on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8)
+        # It ends the last round: who has finished after as many, or waits for all elsewhere, has been in it.
+        operation = self.on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8, lag=1)
         try:
             self.on_host.wait_for(self.communicators[self.run.everyone].all_reduce(numbers), operation)
         except (RuntimeError, GoneError, UnavailableError) as error:
             raise self.on_host.failure(operation, error) from None
         self.on_host.recorder.end(operation)
-        if not self._has_warned and bool(((numbers != numbers[0]) | (numbers < 0)).any()):
+        if warns and not self._has_warned and bool(((numbers != numbers[0]) | (numbers < 0)).any()):
             self._has_warned = True
             warnings.warn(PARTED, stacklevel=6)
 
@@ -194,4 +197,5 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         self._met = state.version
         self.wait(lambda: not driver.is_meeting)
         round_ = self.base + state.version
-        average_everywhere(self.run.mean_reducers, self.run.everyone, round_, round_)
+        # It counts to the round that it ends, as in `Ending.finish`.
+        average_everywhere(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)

@@ -90,6 +90,7 @@ class QuorumGroups(QuorumRunner[Snapshot]):
         if self.driver.state is None:
             self._first = self.clock() // self.run.pace
             self.open()
+            self.count_from_here()
 
     def _call(self) -> int:
         """Publish and take; the rounds by which that went further."""

@@ -103,12 +103,19 @@ class QuorumRunner(Runner, Generic[Sum]):
         self._base = None
         self.driver.open()
 
-    @property
-    def base(self) -> int:
-        """For reports: the steps before this segment, asked for before any of its results is taken."""
+    def count_from_here(self) -> None:
+        """Called by the training before it calls, ends or takes in a segment: its steps so far are those before it.
+
+        Not where the segment begins, nor by the thread that sums: a state may be loaded after that, and the others'
+        rounds may run while it is.
+        """
         if self._base is None:
             self._base = self.clock()
-        return self._base
+
+    @property
+    def base(self) -> int:
+        """For reports: the steps before this segment; equal on all workers once they count."""
+        return self.clock() if (base := self._base) is None else base
 
     def close(self) -> None:
         """End the threads."""

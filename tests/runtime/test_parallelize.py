@@ -1,0 +1,106 @@
+"""Mistakes at `preduce.parallelize` and after the training: one line that says what to do, on all workers."""
+
+import pytest
+import torch
+from torch import nn
+
+import preduce
+from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, start
+from preduce.topo.errors import PeerLostError, PreduceError
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+CASE = Case("sgd", dtype=torch.float64)
+
+
+class Plain(nn.Module):
+    """A model without a table that is trained."""
+
+    def __init__(self, *, frozen=False):
+        super().__init__()
+        self.last = nn.Linear(WIDTH, 1)
+        if frozen:
+            self.words = nn.Embedding.from_pretrained(torch.zeros(WORDS, WIDTH))
+
+
+def batches_of(rank):
+    return [list(parts) for parts in zip(*(array[:, 0] for array in part_of(data_of(CASE), rank)), strict=True)]
+
+
+def said_by(ranks, act):
+    """What each of four workers says when `act(world)` goes wrong, or what it returns."""
+
+    def run(world):
+        try:
+            return act(world)
+        except PreduceError as error:
+            return str(error)
+
+    return ranks.run(4, run)
+
+
+def parallelized(model, world, batches, where="2x2", **settings):
+    optimizer = OPTIMIZERS["sgd"](one for one in model.parameters() if one.requires_grad)
+    return preduce.parallelize(model, optimizer, where, batches=batches, world=world, timeout=20, **settings)
+
+
+def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
+    def act(world):
+        return parallelized(Plain() if world.rank == 2 else Model(CASE), world, batches_of(world.rank))
+
+    (line,) = set(said_by(ranks, act))
+    assert line == (
+        f"parallelize: parameter 'words.weight' is no embedding that is trained on worker 2 and a table of {WORDS} "
+        "rows on worker 0; give all workers the same model"
+    )
+
+
+def test_a_cluster_of_another_size_is_refused_before_anything_is_looked_at(ranks):
+    (line,) = set(said_by(ranks, lambda world: parallelized(Model(CASE), world, batches_of(world.rank), "1x3")))
+    assert line.startswith("schedule 'allreduce': is for 3 workers and this run has 4")
+
+
+def test_a_batch_that_forward_does_not_take_names_the_argument_that_says_how(ranks):
+    def dicts(rank):
+        return [dict(zip(("words", "bags", "label"), batch, strict=True)) for batch in batches_of(rank)]
+
+    (line,) = set(said_by(ranks, lambda world: parallelized(Model(CASE), world, dicts(world.rank))))
+    assert "worker 0: parallelize: forward() of Model does not take a sample batch (" in line
+    assert "'label'" in line
+    assert line.endswith("say how it is called: forward=lambda model, batch: ...")
+
+    def act(world):
+        how = {"forward": lambda model, batch: model(batch["words"], batch["bags"])}
+        return parallelized(Model(CASE), world, dicts(world.rank), **how)[1].reasons
+
+    assert all("words.weight" in said[0] for said in said_by(ranks, act))
+
+
+def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
+    def act(world):
+        return parallelized(Plain(frozen=True), world, None)[1].schedule.strategy.what.tables
+
+    assert said_by(ranks, act) == [()] * 4
+
+
+@pytest.mark.parametrize("text", ["5", "null", "[" * 100_000, '{"format": "preduce.schedule", "version": 1}'])
+def test_a_file_that_is_neither_schedule_nor_cluster_is_one_line(tmp_path, text):
+    file = tmp_path / "place.json"
+    file.write_text(text)
+    with pytest.raises(PreduceError, match=r"place\.json: "):
+        preduce.parallelize(Plain(), torch.optim.SGD(Plain().parameters()), file)
+
+
+def test_evaluating_on_one_worker_after_the_end_says_that_all_take_part(ranks):
+    def run(world):
+        model, optimizer = start(CASE, world)
+        optimizer.finish()
+        if world.rank:
+            world.abandon()
+            return None
+        with torch.no_grad(), pytest.raises(PeerLostError) as caught:
+            model.words(torch.tensor([1]))
+        return str(caught.value)
+
+    line = ranks.run(4, run)[0]
+    ranks.fresh()
+    assert "finished after 0 rounds: all workers look up and save the rows of tables together, after finish()" in line
