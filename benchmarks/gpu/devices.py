@@ -269,7 +269,12 @@ def _waits(func: Any, tensors: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 
 
 _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
 _CROSSING = _INDEXING | {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
-_SIZED = {torch.ops.aten._unique2.default, torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default}
+_SIZED = {
+    torch.ops.aten._unique2.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.nonzero.default,
+}
 _VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
 
 

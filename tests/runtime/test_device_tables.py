@@ -1,5 +1,7 @@
 """Tables of their own route on a pretended device: rows and their numbers go over the host, everything else stays."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -68,26 +70,43 @@ def test_a_sum_that_never_ends_is_noticed_though_hosts_wait_for_rows_behind_it()
     assert all("round 1" in result["said"] and "did not finish on the device" in result["said"] for result in results)
 
 
-def test_checkpoints_hold_the_rows_of_a_device_and_deal_them_out_anew(tmp_path):
+def test_checkpoints_and_state_dicts_hold_the_rows_of_a_device_and_deal_them_out_anew(tmp_path):
     def act(cell, world, prepared):
         model, optimizer = table_cells.wrapped(cell, prepared[0], world.pretended.device, world)
-        tables = [model.words.weight, model.bag.weight]
+        inner, tables = optimizer.optimizer, [model.words.weight, model.bag.weight]
         words, bags, targets = prepared[1][0]
         torch.nn.functional.mse_loss(model(words, bags), targets).backward()
         optimizer.step()
-        saved = [table.detach().clone() for table in tables]
-        preduce.save_checkpoint(optimizer, tmp_path)
-        same = []
-        for other_run in (False, True):
+        preduce.save_checkpoint(optimizer, tmp_path / "checkpoint")
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        world.pretended.settle()  # which torch.save does itself, of a device that it knows
+        if world.rank == 0:
+            torch.save(state, tmp_path / "state.pt")
+        model.state_dict()  # all do it together, so that the others find the file
+
+        def load_state_dicts():
+            with ThreadPoolExecutor(1) as beside:  # the pretended device knows nothing of files
+                loaded = beside.submit(torch.load, tmp_path / "state.pt", weights_only=True, mmap=True).result()
+            model.load_state_dict(loaded["model"])
+            optimizer.load_state_dict(loaded["optimizer"])
+
+        live = [*tables, *(inner.state[table]["exp_avg"] for table in tables)]
+        saved, same = [array.detach().clone() for array in live], []
+        for load in (
+            load_state_dicts,
+            lambda: preduce.load_checkpoint(optimizer, tmp_path / "checkpoint"),
+            lambda: preduce.load_checkpoint(optimizer, tmp_path / "checkpoint", other_run=True),
+        ):
             with torch.no_grad():
-                for table in tables:
-                    table.zero_()
-            assert preduce.load_checkpoint(optimizer, tmp_path, other_run=other_run) is not None
-            same += [torch.equal(a, b) and bool(a.any()) for a, b in zip(tables, saved, strict=True)]
+                for array in live:
+                    array.zero_()
+            load()
+            live[2:] = [inner.state[table]["exp_avg"] for table in tables]
+            same.append([torch.equal(a, b) and bool(a.any()) for a, b in zip(live, saved, strict=True)])
         return {"same": same}
 
     results = run_cell(AGGREGATED, "pretended", place="fill", seconds=LATE / 4, prepare=prepare, action=act)
-    assert [result["same"] for result in results] == [[True] * 4] * RANKS
+    assert [result["same"] for result in results] == [[[True] * 4] * 3] * RANKS
 
 
 class ToDevice(torch.autograd.Function):
