@@ -87,7 +87,7 @@ def test_second_search_counts_the_same_states(n, offsets, max_ig):
 def test_spin_counts_the_same_states(n, offsets, max_ig, tmp_path):
     sizes = [f"-DN={n}", f"-DDEG={len(offsets)}", f"-DO1={offsets[0]}", f"-DO2={offsets[-1]}", f"-DMAXIG={max_ig}"]
     subprocess.run(["spin", "-a", *sizes, str(MODEL)], cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    build = ["gcc", "-O1", "-w", "-DNOREDUCE", "-DSAFETY", "-DNOFAIR", "-o", "pan", "pan.c"]
+    build = ["gcc", "-O0", "-w", "-DNOREDUCE", "-DSAFETY", "-DNOFAIR", "-o", "pan", "pan.c"]
     subprocess.run(build, cwd=tmp_path, check=True, capture_output=True, timeout=60)
     run = subprocess.run(
         ["./pan", "-m1000000", "-w20"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
