@@ -28,7 +28,7 @@ from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.cluster import load_cluster
 from preduce.topo.document.schedule import dump_schedule, schedule_of
-from preduce.topo.errors import InputError, PreduceError
+from preduce.topo.errors import InputError, PeerLostError, PreduceError, UnavailableError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.axes import Codec
@@ -45,6 +45,10 @@ BATCHES = 4
 UNKNOWN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
 """Links where nobody said what they are; as `preduce design` assumes them."""
 PROBE_ROWS, PROBE_COLUMNS = 4096, 64
+PATIENCE = 2.0
+"""Seconds beyond the timeout for which the others wait for worker 0, which waits for them first."""
+ABSENT: dict[str, type[PreduceError]] = {"PeerLostError": PeerLostError, "UnavailableError": UnavailableError}
+"""What worker 0 may have met instead of a user's mistake."""
 
 _log = logging.getLogger("preduce")
 
@@ -190,18 +194,19 @@ def _decided(
     except InputError as error:
         mine = told(world.rank, str(error))
     notes, place = Notes(world.store, f"parallelize/{key}"), f"parallelize/{key}"
-    said = gather_texts(world, key, mine, timeout)
     if world.rank == 0:
         try:
-            chosen, reasons = choose(shares(said, schedule.cluster))
+            chosen, reasons = choose(shares(gather_texts(world, key, mine, timeout), schedule.cluster))
             decision: dict[str, Any] = {"schedule": dump_schedule(chosen), "reasons": reasons}
         except PreduceError as error:
-            decision = {"problem": str(error)}
+            decision = {"problem": str(error), "kind": type(error).__name__}
         notes.write("decision", json.dumps(decision))
     else:
-        decision = json.loads(await_text(world, place, "decision", 0, timeout))
+        gather_texts(world, key, mine, timeout)
+        # Worker 0 may itself have waited in vain for somebody, whom it names.
+        decision = json.loads(await_text(world, place, "decision", 0, timeout + PATIENCE))
     if "problem" in decision:
-        raise InputError(decision["problem"])
+        raise ABSENT.get(decision["kind"], InputError)(decision["problem"])
     return decision
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +179,10 @@ class HostWork(LimitedWork):
     def __init__(self, work: Work) -> None:
         self._work = work
 
+    def may_wait_here(self) -> bool:
+        """Only the main thread cannot be inside the library when the interpreter ends."""
+        return threading.current_thread() is threading.main_thread()
+
     def is_completed(self) -> bool:
         """Whether it has ended, well or not."""
         return self._work.is_completed()
@@ -223,6 +228,10 @@ class LimitedShortWork(ShortWork, LimitedWork):
     """The same on the host."""
 
     _work: LimitedWork
+
+    def may_wait_here(self) -> bool:
+        """Whether this thread may wait for the sum."""
+        return self._work.may_wait_here()
 
     def ended_within(self, seconds: float) -> bool:
         """Wait until the sum is there, at most so long."""

@@ -1,9 +1,10 @@
 """Waiting for others: inside the library for a while, or by looks with pauses between them, and what ends a wait early.
 
 A wait inside the library costs nothing while it lasts, and ends at once; it has to be a short one, since nothing else
-ends it: neither a note that somebody died nor Ctrl-C. Operations whose wait has no limit (point to point over gloo,
-where a limit breaks the connection; everything over NCCL) are looked at. To be called by the operation's own thread,
-its future's callbacks, would be to be in C++ frames when the interpreter ends, which aborts the process.
+ends it: neither a note that somebody died nor Ctrl-C. Only the main thread may wait so: it ends the interpreter itself,
+while another thread that is in C++ frames then aborts the process (see `background`), and so would the operation's own
+thread if it called us. Other threads look, and so does everybody at operations whose wait has no limit: point to point
+over gloo, where a limit breaks the connection, and everything over NCCL.
 """
 
 from __future__ import annotations
@@ -104,6 +105,10 @@ class RunningWork(Protocol):
 class LimitedWork(ABC):
     """A running operation with the face of a torch work, and a wait that has a limit."""
 
+    def may_wait_here(self) -> bool:
+        """Whether this thread may wait for it."""
+        return True
+
     @abstractmethod
     def is_completed(self) -> bool:
         """Whether it has ended, well or not."""
@@ -118,14 +123,14 @@ class LimitedWork(ABC):
 
 
 def wait_a_while(work: RunningWork, seconds: float, waited: float) -> None:
-    """Wait for an operation, at most so long, or for a moment only where its wait has no limit.
+    """Wait for an operation, at most so long, or for a moment only where it is to be looked at.
 
     Args:
         work: the operation.
         seconds: until the next look at the others.
         waited: how long it has been waited for.
     """
-    if isinstance(work, LimitedWork):
+    if isinstance(work, LimitedWork) and work.may_wait_here():
         work.ended_within(seconds)
     else:
         time.sleep(pause_after(waited))

@@ -1,14 +1,16 @@
 """Waits inside the library: they have a limit, end when the operation does, and keep an error for who waits."""
 
+import subprocess
+import sys
 import threading
-import time
 
 import pytest
 import torch
 
+from helpers import children
 from preduce.runtime.codecs.coding import Coding
 from preduce.runtime.transport.communicators import HostWork, LimitedShortWork
-from preduce.runtime.transport.waiting import LimitedWork, wait_a_while
+from preduce.runtime.transport.waiting import LimitedWork
 from preduce.topo.strategies.axes import Codec, How
 
 STARTS = {
@@ -48,20 +50,56 @@ def test_a_wait_has_a_limit_and_the_operation_goes_on(ranks, name, seconds):
     assert ranks.run(2, run) == [False, None]
 
 
-def test_a_wait_ends_when_the_operation_does(ranks):
-    """Not after its limit of 20 s, nor at a look that comes late."""
+WAITING = """
+import datetime, sys, threading, time
+import torch
+from torch.distributed import HashStore
+from preduce.runtime.transport.background import Background
+from preduce.runtime.transport.gloo import GlooWorld
+from preduce.runtime.transport.waiting import wait_a_while
+store, limit, groups = HashStore(), datetime.timedelta(seconds=30), {}
+def connect(rank):
+    groups[rank] = GlooWorld(store, rank, 2, limit).create((0, 1))
+other = threading.Thread(target=connect, args=(1,))
+other.start()
+connect(0)
+other.join()
+work = groups[0].all_reduce(torch.ones(1))
+def wait():
+    while not work.is_completed():
+        WAIT
+"""
 
-    def run(world):
-        group = group_of(world)
-        if world.rank == 1:
-            time.sleep(0.2)
-        work, begun = group.all_reduce(torch.ones(1)), time.monotonic()
-        wait_a_while(work, 20.0, 0.0)
-        return work.is_completed(), time.monotonic() - begun
 
-    found = ranks.run(2, run)
-    assert all(done for done, _ in found)
-    assert found[0][1] < 10
+def ended(script, wait):
+    command = [sys.executable, "-c", WAITING.replace("WAIT", wait) + script]
+    return subprocess.run(command, cwd=children.ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.processes
+def test_the_main_thread_waits_inside_and_ends_when_the_operation_does():
+    """One wait, whose limit is 20 s and which is over after 0.3."""
+    result = ended(
+        """
+Background(lambda: (time.sleep(0.3), groups[1].all_reduce(torch.ones(1)).wait()), name="comes").start()
+begun = time.monotonic()
+wait_a_while(work, 20.0, 0.0)
+print(work.is_completed(), 0.2 < time.monotonic() - begun < 15)
+""",
+        "pass",
+    )
+    assert (result.returncode, result.stdout) == (0, "True True\n"), result.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("wait", "code"), [("wait_a_while(work, 0.05, 1.0)", 0), ("work.ended_within(0.002)", -6)], ids=["looks", "inside"]
+)
+def test_a_thread_that_is_not_the_main_one_looks_so_that_the_interpreter_may_end(wait, code):
+    """The fault that it is for: inside the library it would end the process by a signal."""
+    if code and sys.version_info >= (3, 14):
+        pytest.skip("from Python 3.14 on such a thread waits for ever instead")
+    assert ended("Background(wait, name='waits').start()\ntime.sleep(0.2)\n", wait).returncode == code
 
 
 def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for(ranks):

@@ -40,7 +40,7 @@ def said_by(ranks, act):
 
 def parallelized(model, world, batches, where="2x2", **settings):
     optimizer = OPTIMIZERS["sgd"](one for one in model.parameters() if one.requires_grad)
-    return preduce.parallelize(model, optimizer, where, batches=batches, world=world, timeout=20, **settings)
+    return preduce.parallelize(model, optimizer, where, batches=batches, world=world, **{"timeout": 20} | settings)
 
 
 def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
@@ -52,6 +52,17 @@ def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
         f"parallelize: parameter 'words.weight' is no embedding that is trained on worker 2 and a table of {WORDS} "
         "rows on worker 0; give all workers the same model"
     )
+
+
+def test_a_worker_that_does_not_come_is_named_by_all_who_do(ranks):
+    def act(world):
+        return "late" if world.rank == 1 else parallelized(Model(CASE), world, batches_of(world.rank), timeout=1)
+
+    line, late, *others = said_by(ranks, act)
+    ranks.fresh()
+    assert late == "late"
+    assert others == [line] * 2
+    assert line == "parallelize: worker 1 said nothing within 1 s"
 
 
 def test_a_cluster_of_another_size_is_refused_before_anything_is_looked_at(ranks):

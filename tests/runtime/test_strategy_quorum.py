@@ -367,6 +367,20 @@ def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
     assert all("use missed: each" in str(error) for error in ranks.run(2, clips_sums, catch=InputError))
 
 
+def test_communicators_are_used_again_only_after_all_have_finished(ranks):
+    """A sum that one worker left under way would meet that of the next optimizer, which ends a process inside gloo."""
+
+    def work(world):
+        lines = []
+        for finishes in (True, False, True):
+            _, _, optimizer = wrapped(world, schedule_of(2))
+            lines.append(optimizer.runner.line(0))
+            (optimizer.finish if finishes else optimizer.runner.close)()
+        return [lines.index(line) for line in lines]
+
+    assert ranks.run(2, work) == [[0, 0, 2], [0, 0, 2]]
+
+
 def test_a_tree_tells_everybody_once():
     for size in (2, 3, 7, 64, 65, 100):
         told = [child for place in range(size) for child in children(place, size)]

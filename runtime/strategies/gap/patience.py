@@ -6,10 +6,10 @@ staleness it goes on as far as its setting allows, and whoever is gone far away 
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GLANCE_SECONDS, GoneError, Lookout
+from preduce.runtime.transport.patience import Patience
+from preduce.runtime.transport.waiting import GoneError, Lookout
 
 if TYPE_CHECKING:
     import threading
@@ -41,8 +41,6 @@ def wait_until(
 ) -> None:
     """Wait until `done`, which is asked under the condition's lock; `missing` says what for, None if for nothing.
 
-    A process that was stopped itself does not count the time for which it was.
-
     Args:
         done: what the wait is for.
         missing: what is lacking for it.
@@ -60,15 +58,10 @@ def wait_until(
     with condition:
         if done():
             return
-    waited, silent_since = 0.0, timeout
+    patience = Patience(heartbeat, timeout)
     lookout: Lookout | None = None
     lack: Missing | None = None
-    while True:
-        start = time.monotonic()
-        with condition:
-            if condition.wait_for(done, GLANCE_SECONDS):
-                return
-        waited += min(time.monotonic() - start, 2 * GLANCE_SECONDS)
+    while not patience.glance(condition, done):
         failed()
         known, lack = lack, missing()
         if lack is None:
@@ -80,10 +73,8 @@ def wait_until(
             why = _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, paused())
             if why is not None:
                 raise LackError(_told(why, heartbeat.rank, step, lack), lack)
-        if waited > silent_since:
-            silent_since = timeout + DIAGNOSE_SECONDS
-            if waited > silent_since or heartbeat.sees_silence(lack.of):
-                raise LackError(_told(heartbeat.waits_for(lack.of, timeout), heartbeat.rank, step, lack), lack)
+        if patience.is_over(lack.of):
+            raise LackError(_told(heartbeat.waits_for(lack.of, timeout), heartbeat.rank, step, lack), lack)
 
 
 def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:

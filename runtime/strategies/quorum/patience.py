@@ -6,10 +6,10 @@ round that runs has a limit of its own, which the collective thread keeps.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GLANCE_SECONDS, GoneError, Lookout
+from preduce.runtime.transport.patience import Patience
+from preduce.runtime.transport.waiting import GoneError, Lookout
 
 if TYPE_CHECKING:
     import threading
@@ -31,31 +31,22 @@ def wait_until(
 ) -> None:
     """Wait until `done`, which is asked under the condition's lock; `missing` says what for, None if for nothing.
 
-    A process that was stopped itself does not count the time for which it was.
-
     Raises:
         GoneError: a worker is gone, or nobody started a round within the timeout.
     """
-    waited, silent_since = 0.0, timeout
+    patience = Patience(heartbeat, timeout)
     lookout: Lookout | None = None
     lack: Missing | None = None
-    while True:
-        start = time.monotonic()
-        with condition:
-            if condition.wait_for(done, GLANCE_SECONDS):
-                return
+    while not patience.glance(condition, done):
         refuse_failure()
         known, lack = lack, missing()
         if lack is None:
-            waited = 0.0
+            patience.begin_anew()
             continue  # a round runs, which has a limit of its own
-        waited += min(time.monotonic() - start, 2 * GLANCE_SECONDS)
         if lookout is None or known != lack:
             heartbeat.doing(f"waits for {lack.what}", lack.of)
             lookout = Lookout(heartbeat, everyone)
         if (why := lookout.gone()) is not None:
             raise GoneError(f"{why} (this worker waited for {lack.what})")
-        if waited > silent_since:
-            silent_since = timeout + DIAGNOSE_SECONDS
-            if waited > silent_since or heartbeat.sees_silence(lack.of):
-                raise GoneError(f"{heartbeat.waits_for(lack.of, timeout)} (this worker waited for {lack.what})")
+        if patience.is_over(lack.of):
+            raise GoneError(f"{heartbeat.waits_for(lack.of, timeout)} (this worker waited for {lack.what})")

@@ -68,7 +68,7 @@ class QuorumRunner(Runner, Generic[Sum]):
             heartbeat=reducer.heartbeat,
         )
         self.driver.spread = Spread(self._mailbox, len(run.everyone))
-        self._line = _free_line(reducer.world)
+        self._line, self._is_concluded = _free_line(reducer.world), False
         world = reducer.world.on_host()
         self.communicators: dict[tuple[int, ...], Communicator] = {}
         for members in sorted(groups):  # one order for all
@@ -117,6 +117,10 @@ class QuorumRunner(Runner, Generic[Sum]):
         """For reports: the steps before this segment; equal on all workers once they count."""
         return self.clock() if (base := self._base) is None else base
 
+    def conclude(self) -> None:
+        """All have come to the end: no sum is under way on this runner's communicators any more."""
+        self._is_concluded = True
+
     def close(self) -> None:
         """End the threads."""
         self._end(self._mailbox.close)
@@ -129,7 +133,8 @@ class QuorumRunner(Runner, Generic[Sum]):
         self.driver.close()
         end_mailbox()
         self._thread.join(CLOSE_SECONDS)
-        _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
+        if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
+            _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
 
     @property
     def rests(self) -> bool:
