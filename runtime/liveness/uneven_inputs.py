@@ -74,8 +74,12 @@ class UnevenInputs:
             if lost is None and lookout.is_due():
                 self._refuse_if_gone(f"data ended before round {round_}")
             if time.monotonic() > start + self.timeout:
+                others = [rank for rank in range(self.size) if not self._notes.has(f"{ended}/{rank}")]
+                late = self.heartbeat.waits_for(others, None)
+                self.heartbeat.refuse_without_store()
                 raise UnavailableError(
-                    f"data ended before round {round_}: for {self.timeout:g} s no worker began it and not all ended"
+                    f"data ended before round {round_}: for {self.timeout:g} s no worker began it and not all ended; "
+                    f"this worker {late}"
                 )
             time.sleep(POLL_SECONDS)
 

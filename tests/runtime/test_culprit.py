@@ -2,10 +2,13 @@
 
 import random
 
+import pytest
 import torch.distributed as dist
 
 from preduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
 from preduce.runtime.liveness.heartbeat import Heartbeat
+from preduce.runtime.liveness.uneven_inputs import UnevenInputs
+from preduce.topo.errors import UnavailableError
 
 SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
 
@@ -77,3 +80,19 @@ def test_who_waits_in_a_later_gathering_of_the_same_round_has_been_in_this_one()
         assert slow.elsewhere((0, 1), 12) is None
     assert "worker 1 waits for all in mean_model() after 12 rounds" in str(slow.elsewhere((0, 1), 12))
     assert slow.elsewhere((0, 1), 11) is None
+
+
+def test_who_holds_up_a_worker_without_data_is_named():
+    """Workers 0 and 2 have none left; worker 1 neither begins a round nor ends."""
+    store = dist.HashStore()
+    slow = Heartbeat(store, 1, "run", beats=True)
+    ended = [
+        UnevenInputs(store, rank, 3, Heartbeat(store, rank, "run", beats=False), key="run", timeout=0.5)
+        for rank in (0, 2)
+    ]
+    for one in ended:
+        one.ended()
+    expected = "data ended before round 4: .* not all ended; this worker waits for worker 1, which has not started a"
+    with pytest.raises(UnavailableError, match=expected):
+        ended[0].another(4)
+    slow.stop()

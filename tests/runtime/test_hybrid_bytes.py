@@ -8,6 +8,7 @@ from torch import nn
 
 import preduce
 from preduce.runtime.sharding.calls import LENGTH
+from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 from preduce.topo.timing.tables import Touched, exchange, in_pairs
@@ -15,6 +16,8 @@ from preduce.topo.timing.tables import Touched, exchange, in_pairs
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
 ROWS, COLUMNS = 48, 4
+INTERLEAVED = Cluster.irregular([[0, 2], [3, 1]])
+"""Every worker's successor in a ring is on the other node."""
 CALL = 8 * (LENGTH + 1)
 """Bytes in which a worker tells another one what it does with one table."""
 
@@ -103,6 +106,10 @@ def priced(schedule, touched):
         ("3,1", Way.SHARDED, {"codec": "int8", "hosts": (3, 1)}),
         ("2x2", Way.GATHER, {"codec": "bfloat16"}),
         ("4x1", Way.GATHER, {"codec": "int8"}),
+        ("3,1", Way.GATHER, {}),  # one worker has what another node's three share, and all messages are as long
+        (INTERLEAVED, Way.GATHER, {}),
+        (INTERLEAVED, Way.GATHER, {"local": False}),
+        (INTERLEAVED, Way.SHARDED, {"codec": "float16"}),
     ],
     ids=str,
 )

@@ -158,11 +158,12 @@ def exchange(
     coding = Coding.of(How(codec=route.codec), hardware).seconds
     encode, decode = coding.encode * 4 * route.columns, coding.decode * 4 * route.columns  # seconds per row
     if route.way is Way.GATHER:
-        # A node lets through everything but what its last worker has: in a ring, all but one worker's rows.
+        # All messages of a ring are as long as the longest, of which each worker hands on all but one.
+        longest = together / float(sizes.min()) if aggregates else own
         rows = cluster.num_nodes * together if aggregates else cluster.num_workers * own
-        ring = _ring(rows * (row + NUMBER_BYTES), cluster, hardware)
+        ring = _ring(cluster.num_workers * longest * (row + NUMBER_BYTES), cluster, hardware)
         start = _ring(0, cluster, hardware)
-        out = (rows - brought) * (row + NUMBER_BYTES) if cluster.num_nodes > 1 else 0.0
+        out = _crossings(cluster) * (cluster.num_workers - 1) * longest * (row + NUMBER_BYTES)
         coded = encode * brought + decode * rows
         return Exchange(0.0, inside + ring - start + coded, out, (*meetings, ("to all", start)))
     told = _apart(own, together if aggregates else own, int(hosts.sum()), cluster, (local, latency))
@@ -232,6 +233,14 @@ def _ring(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
     # A ring all-reduce of b bytes is two all_gathers of b, one after the other.
     both = loads.of_phase(everyone, cluster, hardware, model_bytes=num_bytes, form="ring")
     return float(both.seconds().max()) / 2
+
+
+def _crossings(cluster: Cluster) -> int:
+    """How many workers of one node have their successor in a ring of all ranks elsewhere, at most."""
+    if cluster.is_regular:
+        return int(cluster.num_nodes > 1)
+    node_of = cluster.node_of()
+    return int(np.bincount(node_of[node_of != np.roll(node_of, -1)], minlength=1).max())
 
 
 def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
