@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-PARTS := running waiting proofs others schedulers
+PARTS := waiting commands proofs strategies running schedulers others
 
 .PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
@@ -21,14 +21,18 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/preduce demo
 
-# The suite runs in parts, three side by side, longest first: what only computes, which gives way to the others; the run-time; those of its
-# files that mostly wait; and every other folder. Lines interleave, each with its part's name; any failing fails the whole.
+# The suite runs in parts, three side by side, longest first: what only computes, which gives way to the others; the run-time, of which files
+# that mostly wait, and those of strategies and tables, go apart; the commands; and every other folder. Lines interleave, each with its part's
+# name; any failing fails the whole.
 LONGEST := $(addprefix tests/runtime/,conformance test_orphans.py test_processes.py test_checkpoint.py test_waits.py)
 COMPUTING := tests/schedulers tests/topo tests/verify
-OTHERS := $(filter-out $(COMPUTING) tests/runtime tests/helpers tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+STRATEGIES := $(foreach name,strategy_* hybrid* parallelize sharding row_codes device_*,$(wildcard tests/runtime/test_$(name).py))
+OTHERS := $(filter-out $(COMPUTING) tests/preduce tests/runtime tests/helpers tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 test-schedulers: FILES = tests/schedulers
 test-proofs: FILES = tests/topo tests/verify
-test-running: FILES = tests/runtime $(LONGEST:%=--ignore=%)
+test-running: FILES = tests/runtime $(LONGEST:%=--ignore=%) $(STRATEGIES:%=--ignore=%)
+test-strategies: FILES = $(STRATEGIES)
+test-commands: FILES = tests/preduce
 test-waiting: FILES = $(LONGEST)
 test-others: FILES = $(OTHERS)
 test-schedulers test-proofs: NICE = nice -n 5

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preduce.planner.routes import IN_ORDER, Table
+from preduce.planner.table_prices import IN_ORDER, Table
 from preduce.topo.errors import FileProblem, InputError, PreduceError
 from preduce.topo.strategies.routes import Gradient, Route, Way
 from preduce.topo.timing.tables import Touched

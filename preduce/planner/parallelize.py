@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from preduce.planner.model_tables import tables_of
-from preduce.planner.routes import APPLYING, choose_routes
+from preduce.planner.routes import choose_routes
+from preduce.planner.table_prices import APPLYING
 from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_size
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.sharding.found import embeddings_of

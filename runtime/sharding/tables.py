@@ -52,6 +52,8 @@ class Tables:
         self._step = 0
         self._reduced = False
         self._closed = False
+        self._without_clipping: list[int] = []
+        """Workers without data that take this step with mean gradients as they are."""
         self._device = torch.device("cpu")
         """Where the model's other parameters lie, and with them tables that are drawn here."""
 
@@ -293,15 +295,18 @@ class Tables:
         if not self._reduced:
             self._reduce()
         self._step = self._begun()
-        self._perform(Call(Kind.STEP, self._step))
+        calls = self._perform(Call(Kind.STEP, self._step)).met.calls
+        self._without_clipping = [rank for rank, call in calls.items() if call.kind is Kind.ANY and not call.value]
         self._reduced, self._closed = False, True
 
     def stepped(self) -> None:
         """The optimizer has stepped: another step begins."""
         self._closed = False
 
-    def serve(self) -> bool:
+    def serve(self, *, changes_means: bool) -> bool:
         """Take part in the lookups and exchanges of one step, without data of its own; whether anybody took the step.
+
+        `changes_means` says whether this worker then does to the mean gradients what the others do.
 
         Raises:
             InputError: workers do different things.
@@ -309,7 +314,7 @@ class Tables:
         """
         self._step = self._begun()
         while True:
-            outcome = self._perform(Call(Kind.ANY, self._step))
+            outcome = self._perform(Call(Kind.ANY, self._step, value=float(changes_means)))
             if outcome.did.kind is Kind.REDUCE:
                 self._take(outcome)
             elif outcome.did.kind in (Kind.STEP, Kind.ANY):
@@ -317,10 +322,22 @@ class Tables:
                 return outcome.did.kind is Kind.STEP
 
     def said_by_all(self, value: float) -> list[float]:
-        """What each worker says in one message, such as its part of a norm."""
+        """What each worker says in one message, such as its part of a norm.
+
+        Raises:
+            InputError: a worker without data would not say anything, since it is not told what is done to means.
+        """
         self.clips = True
+        if self._without_clipping:
+            self._guard(self._refuse_clipping)
         outcome = self._perform(Call(Kind.NORM, self._step, value=value))
         return [call.value for call in outcome.met.calls.values()]
+
+    def _refuse_clipping(self) -> Outcome:
+        raise InputError(
+            f"clip_grad_norm_: the data of worker {self._without_clipping[0]} ended, and it would go on with mean "
+            "gradients as they are; give what this script does to them as a function, join(after_averaging=...)"
+        )
 
     def _begun(self) -> int:
         """The step that this worker is in; those without data of their own are told that it has begun."""

@@ -123,17 +123,17 @@ class Stepper:
             self._end_round(step, round_)
         return loss
 
-    def _serves_tables(self) -> bool:
+    def _serves_tables(self, after_averaging: Callable[[], object] | None) -> bool:
         """Hand out this worker's rows for a step of the others', and take their gradients; whether anybody steps."""
         for table in self.run.tables:
             table.parameter.grad = None
-        return not self.run.tables or self.run.tables.serve()
+        return not self.run.tables or self.run.tables.serve(changes_means=after_averaging is not None)
 
     def _serve_tables_of_round(self, after_averaging: Callable[[], object] | None) -> None:
         """Where parameters are averaged, take the rest of a round's steps with this worker's rows of tables only."""
         for _ in range(self.run.pace - self.steps % self.run.pace):
             self.optimizer.zero_grad(set_to_none=True)
-            if not self._serves_tables():
+            if not self._serves_tables(after_averaging):
                 return
             if after_averaging is not None:
                 after_averaging()
@@ -321,7 +321,7 @@ class Stepper:
                 )
             if self.runner.averages_gradients:
                 self.optimizer.zero_grad(set_to_none=False)
-                if not self._serves_tables():
+                if not self._serves_tables(after_averaging):
                     self.uneven_inputs.close()
                     break
                 self.runner.before_step(step, round_, first=True)

@@ -10,7 +10,7 @@ from preduce.commands import build_app
 from preduce.planner.hybrid import plan_hybrid
 from preduce.planner.job import Job
 from preduce.planner.model_tables import ModelFacts, measure_touched, read_model, tables_of
-from preduce.planner.routes import Table
+from preduce.planner.table_prices import Table
 from preduce.runtime.sharding.uses import OtherUses
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import load_schedule

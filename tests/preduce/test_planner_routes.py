@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from preduce.console import seconds as in_seconds
-from preduce.planner.routes import Pricing, Table, choose_routes
+from preduce.planner.routes import choose_routes
+from preduce.planner.table_prices import Pricing, Table
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, ScheduleError
 from preduce.topo.hardware import Hardware, Link

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -313,6 +314,28 @@ def test_a_worker_whose_data_ended_hands_out_its_rows_and_takes_their_gradients(
     found = ranks.run(4, run)
     assert [steps for _, steps in found] == [3] * 4
     assert all((value - found[0][0][name]).abs().max() <= most for name, value in model.state_dict().items())
+
+
+def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stops_at_once(ranks):
+    def run(world):
+        model, optimizer = start(CASE, world)
+        begun = time.monotonic()
+        try:
+            with optimizer.join():
+                for data in steps_of(CASE, world.rank)[: 2 * (world.rank != 2)]:
+                    optimizer.zero_grad()
+                    ((model(*data[:2]) * data[2]).sum() / 16).backward()
+                    preduce.clip_grad_norm_(model.parameters(), 0.1)
+                    optimizer.step()
+        except PreduceError as error:
+            return str(error), time.monotonic() - begun
+        return "", 0.0
+
+    found = ranks.run(4, run)
+    ranks.fresh()
+    told = "clip_grad_norm_: the data of worker 2 ended, and it would go on with mean gradients as they are"
+    assert all(told in said for said, _ in found), found
+    assert max(seconds for _, seconds in found) < 15  # the timeout is 20
 
 
 def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):

@@ -220,7 +220,7 @@ def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_
                 sender.send("update", [live], {1: (step,)})
                 live.add_(1)
                 assert came.get(timeout=20) == step
-                mean = torch.zeros(2000)
+                mean = torch.zeros_like(live)
                 with streams.side():
                     device.sleep(0.02)
                 add_updates([mean], [rings.take(0, step)], [0.5], layout, streams=streams)

@@ -150,7 +150,8 @@ class Known:
 
     def chosen(self, schedule: Schedule, codecs: tuple[Codec, ...] = (Codec.NONE,)) -> Chosen:
         """The planner's routes beside a strategy for everything else, rows in one of these codecs."""
-        from preduce.planner.routes import Table, choose_routes
+        from preduce.planner.routes import choose_routes
+        from preduce.planner.table_prices import Table
 
         tables = [
             Table(parameter=name, rows=rows, columns=columns, touched=self.shares[name], gradient=self._gradient)  # type: ignore[arg-type]
