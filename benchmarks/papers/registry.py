@@ -117,6 +117,14 @@ PAPERS = (
             ("Speed to the loss, TF-PS = 1", "language, 4x4: planner's choice"),
             ("Speed to the loss, Horovod = 1", "language, 4x4: planner's choice"),
             ("Speed to the loss, Horovod = 1", "language, 16x1: planner's choice"),
+            (
+                "Speed to the loss, Horovod = 1",
+                "language, 16x1: planner's choice, dense part by its own schedule",
+            ),
+            (
+                "Speed to the loss, TF-PS = 1",
+                "language, 4x4: planner's choice, dense part by its own schedule, rows in float16",
+            ),
             ("Hybrid over the better of TF-PS and Horovod", "language, 4x4: hybrid"),
             ("Local aggregation over hybrid without it", "language, 4x4: hybrid"),
             ("Dense part by the planner's own schedule, over plain hybrid", "language, 4x4: per step, over hybrid"),

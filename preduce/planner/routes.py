@@ -1,4 +1,4 @@
-"""The way of every table: by rows, gathered, or as all else, whatever takes the least time in a step (`table_prices`)."""
+"""The way of every table: by rows, gathered, or as all else, whatever takes the least time (see `table_prices`)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_COMBINATIONS = 3**7
 """Ways of all tables together, up to which each is tried; of more, tables change theirs one by one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
