@@ -317,8 +317,13 @@ def test_a_worker_whose_data_ended_hands_out_its_rows_and_takes_their_gradients(
 
 
 def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stops_at_once(ranks):
+    """Rather than at the timeout, in which all would wait for a part of the norm that does not come."""
+    timeout = 4
+
     def run(world):
-        model, optimizer = start(CASE, world)
+        model = Model(CASE)
+        inner = OPTIMIZERS[CASE.optimizer](model.parameters())
+        optimizer = preduce.DistributedOptimizer(inner, model, schedule_of(CASE), world=world, timeout=timeout)
         begun = time.monotonic()
         try:
             with optimizer.join():
@@ -333,9 +338,11 @@ def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stop
 
     found = ranks.run(4, run)
     ranks.fresh()
-    told = "clip_grad_norm_: the data of worker 2 ended, and it would go on with mean gradients as they are"
-    assert all(told in said for said, _ in found), found
-    assert max(seconds for _, seconds in found) < 15  # the timeout is 20
+    waiting, _ = found.pop(2)
+    told = "clip_grad_norm_: the data of worker 2 ended, and it would go on with mean gradients as they are; give what"
+    assert all(said.startswith(told) for said, _ in found), found
+    assert max(seconds for _, seconds in found) < timeout
+    assert waiting  # these workers have no heartbeat that could tell it of the others' end earlier
 
 
 def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
