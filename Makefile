@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-PARTS := waiting commands proofs strategies running schedulers others
+PARTS := waiting proofs running commands strategies schedulers others
 
 .PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test

@@ -30,6 +30,7 @@ from preduce.runtime.launcher.launch import _import_once, launch
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.transport import gloo
 from preduce.runtime.transport.torch_api import TCPStore
+from preduce.runtime.worker import agreement
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase
@@ -140,7 +141,8 @@ def killed_at_start(stage) -> None:
     if rank() == 2 and stage == "imports":
         pause_or_kill(signal.SIGKILL)
     if rank() == 2 and stage == "handshake":
-        threading.Timer(0.3, lambda: pause_or_kill(signal.SIGKILL)).start()
+        note = agreement.note_stage
+        agreement.note_stage = lambda *said: (note(*said), pause_or_kill(signal.SIGKILL))
     if rank() == 3 and stage == "handshake":
         time.sleep(2.0)  # so that the handshake is under way
     if stage == "connecting":
