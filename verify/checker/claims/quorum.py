@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from ..schedule import Schedule
 
 
-def _setting(schedule: Schedule) -> StartedRounds:
+def setting_of(schedule: Schedule) -> StartedRounds:
+    """The rounds' setting, of a schedule that has one."""
     assert schedule.quorum is not None, "these claims are made of nothing else"
     return schedule.quorum
 
@@ -70,12 +71,12 @@ def check_rounds(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 def check_live(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`needed` workers that a round waits for: fewer than all, as the reader has seen to."""
-    confirm_equal(f"{place}.needed", entry["needed"], _setting(schedule).needed)
+    confirm_equal(f"{place}.needed", entry["needed"], setting_of(schedule).needed)
 
 
 def check_contributors(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`at_least` so many workers in a round."""
-    confirm_equal(f"{place}.at_least", entry["at_least"], _setting(schedule).needed)
+    """`at_least` so many workers in a round, or of a group's members in its round."""
+    confirm_equal(f"{place}.at_least", entry["at_least"], setting_of(schedule).needed)
 
 
 def check_conservation(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
@@ -85,7 +86,7 @@ def check_conservation(schedule: Schedule, entry: dict[str, Any], place: str) ->
 
 def check_staleness(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`rounds` between a gradient's weights and its own round, at most."""
-    setting = _setting(schedule)
+    setting = setting_of(schedule)
     bound = setting.capacity or setting.synchronised
     confirm(bound, "schedule", setting.missed, "a queue of results, or models that are averaged")
     confirm_equal(f"{place}.rounds", entry["rounds"], bound)
@@ -93,7 +94,7 @@ def check_staleness(schedule: Schedule, entry: dict[str, Any], place: str) -> No
 
 def check_equal_replicas(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`of` what is equal by itself, or made equal, and after `every` how many rounds."""
-    setting = _setting(schedule)
+    setting = setting_of(schedule)
     is_claimed = setting.missed == "each" or setting.synchronised
     confirm(is_claimed, "schedule", setting.missed, "each result applied, or models that are averaged")
     of, every = ("gradients", 1) if setting.missed == "each" else ("models", setting.synchronised)

@@ -63,20 +63,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..refusal import confirm_equal
+from .quorum import setting_of
 
 if TYPE_CHECKING:
-    from ..quorum import StartedRounds
     from ..schedule import Schedule
-
-
-def _setting(schedule: Schedule) -> StartedRounds:
-    assert schedule.quorum is not None, "these claims are made of nothing else"
-    return schedule.quorum
-
-
-def check_rounds(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`threads` that carry out every round."""
-    confirm_equal(f"{place}.threads", entry["threads"], schedule.num_workers)
 
 
 def check_live(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
@@ -84,18 +74,8 @@ def check_live(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     sizes = {size for phase in schedule.group_sizes() for size, _ in phase}
     if schedule.prologue:
         sizes.add(schedule.num_workers)
-    asked = _setting(schedule).needed
+    asked = setting_of(schedule).needed
     confirm_equal(f"{place}.needed", entry["needed"], [[size, min(asked, size)] for size in sorted(sizes)])
-
-
-def check_contributors(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`at_least` so many members of a group in its round."""
-    confirm_equal(f"{place}.at_least", entry["at_least"], _setting(schedule).needed)
-
-
-def check_conservation(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`buffers` that are empty at the end."""
-    confirm_equal(f"{place}.buffers", entry["buffers"], schedule.num_workers)
 
 
 def check_mean(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
@@ -105,4 +85,4 @@ def check_mean(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 def check_staleness(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`rounds` between those whose corrections parameters have and the one that averages progress, at most."""
-    confirm_equal(f"{place}.rounds", entry["rounds"], _setting(schedule).capacity)
+    confirm_equal(f"{place}.rounds", entry["rounds"], setting_of(schedule).capacity)
