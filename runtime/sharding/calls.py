@@ -118,6 +118,13 @@ class Met:
         return None if said[0].kind is Kind.WHOLE and len(said) < len(self.calls) else said[0]
 
     @property
+    def without_data(self) -> Mapping[int, Call]:
+        """The calls of those whose data ended, by rank."""
+        kinds = self.said[:, 0].tolist()
+        ended = (place for place, kind in enumerate(kinds) if kind == Kind.ANY)
+        return {self.members[place]: Call.read(self.said[place]) for place in ended}
+
+    @property
     def with_problem(self) -> int | None:
         """The first worker that found a mistake of its user."""
         return next((rank for rank, one in zip(self.members, self.said[:, PROBLEM].tolist(), strict=True) if one), None)

@@ -295,8 +295,8 @@ class Tables:
         if not self._reduced:
             self._reduce()
         self._step = self._begun()
-        calls = self._perform(Call(Kind.STEP, self._step)).met.calls
-        self._without_clipping = [rank for rank, call in calls.items() if call.kind is Kind.ANY and not call.value]
+        ended = self._perform(Call(Kind.STEP, self._step)).met.without_data
+        self._without_clipping = [rank for rank, call in ended.items() if not call.value]
         self._reduced, self._closed = False, True
 
     def stepped(self) -> None:
