@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import preduce
+from preduce.topo.errors import PreduceError
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 
 WORDS, WIDTH, BAGS = 29, 4, 13
@@ -186,6 +187,21 @@ def start(case, world, model=None, **keywords):
     model = Model(case) if model is None else model
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     return model, preduce.DistributedOptimizer(optimizer, model, schedule_of(case), world=world, timeout=20, **keywords)
+
+
+def said_by_all(ranks, act):
+    """What all 4 workers say when `act(world)` goes wrong: the same line, empty where nothing does."""
+
+    def run(world):
+        try:
+            act(world)
+        except PreduceError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    said = ranks.run(4, run)
+    assert len(set(said)) == 1, said
+    return said[0]
 
 
 def part_of(data, rank, num_workers=4):

@@ -1,6 +1,7 @@
 """Fixtures of the run-time's tests."""
 
 import pytest
+import torch
 
 from helpers.thread_ranks import ThreadRanks
 
@@ -9,3 +10,12 @@ from helpers.thread_ranks import ThreadRanks
 def ranks():
     """Ranks as threads of this process, with worlds of their own for each file of tests."""
     return ThreadRanks(12)
+
+
+@pytest.fixture
+def one_thread():
+    """Torch computes in one thread, so that a pretended device's threads are not held up by it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

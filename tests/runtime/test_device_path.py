@@ -17,16 +17,9 @@ from preduce.runtime.transport import rendezvous, updates
 from preduce.runtime.transport.nccl import OVER_GLOO, refuse_equal_places
 from preduce.topo.errors import InputError, PeerLostError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 BY_NAME = {cell.name: cell for cell in CELLS}
 LATE = 0.02
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,10 @@ from preduce.runtime.sharding.table import Table
 from preduce.runtime.transport.streams import streams_of
 from preduce.topo.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("one_thread")]
 BY_NAME = {cell.name: cell for cell in TABLE_CELLS}
 LATE = 0.02
 SPARSE, AGGREGATED = BY_NAME["sharded, sparse SGD"], BY_NAME["sharded, Adam, aggregated, weighted bags, int8"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("cell", TABLE_CELLS, ids=lambda cell: cell.name)

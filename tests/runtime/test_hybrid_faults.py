@@ -10,7 +10,19 @@ import torch
 from torch import nn
 
 import preduce
-from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, Several, data_of, part_of, schedule_of, start
+from helpers.hybrid_runs import (
+    OPTIMIZERS,
+    WIDTH,
+    WORDS,
+    Case,
+    Model,
+    Several,
+    data_of,
+    part_of,
+    said_by_all,
+    schedule_of,
+    start,
+)
 from preduce.topo.errors import InputError, PreduceError
 from preduce.topo.strategies.routes import Route, Routes, Way
 
@@ -32,16 +44,10 @@ def one_line(ranks, act, case=CASE):
     """What all workers say when `act(model, optimizer, rank, step's data)` goes wrong; the same on all."""
 
     def run(world):
-        try:
-            model, optimizer = start(case, world)
-            act(model, optimizer, world.rank, steps_of(case, world.rank)[0])
-        except PreduceError as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
+        model, optimizer = start(case, world)
+        act(model, optimizer, world.rank, steps_of(case, world.rank)[0])
 
-    said = ranks.run(4, run)
-    assert len(set(said)) == 1, said
-    return said[0]
+    return said_by_all(ranks, run)
 
 
 def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks):

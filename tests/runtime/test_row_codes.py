@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 import preduce
+from helpers.hybrid_runs import said_by_all
 from preduce.runtime.sharding.row_code import RowCode
 from preduce.topo.cluster import Cluster
 from preduce.topo.codec_numbers import UNDERFLOW, rounding_error, row_bytes
-from preduce.topo.errors import HandshakeError, InputError, PreduceError
+from preduce.topo.errors import HandshakeError, InputError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.routes import Route, Routes, Way
@@ -157,20 +158,14 @@ def test_finite_numbers_are_lost_only_with_a_word_and_infinite_ones_travel(codec
     assert bool(torch.isfinite(decoded[1]).all()), "other rows stay what they are"
 
 
-def said_by_all(ranks, table, act, schedule):
+def refusal_of(ranks, table, act, schedule):
     """The one line that all workers say."""
 
     def run(world):
         model = Rows(table)
-        try:
-            act(model, wrapped(model, schedule, world), world.rank)
-        except PreduceError as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
+        act(model, wrapped(model, schedule, world), world.rank)
 
-    said = ranks.run(4, run)
-    assert len(set(said)) == 1, said
-    return said[0]
+    return said_by_all(ranks, run)
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -182,7 +177,7 @@ def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, 
         with torch.no_grad():
             model(torch.tensor([6, 1] if rank == 1 else []).long())
 
-    line = said_by_all(ranks, table, act, schedule_of(local=local))
+    line = refusal_of(ranks, table, act, schedule_of(local=local))
     assert line == (
         "InputError: worker 2: parameter 'words.weight': a row that it hands out has 1e+06, beyond the largest number "
         "65504 of its route's codec float16; use the codec bfloat16 or int8, or keep its numbers smaller"
@@ -201,7 +196,7 @@ def test_a_gradient_beyond_the_range_stops_all_before_a_row_changes(ranks, way):
         finally:
             before.append(bool((model.words.weight == 1).all()))
 
-    line = said_by_all(ranks, table, act, schedule_of(way))
+    line = refusal_of(ranks, table, act, schedule_of(way))
     assert line.startswith(
         "InputError: worker 3: parameter 'words.weight': a gradient that it brings has 1e+06, beyond"
     )
