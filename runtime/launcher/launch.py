@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from preduce.runtime.launcher.interpreter_end import end_as_python_does, leave_clean_up_to_parent
 from preduce.runtime.launcher.orphans import Guardian, die_with_parent
 from preduce.runtime.launcher.outlet import Outlet, PlainOutlet
 from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
@@ -185,6 +186,7 @@ def _fork(
         if not die_with_parent(parent):
             os._exit(70)
         as_in_a_fresh_process()
+        leave_clean_up_to_parent()
         os.dup2(out_write, 1)
         os.dup2(err_write, 2)
         port = os.read(go_read, 16).decode()
@@ -202,7 +204,6 @@ def _fork(
 
 def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str], variables: Mapping[str, str]) -> int:
     """What a forked child does; returns its exit code."""
-    import atexit
     import runpy
 
     import torch
@@ -236,7 +237,7 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
         sys.last_value = error
         code = 1
         traceback.print_exc()
-    atexit._run_exitfuncs()  # noqa: SLF001 - os._exit skips them, and they tell the others that this worker left
+    end_as_python_does()
     return code
 
 
