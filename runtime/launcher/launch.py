@@ -246,15 +246,14 @@ def _serve_store(workers: Sequence[Child]) -> Store:
 
     It is given a socket that listens on this machine only: by itself it would on all addresses, for anybody.
     """
-    from preduce.runtime.transport.torch_api import TCPStore
+    from preduce.runtime.transport.torch_api import store_on
 
     listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listening.getsockname()[1]
-    store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listening.detach())
+    store = store_on(listening)
     for worker in workers:
         with contextlib.suppress(BrokenPipeError):
             os.write(worker.go, str(port).encode())
         os.close(worker.go)
         worker.go = -1
-    served: Store = store
-    return served
+    return store
