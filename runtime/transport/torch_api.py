@@ -40,10 +40,10 @@ def default_store() -> Store:
 def store_on(listening: socket.socket) -> Store:
     """A store that this process serves on a socket which listens already, and which it takes over."""
     host, port = listening.getsockname()[:2]
-    # Before torch 2.8 the newer of the two servers refuses such a socket (pytorch/pytorch#150215).
+    # Before torch 2.8 the newer of its two servers refuses such a socket (pytorch/pytorch#150215).
+    libuv_listens = [int(number) for number in torch.__version__.split(".")[:2]] >= [2, 8]
     served: Store = TCPStore(
-        host, port, None, True, wait_for_workers=False,
-        master_listen_fd=listening.detach(), use_libuv=torch.__version__ >= (2, 8),
+        host, port, None, True, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=libuv_listens,
     )  # fmt: skip
     return served
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, ScheduleError, UnknownError
 from preduce.topo.figures import (
-    Limits,
+    FigureLimits,
     contraction,
     disagreement,
     drift,
@@ -389,4 +389,4 @@ def test_limits_choose_the_method() -> None:
     phases = tuple(Phase.from_labels(a.reshape(-1)) for a in (labels // 8, labels % 8))
     schedule = Schedule("grid", Cluster.parse("8x8"), Static(phases=GroupPhases(phases)))
     assert "dense" in contraction(schedule).how
-    assert "Lanczos" in contraction(schedule, limit=Limits(dense_workers=10)).how
+    assert "Lanczos" in contraction(schedule, limit=FigureLimits(dense_workers=10)).how
