@@ -18,15 +18,6 @@ MAX_PAIRS = 256
 DRAWN = {"gaps": "gaps over time", "quorum": "rounds over time"}
 """What a picture shows where it is no timeline, by what the facts hold."""
 
-Disturb = Annotated[
-    str | None,
-    typer.Option(
-        help="hop[:6x] slows each worker with probability 1/n; delay:W:TIME holds up W random workers in every step; "
-        "skew:LOW:HIGH holds up everybody, the delays shifting.",
-        metavar="KIND",
-    ),
-]
-
 
 def command(
     schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
@@ -34,7 +25,7 @@ def command(
     compute: options.Compute = None,
     slow: options.Slow = None,
     jitter: options.Jitter = None,
-    disturb: Disturb = None,
+    disturb: options.Disturb = None,
     trace: Annotated[
         Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
     ] = None,

@@ -17,7 +17,7 @@ import torch
 from preduce.planner.model_tables import tables_of
 from preduce.planner.routes import choose_routes
 from preduce.planner.table_prices import APPLYING
-from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_size
+from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.sharding.found import embeddings_of
 from preduce.runtime.sharding.touched import await_text, gather_texts, shares, told, touched_here
@@ -100,7 +100,7 @@ def parallelize(
     if not is_alone(world) and not schedule.strategy.what:  # all come, so that one whose model has no tables is named
         uses = OtherUses(model)
         reached = world or default_world(_device_of(model), timedelta(seconds=timeout), lambda _s, _r, _n: None)
-        refuse_other_size(schedule, reached)
+        refuse_other_num_workers(schedule, reached)
         decision = _decided(
             reached,
             timeout,

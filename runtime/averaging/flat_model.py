@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.averaging.bucket import Bucket, Rider, Slot, aligned
-from preduce.runtime.averaging.loads import count_loads
+from preduce.runtime.averaging.load_watch import count_loads
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
