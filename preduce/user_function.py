@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,12 +69,13 @@ def _as_if_run(path: Path) -> Iterator[None]:
         yield
     finally:
         sys.argv = arguments
-        sys.path.remove(folder)
+        with suppress(ValueError):  # the file may have taken it out itself
+            sys.path.remove(folder)
         if folder not in sys.path:
             sys.path.append(folder)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An error of a user's code in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -274,7 +274,7 @@ def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
         return build()
     except PreduceError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"--model {text}: raised {one_line(error)}") from error
 
 
