@@ -11,7 +11,7 @@ from preduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
 from preduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
 from preduce.topo.figures.large import Large
 from preduce.topo.figures.pipeline import pipeline_figures
-from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
+from preduce.topo.figures.rate import ZERO, contraction_of, contraction_per_start, radius_of, rounds_until
 from preduce.topo.figures.retimed import Retimed
 from preduce.topo.figures.sectors import spectral_norms
 from preduce.topo.figures.spectral_gaps import GapKind, spectral_gap
@@ -222,7 +222,7 @@ def _one_minus(figure: Figure, name: str) -> Figure:
         return figure
     return replace(
         figure,
-        value=1 - figure.value,
+        value=0.0 if abs(1 - figure.value) < ZERO else 1 - figure.value,
         how=f"1 - {name} of the period product: {figure.how}",
         lower=None if figure.upper is None else 1 - figure.upper,
         upper=None if figure.lower is None else 1 - figure.lower,
