@@ -20,7 +20,7 @@ from preduce.planner.table_prices import APPLYING
 from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_size
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.sharding.found import embeddings_of
-from preduce.runtime.sharding.touched import await_text, gather_texts, shares, told, touched_here
+from preduce.runtime.sharding.touched import await_texts, gather_texts, shares, told, touched_here
 from preduce.runtime.sharding.uses import OtherUses
 from preduce.runtime.transport.alone import is_alone
 from preduce.runtime.transport.notes import Notes
@@ -205,7 +205,8 @@ def _decided(
     else:
         gather_texts(world, key, mine, timeout)
         # Worker 0 may itself have waited in vain for somebody, whom it names.
-        decision = json.loads(await_text(world, place, "decision", 0, timeout + PATIENCE))
+        (said,) = await_texts(world, place, {"decision": 0}, timeout + PATIENCE)
+        decision = json.loads(said)
     if "problem" in decision:
         raise ABSENT.get(decision["kind"], InputError)(decision["problem"])
     return decision

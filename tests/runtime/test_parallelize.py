@@ -1,11 +1,14 @@
 """Mistakes at `preduce.parallelize` and after the training: one line that says what to do, on all workers."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
 
 import preduce
 from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, start
+from preduce.runtime.sharding.touched import gather_texts
 from preduce.topo.errors import PeerLostError, PreduceError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -63,6 +66,22 @@ def test_a_worker_that_does_not_come_is_named_by_all_who_do(ranks):
     assert late == "late"
     assert others == [line] * 2
     assert line == "parallelize: worker 1 said nothing within 1 s"
+
+
+def test_one_deadline_holds_for_all_who_do_not_come_and_all_are_named(ranks):
+    has_said = threading.Event()
+
+    def act(world):
+        if world.rank in (1, 2):
+            return ""
+        assert world.rank or has_said.wait(30)
+        try:
+            return gather_texts(world, "one deadline", "mine", timeout=0.5)
+        finally:
+            has_said.set()
+
+    said = said_by(ranks, act)
+    assert said == ["parallelize: workers 1, 2 said nothing within 0.5 s", "", "", ["mine"]]
 
 
 def test_a_cluster_of_another_size_is_refused_before_anything_is_looked_at(ranks):
