@@ -238,7 +238,8 @@ class Heartbeat:
             if noted is not None:
                 number, reached, what, advice = json.loads(noted)
                 if number > self._gatherings and reached <= round_ and not self._has_been_here(rank):
-                    return f"worker {rank} waits for all in {what} after {reached} rounds: {way_out or self._together or advice}"
+                    way_out = way_out or self._together or advice
+                    return f"worker {rank} waits for all in {what} after {reached} rounds: {way_out}"
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:
