@@ -23,10 +23,11 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Static
 from preduce.topo.strategies.axes import Codec, Form, How
 from preduce.verify import Status, checker, prove
+from preduce.verify.asked_function import load_function
 from preduce.verify.certificate import certificate_bytes, confirm
 from preduce.verify.classes import class_product, distinct_classes
 from preduce.verify.contraction import product_minus_mean
-from preduce.verify.functions import load_function, prove_function
+from preduce.verify.functions import prove_function
 from preduce.verify.norm_bound import shifted
 from preduce.verify.rounds import best_bound
 from preduce.verify.spectral_gap import prove_gap
