@@ -56,9 +56,9 @@ def launch(
     the signal's.
 
     Args:
-        target: the path of a Python script, run as `__main__`, or a function without parameters. A script draws its own
-            random numbers in each worker, as under torchrun; a function goes on with those of the program that forks it,
-            which must not have computed in several threads of torch before: its copies would wait for them for ever.
+        target: the path of a Python script, run as `__main__`, or a function without parameters. A script draws random
+            numbers of its own in each worker, as under torchrun; a function goes on with those of the program that
+            forks it. That must not have computed in several threads of torch: its copies would wait for them for ever.
         args: the script's arguments.
         num_workers: processes in all.
         num_nodes: pretend this many machines: sets LOCAL_RANK and LOCAL_WORLD_SIZE; must divide `num_workers`.

@@ -116,7 +116,7 @@ def test_a_run_that_ends_without_finish_says_so(tmp_path):
     for pace, end, lines in (("3", "leave", 2), ("3", "finish", 0), ("1", "leave", 0)):
         done = subprocess.run(
             [sys.executable, "-m", "preduce", "run", "--workers", "2", str(script), pace, end],
-            capture_output=True, text=True, timeout=60, check=False, env=environment(OMP_NUM_THREADS="1"),
+            capture_output=True, text=True, timeout=110, check=False, env=environment(OMP_NUM_THREADS="1"),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         told = [line for line in (done.stdout + done.stderr).splitlines() if "without optimizer.finish()" in line]

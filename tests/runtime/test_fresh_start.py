@@ -23,8 +23,8 @@ import numpy, torch
 drawn = [torch.rand(1, dtype=torch.float64).item(), float(numpy.random.rand()), random.random()]
 read = subprocess.run(["cat"], capture_output=True, text=True).stdout + sys.stdin.read()
 pipes = sorted(os.readlink(f"/proc/self/fd/{number}") for number in (1, 2))
-others = [name for number in os.listdir("/proc/self/fd") if int(number) > 2 and os.path.exists(f"/proc/self/fd/{number}")
-          and (name := os.readlink(f"/proc/self/fd/{number}")) in pipes]
+places = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd") if int(number) > 2]
+others = [place for place in places if os.path.exists(place) and os.readlink(place) in pipes]
 subprocess.Popen(["sleep", "600"])  # keeps the pipes open
 print(json.dumps({"drawn": drawn, "read": read, "others": others}), end="")
 """
