@@ -53,7 +53,7 @@ def test_a_thread_that_never_returns_does_not_hold_up_the_end():
 
 def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_time(monkeypatch):
     """Here a look takes a hundred times as long as it should, and the thread as many of them as there are."""
-    monkeypatch.setattr(background, "LOOK_SECONDS", 0.0002)
+    monkeypatch.setattr(background, "LOOK_SECONDS", 0.0005)
     monkeypatch.setattr(background, "_threads", set())
     stopped, looks = threading.Event(), []
 
