@@ -70,6 +70,15 @@ def test_no_combination_takes_less_than_the_choice(num_tables):
         assert [route.parameter for route in chosen.routes.tables] == [table.parameter for table in tables]
 
 
+@pytest.mark.parametrize("seed", [570, 1441])
+def test_tables_that_pay_together_only_are_found(seed):
+    """Latencies are shared by the tables that go apart, so one alone may gain nothing by going densely."""
+    tables, schedule, hardware, dense, applying = draw(np.random.default_rng(seed), 3)
+    chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense, applying=applying)
+    assert chosen.seconds == pytest.approx(least(tables, schedule, hardware, dense, applying), rel=1e-9)
+    assert sorted(route.way for route in chosen.routes.tables) == [Way.DENSE, Way.DENSE, Way.SHARDED]
+
+
 def taken(job, handling, routes):
     """Seconds of a step by these routes: averages, exchanges and visits, each by itself."""
     tables, schedule, hardware, size, applying = job

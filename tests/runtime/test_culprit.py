@@ -1,6 +1,7 @@
 """Who is named by a worker that waits: the one that holds up the rest, not the nearest one."""
 
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch.distributed as dist
@@ -96,3 +97,68 @@ def test_who_holds_up_a_worker_without_data_is_named():
     with pytest.raises(UnavailableError, match=expected):
         ended[0].another(4)
     slow.stop()
+
+
+OPERATIONS = ("round", "gathering", "exchange")
+
+
+class Follower:
+    """A worker that goes through a list of operations, of which some are of all workers."""
+
+    def __init__(self, store, rank, operations):
+        self.heartbeat, self.operations = Heartbeat(store, rank, "1", beats=False), operations
+        self.at, self.rounds = 0, 0
+
+    def do(self, count):
+        """So many operations, each to its end; behind the last one it has finished."""
+        for operation in self.operations[self.at : self.at + count]:
+            with self.inside(operation):
+                pass
+        if self.at == len(self.operations):
+            self.heartbeat.finished(self.rounds)
+
+    @contextmanager
+    def inside(self, operation):
+        if operation == "gathering":
+            with self.heartbeat.gathering("mean_model()", self.rounds):
+                yield
+        elif operation == "exchange":
+            with self.heartbeat.exchange():
+                yield
+        else:
+            yield
+        self.at, self.rounds = self.at + 1, self.rounds + (operation == "round")
+
+    def misses(self):
+        """Whether it takes worker 1 for one that does not come to what this one is in."""
+        found = (self.heartbeat.elsewhere((0, 1), self.rounds), self.heartbeat.cause((0, 1), self.rounds))
+        return any(one is not None for one in found)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_nobody_is_missed_that_has_been_there_and_who_ends_without_is(seed):
+    """Worker 0 is inside one operation; worker 1 has done that as well, and more, or leaves it out and finishes.
+
+    It may have done rounds meanwhile, which are of groups, but nothing of all.
+    """
+    draw = random.Random(seed)
+    operations = draw.choices(OPERATIONS, k=draw.randrange(1, 9))
+    here = draw.randrange(len(operations))
+    for leaves_out in (False, True):
+        store = dist.HashStore()
+        slow = Follower(store, 0, operations)
+        theirs = operations
+        if leaves_out:
+            theirs = operations[:here] + ["round"] * (0 if operations[here] == "round" else draw.randrange(3))
+        quick = Follower(store, 1, theirs)
+        order = [(slow, 1)] * here + [(quick, 1)] * here
+        draw.shuffle(order)
+        for who, count in order:
+            who.do(count)
+        assert slow.at == quick.at == here
+        with slow.inside(operations[here]):
+            for _ in range(len(theirs) - here):
+                assert leaves_out or not slow.misses(), operations
+                quick.do(1)
+            quick.do(0)
+            assert slow.misses() == leaves_out, operations

@@ -14,6 +14,12 @@ from preduce.runtime.launcher.supervision import Child, _Shutdown
 from preduce.topo.errors import FencedError
 
 GRACE = 5.0
+TORCHRUN = {
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE", "OMP_NUM_THREADS",
+}  # fmt: skip
+"""What torchrun sets, but for the port, which is not known yet."""
 
 
 @pytest.mark.parametrize(("num_workers", "num_nodes"), [(1, 1), (6, 1), (6, 2), (6, 3), (6, 6), (8, 2)])
@@ -25,6 +31,7 @@ def test_ranks_number_the_workers_node_by_node_as_torchrun_does(num_workers, num
     assert [int(one["RANK"]) for one in told] == list(range(num_workers))
     assert [one["ROLE_RANK"] for one in told] == [one["RANK"] for one in told]
     for one in told:
+        assert one.keys() >= TORCHRUN
         assert int(one["WORLD_SIZE"]) == int(one["ROLE_WORLD_SIZE"]) == num_workers
         assert (int(one["LOCAL_WORLD_SIZE"]), int(one["GROUP_WORLD_SIZE"])) == (each, num_nodes)
         assert one["MASTER_ADDR"] == "127.0.0.1"
@@ -92,13 +99,15 @@ def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monke
     shutdown.asked(143, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGTERM, range(4))
     assert shutdown.has_signalled
-    machine.ends(shutdown, 0, 143)
-    assert machine.after(GRACE - 0.5, shutdown) == []
+    assert machine.after(GRACE / 2, shutdown) == []
+    machine.workers[0].code = 0
+    assert machine.after(GRACE / 2 - 0.5, shutdown) == []
     assert machine.after(1.0, shutdown) == to_all(signal.SIGKILL, [1, 2, 3]), "they were asked before"
     machine.sent.clear()
     shutdown.asked(143, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGKILL, [1, 2, 3])
     assert shutdown.code == 143
+    assert _Shutdown(code=130).has_signalled, "Ctrl-C, of which workers die before they are signalled from here"
 
 
 @pytest.mark.parametrize("seed", range(40))
