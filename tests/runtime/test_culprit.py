@@ -8,7 +8,9 @@ import torch.distributed as dist
 
 from preduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
 from preduce.runtime.liveness.heartbeat import Heartbeat
+from preduce.runtime.liveness.lifelines import closed_notes
 from preduce.runtime.liveness.uneven_inputs import UnevenInputs
+from preduce.runtime.transport.notes import DEATHS, Notes
 from preduce.topo.errors import UnavailableError
 
 SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
@@ -162,3 +164,34 @@ def test_nobody_is_missed_that_has_been_there_and_who_ends_without_is(seed):
                 quick.do(1)
             quick.do(0)
             assert slow.misses() == leaves_out, operations
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_of_all_that_went_wrong_a_cause_is_named_before_what_follows_from_it(seed):
+    """A signal, then an exception or a death without a word, then the run's first failure, then exit codes."""
+    draw, store = random.Random(seed), dist.HashStore()
+    mine, *others = (Heartbeat(store, rank, "1", beats=False) for rank in range(4))
+    deaths, found = Notes(store, DEATHS), {kind: [] for kind in ("signal", "left", "closed", "failed", "exit")}
+    for other in others:
+        kinds = {kind for kind in found if draw.random() < 0.2} - ({"exit"} if draw.random() < 0.5 else set())
+        for kind in kinds - ({"exit"} if "signal" in kinds else set()):
+            found[kind].append(other.rank)
+            if kind in ("left", "failed"):
+                other.note(kind, f"{kind} it")
+            elif kind == "closed":
+                closed_notes(store, "1").write(str(other.rank), "closed it")
+            else:
+                deaths.write(str(other.rank), "ended with exit code 3" if kind == "exit" else "died of a signal")
+    first = draw.choice([None, None, 0, 1, 2, 3])
+    if first is not None:
+        (mine, *others)[first].record_failure("a round")
+        others[0].record_failure("a later one")
+    wordless = [rank for rank in found["closed"] if rank not in found["failed"]]
+    lines = [f"worker {rank} {text}" for ranks, text in (
+        (found["signal"], "died of a signal"), (found["left"], "left it"), (wordless, "closed it"),
+    ) for rank in ranks]  # fmt: skip
+    lines += [f"worker {first} gave up first, with: a round"] if first else []
+    lines += [f"worker {rank} ended with exit code 3" for rank in found["exit"]]
+    assert mine.cause(range(4)) == (lines or [None])[0]
+    assert mine.cause([0]) == (f"worker {first} gave up first, with: a round" if first else None)
+    assert mine.lost(range(4)) == {rank for ranks in found.values() for rank in ranks}
