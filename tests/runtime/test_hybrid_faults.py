@@ -11,6 +11,7 @@ from torch import nn
 
 import preduce
 from helpers.hybrid_runs import (
+    CROSSED,
     OPTIMIZERS,
     WIDTH,
     WORDS,
@@ -50,12 +51,13 @@ def one_line(ranks, act, case=CASE):
     return said_by_all(ranks, run)
 
 
-def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks):
+@pytest.mark.parametrize("cluster", ["2x2", CROSSED], ids=str)
+def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks, cluster):
     def act(model, optimizer, rank, data):
         words = data[0] + (WORDS if rank == 2 else 0)
         step(model, optimizer, words, *data[1:])
 
-    line = one_line(ranks, act)
+    line = one_line(ranks, act, replace(CASE, cluster=cluster))
     assert line.startswith("InputError: worker 2: parameter 'words.weight': index ")
     assert line.endswith(f"is out of range; its rows are 0..{WORDS - 1}")
 
