@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from helpers import children
+from preduce.runtime.transport import background
 
 STORE = """
 import datetime, sys, threading
@@ -46,6 +48,29 @@ def test_a_process_with_background_threads_ends_as_its_script_ends(end, code):
 def test_a_thread_that_never_returns_does_not_hold_up_the_end():
     result = ended("import threading\n" + STORE + "Background(threading.Event().wait, name='waits').start()\n")
     assert result.returncode == 0, result.stderr
+
+
+def test_all_threads_are_asked_to_stop_before_any_is_waited_for_and_share_one_limit(monkeypatch):
+    done, clock = [], [50.0]
+
+    class Running:
+        def __init__(self, name, seconds, *, stops=True, is_alive=True):
+            self.name, self.seconds, self.is_alive = name, seconds, lambda: is_alive
+            self.stop = (lambda: done.append(("stop", name))) if stops else None
+
+        def join(self, limit):
+            done.append(("join", self.name, limit))
+            clock[0] += min(limit, self.seconds)
+
+    current = threading.current_thread()
+    monkeypatch.setattr(current, "stop", lambda: done.append(("stop", "current")), raising=False)
+    threads = [Running("a", 0.25), Running("b", 9, stops=False), Running("c", 9), Running("over", 0, is_alive=False)]
+    monkeypatch.setattr(background, "_threads", [*threads, current])
+    monkeypatch.setattr(background.time, "monotonic", lambda: clock[0])
+    background.end_all()
+    stops = [("stop", "a"), ("stop", "c"), ("stop", "current")]
+    limit = background.ENDING_SECONDS
+    assert done == [*stops, ("join", "a", limit), ("join", "b", limit - 0.25), ("join", "c", 0.0)]
 
 
 def test_every_thread_of_the_runtime_is_a_background_thread():
