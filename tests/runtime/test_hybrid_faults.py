@@ -62,6 +62,27 @@ def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks, clus
     assert line.endswith(f"is out of range; its rows are 0..{WORDS - 1}")
 
 
+def test_a_script_that_goes_on_after_a_mistake_hears_of_the_next_one_and_gets_its_rows(ranks):
+    values = Model(CASE).words.weight.detach()
+
+    def run(world):
+        model, _ = start(CASE, world)
+        said, ids = [], torch.tensor([1, 5, 28]) - world.rank % 2
+        for number, culprit in enumerate((2, 0, 2, 3)):
+            try:
+                with torch.no_grad():
+                    model.words(ids + (number + 1) * WORDS * (world.rank == culprit))
+            except InputError as error:
+                said.append(str(error).removesuffix("; its rows are 0..28"))
+        with torch.no_grad():
+            assert torch.equal(model.words(ids), values[ids])
+        return said
+
+    lines = [f"worker {rank}: parameter 'words.weight': index {index} is out of range"
+             for rank, index in ((2, 30), (0, 59), (2, 88), (3, 116))]  # fmt: skip
+    assert ranks.run(4, run) == [lines] * 4
+
+
 def test_a_gathered_table_refuses_an_index_on_all_workers_alike(ranks):
     def act(model, optimizer, rank, data):
         step(model, optimizer, data[0] - (WORDS if rank == 1 else 0), *data[1:])
