@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from preduce.runtime.launcher.orphans import end_groups
 from preduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, raise_unheard
-from preduce.topo.errors import FencedError
+from preduce.topo.errors import FencedError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,8 +60,12 @@ class _Shutdown:
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
     def begin(self, code: int, grace: float) -> None:
-        """Note the first failure; later ones change nothing."""
-        self.code = self.code or code
+        """Note the first failure; later ones change nothing.
+
+        But for one: who only lost a peer may end before the worker that it lost, which has more to clean up.
+        """
+        is_cause = self.code == UnavailableError.exit_code and not self.has_signalled
+        self.code = code if is_cause else self.code or code
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def asked(self, code: int, grace: float, workers: Sequence[Child]) -> None:

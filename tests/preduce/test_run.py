@@ -6,6 +6,8 @@ import pytest
 
 from helpers.warm import WARM
 from preduce.__main__ import main
+from preduce.runtime.launcher import supervision
+from preduce.runtime.launcher.supervision import Child
 
 SCRIPT = """
 import os, sys
@@ -35,6 +37,21 @@ def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_pat
     command = ["preduce", "run", "--workers", "2", str(script)]
     done = WARM.run(*command)
     assert done.returncode == 7
+
+
+def test_the_exit_code_is_that_of_the_cause_though_who_lost_it_ended_first():
+    """A worker that only lost a peer has less to clean up than the peer, and ends before it on a busy machine."""
+    shutdown = supervision._Shutdown()
+    lost, cause, ended = (Child(rank, 0, -1, code=code) for rank, code in enumerate((69, 3, 128 + 15)))
+    shutdown.failed(lost, [lost, cause, ended], grace=60)
+    shutdown.failed(cause, [lost, cause, ended], grace=60)
+    shutdown.failed(ended, [lost, cause, ended], grace=60)
+    assert shutdown.code == 3
+    shutdown = supervision._Shutdown()
+    shutdown.failed(lost, [lost, ended], grace=60)
+    shutdown.signals.pop(0)
+    shutdown.failed(ended, [lost, ended], grace=60)
+    assert shutdown.code == 69, "who was ended from here is no cause"
 
 
 def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):

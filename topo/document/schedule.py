@@ -55,6 +55,10 @@ def parse_schedule(data: bytes, *, max_bytes: int = MAX_BYTES) -> Schedule:
     Raises:
         DocumentError: a document that breaks the format.
     """
+    if isinstance(data, str):
+        raise InputError(
+            "parse_schedule: data is a str; a document is bytes: pass data.encode(), or load_schedule(path)"
+        )
     return _parse(data, max_bytes, "")
 
 
