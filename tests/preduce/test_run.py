@@ -7,6 +7,7 @@ import pytest
 from helpers.warm import WARM
 from preduce.__main__ import main
 from preduce.runtime.launcher import supervision
+from preduce.runtime.launcher.launch import _variables
 from preduce.runtime.launcher.supervision import Child
 
 SCRIPT = """
@@ -52,6 +53,12 @@ def test_the_exit_code_is_that_of_the_cause_though_who_lost_it_ended_first():
     shutdown.signals.pop(0)
     shutdown.failed(ended, [lost, ended], grace=60)
     assert shutdown.code == 69, "who was ended from here is no cause"
+
+
+@pytest.mark.parametrize(("stated", "count"), [("4,2", "4"), (" 3 ", "3"), ("abc", "1"), ("", "1"), ("0", "1")])
+def test_threads_that_openmp_would_not_understand_are_left_aside(monkeypatch, stated, count):
+    monkeypatch.setenv("OMP_NUM_THREADS", stated)
+    assert _variables(0, 64, 1, None)["OMP_NUM_THREADS"] == count
 
 
 def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):

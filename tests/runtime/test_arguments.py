@@ -45,6 +45,27 @@ def test_a_timeout_that_is_no_deadline_is_refused(timeout):
         preduce.ScheduleHookState(PAIR, timeout=timeout)
 
 
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RANK": "7"}, "RANK is 7 and WORLD_SIZE is 2; ranks are 0..1"),
+        ({"RANK": "-1"}, "RANK is '-1'; it is a number in 0..2147483647"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'; it is a number in 1..2147483647"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT is '65536'; it is a number in 1..65535"),
+    ],
+    ids=str,
+)
+def test_an_environment_that_no_launcher_sets_is_refused(monkeypatch, variables, words):
+    """A rank beyond the workers waited for all of them, itself among them, until its timeout."""
+    started = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    for name, value in (started | variables).items():
+        monkeypatch.setenv(name, value)
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(InputError, match=f"environment: {words}"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, PAIR, timeout=5)
+
+
 def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
