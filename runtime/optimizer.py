@@ -36,7 +36,7 @@ from preduce.runtime.worker.ending import Ending
 from preduce.runtime.worker.meeting import Meeting
 from preduce.runtime.worker.paces import refuse_other_paces
 from preduce.runtime.worker.stepper import Stepper
-from preduce.topo.errors import InputError, UnavailableError
+from preduce.topo.errors import InputError, PreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -130,25 +130,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
         heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process, lifelines=agreed.lifelines)
-        if not alone:
-            _prepare(reached, plan, heartbeat, own_process=own_process)
-        self.run = _run(
-            plan,
-            flat,
-            reached,
-            self.optimizer,
-            recorder=Recorder(reached.rank, trace),
-            heartbeat=heartbeat,
-            key=agreed.key,
-            timeout=timeout,
-            tables=tables,
-        )
-        if alone:
-            self.runner: Runner = Alone(self.run)
-        elif alpha is None:
-            self.runner = build(self.run)
-        else:
-            self.runner = CorrectedMeans(self.run, self.optimizer, alpha)
+        with _connecting(reached, heartbeat):
+            if not alone:
+                _prepare(reached, plan, heartbeat, own_process=own_process)
+            self.run = _run(
+                plan,
+                flat,
+                reached,
+                self.optimizer,
+                recorder=Recorder(reached.rank, trace),
+                heartbeat=heartbeat,
+                key=agreed.key,
+                timeout=timeout,
+                tables=tables,
+            )
+            self.runner = self._built(alpha)
         uneven_inputs = UnevenInputs(
             reached.store, reached.rank, reached.size, heartbeat, key=agreed.key, timeout=timeout
         )
@@ -159,9 +155,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if policies.broadcast:
             self.meeting.broadcast()
         if tables:
-            tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.stepper)
+            with _connecting(reached, heartbeat):
+                tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.stepper)
             tables.spread(self.optimizer, broadcast=policies.broadcast)
         remember(self, model.parameters())
+
+    def _built(self, alpha: float | None) -> Runner:
+        """What averages as the schedule says, with the strength of drift correction if there is one."""
+        if self.run.alone:
+            return Alone(self.run)
+        return build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
 
     @property
     def round(self) -> int:
@@ -399,20 +402,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return f"DistributedOptimizer({self.schedule.name!r}, {place}, {self.optimizer!r})"
 
 
+@contextlib.contextmanager
+def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
+    """Around what connects workers: who fails tells the others why, as after any other failure.
+
+    And leaves this world, so that no two workers ever have made different communicators in one. What the user did wrong
+    all find before they connect.
+    """
+    try:
+        yield
+    except PreduceError as error:
+        if not isinstance(error, InputError):
+            world.abandon()
+            forget(world)
+            heartbeat.note("failed", "gave up while it connected its groups")
+            heartbeat.record_failure(str(error)[:300])
+            heartbeat.stop()
+        raise
+
+
 def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool) -> None:
-    """Make the groups; who fails tells the others why, as after any other failure."""
+    """Make the groups."""
     world.signs = heartbeat
     if own_process:
         note_stage(world.store, world.rank, "connected its groups")
-    try:
-        world.prepare(schedule)
-    except UnavailableError as error:
-        world.abandon()
-        forget(world)
-        heartbeat.note("failed", "gave up while it connected its groups")
-        heartbeat.record_failure(str(error)[:300])
-        heartbeat.stop()
-        raise
+    world.prepare(schedule)
     if own_process:
         note_stage(world.store, world.rank, "trained", heartbeat.place)
 

@@ -92,13 +92,10 @@ def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
 
 
 def _without_matrix(schedule: "Schedule", period: int) -> str:
-    """That what a round averages is no fixed matrix, in a line; empty where it is one."""
+    """What of its rounds is decided while the job runs, in a line; empty where nothing is."""
     if schedule.is_mixing:
         return ""
-    return (
-        f"Period {period}, {schedule.strategy.when.in_words}: which updates a round averages is decided while the job "
-        "runs, so no round has a mixing matrix, and the schedule no figures"
-    )
+    return f"Period {period}, {schedule.strategy.when.in_words}: {schedule.undecided}; the schedule has no figures"
 
 
 def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:

@@ -165,7 +165,7 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
         if explain or claim.status.value != "proved":
             out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")
     if schedule is not None and not schedule.is_mixing:
-        out.print("It has no mixing matrix, hence no figures; `preduce simulate` runs it in virtual time.", style="dim")
+        out.print(f"No figures: {schedule.undecided}; `preduce simulate` runs it in virtual time.", style="dim")
         return
     how = figures["how"]
     shown = table("Figures", "figure", "value", Column("kind", drop=1))

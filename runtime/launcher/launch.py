@@ -52,6 +52,7 @@ def launch(
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
+    That some fail because others are missing (exit code 69) is a consequence of why these are, whoever ends first.
     SIGTERM and SIGHUP are passed on to the workers as SIGTERM; they have `grace` seconds to end, and the exit code is
     the signal's.
 

@@ -211,7 +211,7 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     assert "4: 1/2" in capsys.readouterr().out
 
 
-def test_show_says_of_a_quorum_what_there_is_no_matrix_of(capsys, figure_10, tmp_path):
+def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(capsys, figure_10, tmp_path):
     fixed = load_schedule(figure_10)
     when = Quorum(quorum=2, staleness=3)
     path = tmp_path / "quorum.json"
@@ -221,8 +221,10 @@ def test_show_says_of_a_quorum_what_there_is_no_matrix_of(capsys, figure_10, tmp
     shown = " ".join(capsys.readouterr().out.split())
     assert "1 F K " in shown, "the groups"
     assert "the first 3 of 4 phases" in shown
-    assert "Period 4, quorum 2 up to 3 late: which updates a round averages is decided while the job runs" in shown
-    assert "no round has a mixing matrix" in shown
+    own = "every round averages with its own mixing matrix, and whose progress is in it is decided while the job runs"
+    assert f"Period 4, quorum 2 up to 3 late: {own}; the schedule has no figures" in shown
+    assert main(["verify", str(path)]) == 0
+    assert f"No figures: {own}; `preduce simulate` runs it" in " ".join(capsys.readouterr().out.split())
     document = answer(capsys, "show", path, "--json")
     assert document["groups"] == answer(capsys, "show", figure_10, "--json")["groups"]
     assert document["note"].startswith("Period 4, quorum 2 up to 3 late")
@@ -231,7 +233,10 @@ def test_show_says_of_a_quorum_what_there_is_no_matrix_of(capsys, figure_10, tmp
     assert main(["design", "4", "--using", "allreduce", "-o", str(path)]) == 0
     everybody = load_schedule(path)
     write_schedule(path, replace(everybody, strategy=replace(everybody.strategy, when=Quorum(quorum="majority"))))
-    assert "Period 1, majority up to 4 late" in answer(capsys, "show", path, "--json")["note"]
+    none = "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
+    assert answer(capsys, "show", path, "--json")["note"].startswith(f"Period 1, majority up to 4 late: {none}")
+    assert main(["verify", str(path)]) == 0
+    assert f"No figures: {none}; " in " ".join(capsys.readouterr().out.split())
 
 
 def test_simulate_agrees_with_the_steady_state(capsys, figure_10):

@@ -8,7 +8,6 @@ from helpers.warm import WARM
 from preduce.__main__ import main
 from preduce.runtime.launcher import supervision
 from preduce.runtime.launcher.launch import _variables
-from preduce.runtime.launcher.supervision import Child
 
 SCRIPT = """
 import os, sys
@@ -38,21 +37,6 @@ def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_pat
     command = ["preduce", "run", "--workers", "2", str(script)]
     done = WARM.run(*command)
     assert done.returncode == 7
-
-
-def test_the_exit_code_is_that_of_the_cause_though_who_lost_it_ended_first():
-    """A worker that only lost a peer has less to clean up than the peer, and ends before it on a busy machine."""
-    shutdown = supervision._Shutdown()
-    lost, cause, ended = (Child(rank, 0, -1, code=code) for rank, code in enumerate((69, 3, 128 + 15)))
-    shutdown.failed(lost, [lost, cause, ended], grace=60)
-    shutdown.failed(cause, [lost, cause, ended], grace=60)
-    shutdown.failed(ended, [lost, cause, ended], grace=60)
-    assert shutdown.code == 3
-    shutdown = supervision._Shutdown()
-    shutdown.failed(lost, [lost, ended], grace=60)
-    shutdown.signals.pop(0)
-    shutdown.failed(ended, [lost, ended], grace=60)
-    assert shutdown.code == 69, "who was ended from here is no cause"
 
 
 @pytest.mark.parametrize(("stated", "count"), [("4,2", "4"), (" 3 ", "3"), ("abc", "1"), ("", "1"), ("0", "1")])
@@ -85,6 +69,29 @@ def test_a_worker_that_ends_without_any_message_is_named_once(tmp_path, code, sa
     done = WARM.run(*command)
     assert done.returncode == 7
     assert done.stderr.count("worker 1 ended with exit code 7 and no message") == said, done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("cause", "code"), [("raise ValueError('mine')", 1), ("os._exit(7)", 7)])
+def test_the_exit_code_is_that_of_the_cause_whoever_of_those_that_miss_it_ends_first(tmp_path, cause, code):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, time, preduce\nrank = int(os.environ['RANK'])\ntime.sleep(0.4 * rank)\n"
+        f"if rank == 1: {cause}\nraise preduce.PeerLostError('worker 1 is missing')\n"
+    )
+    done = WARM.run("preduce", "run", "--workers", "3", str(script))
+    assert done.returncode == code
+    assert done.stderr.count("worker 1 ended with exit code 7 and no message") == (code == 7), done.stderr
+
+
+def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monkeypatch):
+    monkeypatch.setattr(supervision, "_tell", lambda *_, **__: None)
+    monkeypatch.setattr(supervision, "_signal_group", lambda *_: None)
+    codes = {0: 1, 1: 69, 2: 128 + 9}
+    monkeypatch.setattr(supervision, "_reap", lambda worker: setattr(worker, "code", codes[worker.rank]) or True)
+    workers, shutdown = [supervision.Child(rank, 0, 0) for rank in codes], supervision._Shutdown()
+    supervision._collect(workers, None, shutdown, 5.0, None)
+    assert shutdown.code == 128 + 9
 
 
 @pytest.mark.processes

@@ -1,12 +1,12 @@
 """Background threads: a worker's process ends as its script ended, never of a thread that was still inside torch."""
 
 import re
-import subprocess
 import sys
 
 import pytest
 
 from helpers import children
+from helpers.warm import WARM
 
 STORE = """
 import datetime, sys, threading
@@ -25,8 +25,7 @@ BACKGROUND = "Background(ask, name='asks', stop=stopped.set).start()\nasked.wait
 
 
 def ended(script):
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, cwd=children.ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return WARM.run("-c", script, timeout=60)
 
 
 def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():

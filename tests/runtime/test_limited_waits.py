@@ -1,13 +1,12 @@
 """Waits inside the library: they have a limit, end when the operation does, and keep an error for who waits."""
 
-import subprocess
 import sys
 import threading
 
 import pytest
 import torch
 
-from helpers import children
+from helpers.warm import WARM
 from preduce.runtime.codecs.coding import Coding
 from preduce.runtime.transport.communicators import HostWork, LimitedShortWork
 from preduce.runtime.transport.waiting import LimitedWork
@@ -72,8 +71,7 @@ def wait():
 
 
 def ended(script, wait):
-    command = [sys.executable, "-c", WAITING.replace("WAIT", wait) + script]
-    return subprocess.run(command, cwd=children.ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return WARM.run("-c", WAITING.replace("WAIT", wait) + script, timeout=60)
 
 
 @pytest.mark.processes
