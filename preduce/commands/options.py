@@ -266,10 +266,10 @@ def disturbance_of(text: str) -> "Disturbance":
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:
         return RandomSlowdown(quantity(place, parse_factor, rest[0]) if rest else 6.0)
-    if kind == "delay" and len(rest) == 2 and rest[0].isdigit() and len(rest[0]) <= 10:
+    if kind == "delay" and len(rest) == 2 and rest[0].isascii() and rest[0].isdigit() and len(rest[0]) <= 10:
         return RandomDelay(int(rest[0]), quantity(place, parse_time, rest[1]))
     if kind == "skew" and len(rest) == 2:
-        return ShiftingDelay(quantity(place, parse_time, rest[0]), quantity(place, parse_time, rest[1]))
+        return ShiftingDelay(*(quantity(place, parse_time, time) for time in rest))
     raise InputError(
         f"{place}: write hop[:FACTOR] (each worker slow with probability 1/n), delay:WORKERS:TIME (so many "
         "random workers held up in every step) or skew:LOW:HIGH (everybody held up, the delays shifting)"

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.table_prices import IN_ORDER, Table
@@ -18,7 +20,7 @@ from preduce.topo.timing.tables import Touched
 from preduce.user_function import function_of, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
 
@@ -196,7 +198,8 @@ def measure_touched(
     Without gradients, in eval mode, on whatever device the model is. O(batches · forward).
 
     Raises:
-        InputError: too few batches for one step, or a batch that forward() does not take.
+        InputError: too few batches for one step, batches that cannot be iterated over, or one that forward() does not
+            take.
     """
     import torch
 
@@ -206,7 +209,7 @@ def measure_touched(
     model.eval()
     try:
         with torch.no_grad(), recorded(model) as lookups:
-            for batch in batches:
+            for batch in _iterated(batches):
                 _forward(model, batch)
                 worker_rows.append(lookups.take())
                 if len(worker_rows) == cluster.num_workers:
@@ -222,6 +225,25 @@ def measure_touched(
             "more of them, or a smaller cluster"
         )
     return {name: _shares(name, size, steps, cluster) for name, size in _sizes(model).items()}, len(steps)
+
+
+def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches; what the user's own loader raises is one line.
+
+    Raises:
+        InputError: they cannot be iterated over, or not to the end.
+    """
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        raise InputError(f"gave batches that are no iterable ({type(batches).__name__}); return (model, loader)")
+    iterator = iter(batches)
+    for number in count():
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise InputError(f"batch {number} raised {one_line(error)}") from error
+        yield batch
 
 
 def _shares(name: str, num_rows: int, steps: list[list[dict[str, set[int]]]], cluster: Cluster) -> Touched:

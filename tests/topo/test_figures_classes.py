@@ -393,7 +393,7 @@ def test_limits_choose_the_method() -> None:
 
 
 def test_a_gap_of_nothing_is_no_rounding_error():
-    """Groups inside nodes only: the largest eigenvalue off the mean is 1 up to rounding, and the gap is not negative."""
+    """Groups inside nodes only: the largest eigenvalue is 1 up to rounding, and the gap is not negative."""
     inside = Static(phases=RulePhases((2,), ((Block((0, 1)),),) * 4))
     gap = figures(Schedule("s", Cluster.regular(2, 2), inside)).spectral_gap
     assert (gap.slem.value, gap.sigma.value) == (0, 0)
