@@ -257,7 +257,6 @@ def _print(
 
     from preduce.console import console, seconds, size
     from preduce.report.runs import runs
-    from preduce.report.table import Column, table
 
     out = console()
     out.print(
@@ -289,6 +288,19 @@ def _print(
     if timeline.free_running:
         common = "apply results when they come to them" if "quorum" in facts else "have no common rounds"
         out.print(f"Workers {common}: the time per step is the mean over the steps of all.", style="dim")
+    _print_where_time_goes(timeline, facts)
+    if free:
+        out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
+    if output is not None:
+        drawn = next((words for name, words in DRAWN.items() if name in facts), "timeline")
+        out.print(f"{'timeline' if output.suffix.lower() == '.json' else drawn} written to {output}")
+
+
+def _print_where_time_goes(timeline: "Timeline", facts: dict[str, Any]) -> None:
+    """A row for each worker, of many for those that wait longest, and their mean."""
+    from preduce.console import console, seconds
+    from preduce.report.table import Column, table
+
     listed = table(
         "Where the time goes",
         "worker",
@@ -306,14 +318,9 @@ def _print(
         listed.add(str(rank), *map(seconds, mine), f"{share:.0%}")
     mean = [float(part.mean()) for part in parts]
     listed.add("mean", *map(seconds, mean), f"{facts['share_waiting']:.0%}", style="bold")
-    out.print(listed)
+    console().print(listed)
     if count > 16:
-        out.print(f"Shown: the 16 of {count} workers that wait longest.", style="dim")
-    if free:
-        out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
-    if output is not None:
-        drawn = next((words for name, words in DRAWN.items() if name in facts), "timeline")
-        out.print(f"{'timeline' if output.suffix.lower() == '.json' else drawn} written to {output}")
+        console().print(f"Shown: the 16 of {count} workers that wait longest.", style="dim")
 
 
 def _print_quorum(found: dict[str, Any]) -> None:
