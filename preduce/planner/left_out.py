@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from preduce.console import size
 from preduce.planner.competitors import MAX_GRAPH_WORKERS
-from preduce.planner.group_quorums import memory_bytes
+from preduce.planner.group_runs import memory_bytes
 from preduce.planner.slowdown import Slowdown
 from preduce.schedulers.synthesis.cluster_shape import derived_paces
 
