@@ -72,7 +72,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     **{f"verify/{name}.py": ((PAYLOADS,), (SAYS,)) for name in ("codec_error", "equal_replicas", "forms", "lag")},
     **{
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
-        for name in ("functions", "function_process")
+        for name in ("functions", "function_process", "asked_function")
     },
     **{f"verify/checker/claims/{name}.py": ((SAYS, CORRUPTED), FORGED) for name in CHECKED},
     **{

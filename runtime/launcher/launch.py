@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from preduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
 from preduce.runtime.launcher.interpreter_end import end_as_python_does, leave_clean_up_to_parent
 from preduce.runtime.launcher.orphans import Guardian, die_with_parent
 from preduce.runtime.launcher.outlet import Outlet, PlainOutlet
@@ -56,7 +57,9 @@ def launch(
     the signal's.
 
     Args:
-        target: the path of a Python script, run as `__main__`, or a function without parameters.
+        target: the path of a Python script, run as `__main__`, or a function without parameters. A script draws random
+            numbers of its own in each worker, as under torchrun; a function goes on with those of the program that
+            forks it. That must not have computed in several threads of torch: its copies would wait for them for ever.
         args: the script's arguments.
         num_workers: processes in all.
         num_nodes: pretend this many machines: sets LOCAL_RANK and LOCAL_WORLD_SIZE; must divide `num_workers`.
@@ -86,6 +89,7 @@ def launch(
             raise_unheard()
             sys.stdout.flush()
             sys.stderr.flush()
+            fill_standard_descriptors()
             guardian = Guardian()
             try:
                 for rank in range(num_workers):
@@ -186,13 +190,12 @@ def _fork(
         os.setpgid(0, 0)
         if not die_with_parent(parent):
             os._exit(70)
-        as_in_a_fresh_process()
         leave_clean_up_to_parent()
-        os.dup2(out_write, 1)
-        os.dup2(err_write, 2)
+        own_standard_streams(out_write, err_write)
         port = os.read(go_read, 16).decode()
         if not port:
             os._exit(70)
+        os.close(go_read)
         code = _become_worker(target, args, {**variables, "MASTER_PORT": port})
     except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
         traceback.print_exc()
@@ -211,16 +214,15 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - lives as long as the process
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
     os.environ.update(variables)
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
     code = 0
     try:
+        as_in_a_fresh_process()  # from here on Ctrl-C ends it like any other program
         if callable(target):
             target()
         else:
+            draw_anew()
             sys.argv = [str(target), *args]
             sys.path.insert(0, str(Path(target).resolve().parent))
             runpy.run_path(str(target), run_name="__main__")

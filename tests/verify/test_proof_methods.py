@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.golden import GOLDEN
+from helpers.warm_checker import run_checker
 from preduce.topo.arithmetic.exact_matrices import gram, pivots
 from preduce.topo.arithmetic.whole_numbers import ceil_log, prime_factors
 from preduce.topo.cluster import Cluster
@@ -24,10 +23,11 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Static
 from preduce.topo.strategies.axes import Codec, Form, How
 from preduce.verify import Status, checker, prove
+from preduce.verify.asked_function import load_function
 from preduce.verify.certificate import certificate_bytes, confirm
 from preduce.verify.classes import class_product, distinct_classes
 from preduce.verify.contraction import product_minus_mean
-from preduce.verify.functions import load_function, prove_function
+from preduce.verify.functions import prove_function
 from preduce.verify.norm_bound import shifted
 from preduce.verify.rounds import best_bound
 from preduce.verify.spectral_gap import prove_gap
@@ -282,8 +282,7 @@ def test_budgets_count_distinct_groups_of_the_busiest_rank():
 def program(folder, certificate: bytes, schedule: bytes):
     (folder / "c.json").write_bytes(certificate)
     (folder / "s.json").write_bytes(schedule)
-    command = [sys.executable, "-I", "-S", CHECKER, folder / "c.json", folder / "s.json"]
-    return subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60, cwd=os.sep)
+    return run_checker(folder / "c.json", folder / "s.json")
 
 
 @pytest.mark.parametrize(
