@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
+from preduce.runtime.arguments import checked_model, checked_steps, checked_timeout
 from preduce.runtime.averaging.applier import Applier
 from preduce.runtime.averaging.common_start import ADVICE
 from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
@@ -102,6 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Why each table goes its way, where `preduce.parallelize` chose."""
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
+        model, timeout = checked_model(model), checked_timeout(timeout)
         self.schedule = read_schedule(schedule)
         policies = Policies.chosen(buffers, optimizer_state, initial)
         policies.refuse_combinations(self.optimizer, self.schedule)
@@ -309,27 +311,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the next step finds it, so load that too.
 
         Raises:
-            InputError: the state was saved inside a round, and the schedule measures rounds from their beginning.
+            InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
+                `preduce` holds no step count.
         """
-        own = state_dict.get("preduce")
-        if own is not None and self.runner.needs_round_start and int(own["steps"]) % self.run.pace:
+        steps = None if (own := state_dict.get("preduce")) is None else checked_steps(own)
+        if steps is not None and self.runner.needs_round_start and steps % self.run.pace:
             raise InputError(
-                f"load_state_dict: step {own['steps']} lies inside a round of {self.run.pace} steps, whose beginning "
+                f"load_state_dict: step {steps} lies inside a round of {self.run.pace} steps, whose beginning "
                 "is not known any more; save the state after the last step of a round"
             )
-        if own is not None:
+        if steps is not None:
             self.ending.guard(lambda: self.stepper.gather(apply=False))
             if self.runner.agrees_on_end:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
-                    self._refuse_other_steps(int(own["steps"]))
+                    self._refuse_other_steps(steps)
         theirs = {key: value for key, value in state_dict.items() if key != "preduce"}
         self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
-        if own is not None:
+        if steps is not None:
             if self.runner.drains_together:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
             self.ending.guard(self.runner.drain)
-            self.stepper.steps = int(own["steps"])
+            self.stepper.steps = steps
 
     def _refuse_other_steps(self, steps: int) -> None:
         """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet.
@@ -357,13 +360,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             InputError: a parameter that is not averaged, which would drift apart unnoticed.
         """
         parameters = param_group["params"]
-        for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)  # a generator is read once
+        for entry in listed:
+            parameter = entry[1] if isinstance(entry, tuple) else entry  # torch takes (name, parameter) as well
             if not self.run.flat.holds(parameter):
                 raise InputError(
                     f"add_param_group: a parameter of shape {list(parameter.shape)} was not trainable, or not in the "
                     "model, when DistributedOptimizer was made; unfreeze first, then wrap"
                 )
-        self.optimizer.add_param_group(param_group)
+        group = {**param_group, "params": listed}
+        self.run.flat.refuse_unforeseen(self.optimizer, group)
+        self.optimizer.add_param_group(group)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything
         """Everything else (param_groups, state, defaults, hooks) is the wrapped optimizer's."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from preduce.commands.options import Json
+from preduce.commands.options import Json, quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def command(
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.units import parse_size
 
-    loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
+    loaded = load_schedule(schedule, max_bytes=quantity("--max-bytes", parse_size, max_bytes))
     if loaded.strategy.graphs:
         _show_rounds(loaded, output, as_json=as_json, max_workers=max_workers)
         return

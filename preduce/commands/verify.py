@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from preduce.commands.options import Json
+from preduce.commands.options import Json, quantity
 
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
@@ -52,7 +52,7 @@ def command(
     elif cluster is not None or period is not None or export is not None:
         raise typer.BadParameter("is for FILE.py:NAME; a schedule file says it itself", param_hint="--cluster/--period")
     else:
-        loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
+        loaded = load_schedule(schedule, max_bytes=quantity("--max-bytes", parse_size, max_bytes))
         proof = prove(loaded)
     if gap and loaded is not None:
         proof = replace(proof, claims=(*proof.claims, *(_gap_claim(loaded, text) for text in gap)))

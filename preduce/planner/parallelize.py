@@ -17,6 +17,7 @@ import torch
 from preduce.planner.model_tables import tables_of
 from preduce.planner.routes import choose_routes, refuse_unpriced
 from preduce.planner.table_prices import APPLYING
+from preduce.runtime.arguments import checked_timeout
 from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_size
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.sharding.found import embeddings_of
@@ -100,7 +101,9 @@ def parallelize(
     reasons: tuple[str, ...] = ()
     if not is_alone(world) and not schedule.strategy.what:  # all come, so that one whose model has no tables is named
         uses = OtherUses(model)
-        reached = world or default_world(_device_of(model), timedelta(seconds=timeout), lambda _s, _r, _n: None)
+        reached = world or default_world(
+            _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
+        )
         refuse_other_size(schedule, reached)
         decision = _decided(
             reached,

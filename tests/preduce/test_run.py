@@ -7,6 +7,7 @@ import pytest
 from helpers.warm import WARM
 from preduce.__main__ import main
 from preduce.runtime.launcher import supervision
+from preduce.runtime.launcher.launch import _variables
 
 SCRIPT = """
 import os, sys
@@ -36,6 +37,12 @@ def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_pat
     command = ["preduce", "run", "--workers", "2", str(script)]
     done = WARM.run(*command)
     assert done.returncode == 7
+
+
+@pytest.mark.parametrize(("stated", "count"), [("4,2", "4"), (" 3 ", "3"), ("abc", "1"), ("", "1"), ("0", "1")])
+def test_threads_that_openmp_would_not_understand_are_left_aside(monkeypatch, stated, count):
+    monkeypatch.setenv("OMP_NUM_THREADS", stated)
+    assert _variables(0, 64, 1, None)["OMP_NUM_THREADS"] == count
 
 
 def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):

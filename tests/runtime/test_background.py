@@ -77,6 +77,34 @@ def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_
     assert len(looks) == background.ENDING_LOOKS
 
 
+def test_all_threads_are_asked_to_stop_before_any_is_waited_for_and_share_the_looks(monkeypatch):
+    done = []
+
+    class Running:
+        """Alive for so many looks."""
+
+        def __init__(self, name, looks, *, stops=True):
+            self.name, self.looks = name, looks
+            self.stop = (lambda: done.append(("stop", name))) if stops else None
+
+        def is_alive(self):
+            return self.looks > 0
+
+        def join(self, limit):
+            assert limit == background.LOOK_SECONDS
+            done.append(("join", self.name))
+            self.looks -= 1
+
+    current = threading.current_thread()
+    monkeypatch.setattr(current, "stop", lambda: done.append(("stop", "current")), raising=False)
+    threads = [Running("a", 5), Running("b", 99, stops=False), Running("c", 99), Running("over", 0)]
+    monkeypatch.setattr(background, "_threads", [*threads, current])
+    background.end_all()
+    stops = [("stop", "a"), ("stop", "c"), ("stop", "current")]
+    looks = background.ENDING_LOOKS
+    assert done == [*stops, *[("join", "a")] * 5, *[("join", "b")] * (looks - 5)]
+
+
 def test_every_thread_of_the_runtime_is_a_background_thread():
     files = sorted((children.ROOT / "runtime").rglob("*.py"))
     plain = [str(file) for file in files if re.search(r"threading\.Thread\(|Thread\(target", file.read_text("utf-8"))]

@@ -7,6 +7,7 @@ import torch
 
 import preduce
 from helpers.hybrid_runs import (
+    CROSSED,
     OPTIMIZERS,
     WIDTH,
     WORDS,
@@ -25,10 +26,12 @@ from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.routes import Way
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 
 EXACT = [
     Case("sgd", "2x2", dtype=torch.float64),
+    Case("momentum", CROSSED, sparse=True, partitions=7, moving=True, dtype=torch.float64),
+    Case("sgd", CROSSED, way=Way.GATHER, mode="mean", dtype=torch.float64),
     Case("sgd", "4x1", sparse=True, mode="mean", padding=3, dtype=torch.float64),
     Case("momentum", "2x2", sparse=True, coalesces=False, twice=True, backwards=2, dtype=torch.float64),
     Case("momentum", "4x1", mode="max", partitions=7, moving=True, dtype=torch.float64),
