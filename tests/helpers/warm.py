@@ -172,6 +172,7 @@ def _settle(descriptors, cwd, environment, session):
         open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115 - until the process ends
         for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
     )
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
 
 def main():
