@@ -50,11 +50,11 @@ def test_the_mean_of_models_is_kept_and_rounds_mix_by_the_schedule(ranks, block)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_groups_that_go_half_of_the_way_keep_the_mean_as_well(ranks, seed):
-    pairings = (((0, 1), (2, 3)), ((0, 2), (1, 3)), (tuple(range(4)),))
-    half = [Phase.from_groups(4, [Group(members, Fraction(1, 2)) for members in some]) for some in pairings]
+def test_groups_that_go_a_part_of_the_way_keep_the_mean_as_well(ranks, seed):
+    parts = ((Fraction(1, 4), ((0, 1), (2, 3))), (1, ((0, 2), (1, 3))), (Fraction(1, 2), (tuple(range(4)),)))
+    phases = [Phase.from_groups(4, [Group(members, part) for members in groups]) for part, groups in parts]
     case = make_group_case(seed)
-    strategy = replace(case.schedule.strategy, phases=GroupPhases(tuple(half)))
+    strategy = replace(case.schedule.strategy, phases=GroupPhases(tuple(phases)))
     case = replace(case, schedule=replace(case.schedule, strategy=strategy))
     assert_kept(case, ranks.run(4, lambda world: run_group_case(case, world)))
 
@@ -127,6 +127,31 @@ def test_a_checkpoint_loses_no_progress(ranks, tmp_path):
     one = 6 * (1 + 4 + 16 + 64) / 4
     assert ranks.run(4, lambda world: work(world, resumes=False)) == [[one, one]] * 4
     assert ranks.run(4, lambda world: work(world, resumes=True)) == [[2 * one, 2 * one]] * 4
+
+
+def test_what_was_done_since_a_checkpoint_is_gone_when_it_is_loaded_again(ranks, tmp_path):
+    """Progress that rounds have not seen, corrections that the training has not, and results on their way."""
+
+    def work(world):
+        model, optimizer = wrapped(world, staleness=2)
+
+        def push_all(factor):
+            for _ in range(3):
+                time.sleep(0.003 * world.rank)
+                push(model, optimizer, factor * 4**world.rank)
+
+        push_all(1.0)
+        save_checkpoint(optimizer, tmp_path)
+        saved = model.weight.detach().clone()
+        push_all(1024.0)
+        load_checkpoint(optimizer, tmp_path)
+        assert torch.equal(model.weight, saved)
+        push_all(1.0)
+        optimizer.finish()
+        return model.weight.detach().flatten().tolist()
+
+    one = 6 * (1 + 4 + 16 + 64) / 4
+    assert ranks.run(4, work) == [[one, one]] * 4
 
 
 def test_sixteen_bits_have_an_array_of_their_own_for_what_members_tell(ranks):
