@@ -35,8 +35,8 @@ def own_standard_streams(output: int, errors: int) -> None:
 def draw_anew() -> None:
     """Seed torch's and NumPy's generators from the system, as each of them does when it is imported.
 
-    Copies would draw alike in all workers: equal shuffles and so equal batches, unless the script seeds by rank. Python's
-    own generator is seeded anew at a fork; those of devices come into being after it.
+    Copies would draw alike in all workers: equal shuffles and so equal batches, unless the script seeds by rank.
+    Python's own generator is seeded anew at a fork; those of devices come into being after it.
     """
     import torch
 
