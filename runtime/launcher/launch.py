@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import secrets
 import signal
 import socket
@@ -52,6 +53,7 @@ def launch(
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
+    That some fail because others are missing (exit code 69) is a consequence of why these are, whoever ends first.
     SIGTERM and SIGHUP are passed on to the workers as SIGTERM; they have `grace` seconds to end, and the exit code is
     the signal's.
 
@@ -127,7 +129,9 @@ def _import_once() -> None:
 def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None) -> dict[str, str]:
     local = num_workers // num_nodes
     cores = len(os.sched_getaffinity(0))
-    count = threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, cores // num_workers)
+    # OpenMP takes a list with a number for each level of nesting; what it does not understand it ignores, and so do we.
+    stated = re.match(r"\s*([0-9]{1,6})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""), re.ASCII)
+    count = threads or int(stated[1] if stated else 0) or max(1, cores // num_workers)
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(num_workers),

@@ -1,8 +1,9 @@
 """Commands in processes of their own that need not import torch again: forked from one that has imported everything.
 
-`Warm.start("preduce", "run", ...)` is `python -m preduce run ...` without the seconds in which it would import: a
-process of its own with its own variables, folder, standard streams and, if wanted, session, whose end is an ordinary
-end of the interpreter. What /proc says of its command line and first variables is the warm process's.
+`Warm.start("preduce", "run", ...)` is `python -m preduce run ...` without the seconds in which it would import, and
+`Warm.start("-c", code, ...)` is `python -c code ...`: a process of its own with its own variables, folder, standard
+streams and, if wanted, session, whose end is an ordinary end of the interpreter. What /proc says of its command line
+and first variables is the warm process's.
 """
 
 import atexit
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 
 from helpers import children
 
@@ -80,7 +82,7 @@ class Warm:
         return connection
 
     def start(self, module, *arguments, streams=(0, 1, 2), cwd=children.ROOT, environment=None, session=False):
-        """Begin `python -m module arguments` with three descriptors as its standard streams."""
+        """Begin `python -m module arguments`, or with "-c" code; `streams` are three descriptors."""
         connection = self._connect()
         request = [module, [str(a) for a in arguments], str(cwd), environment or children.environment(), session]
         data = json.dumps(request).encode()
@@ -185,7 +187,12 @@ def main():
     build_app()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         module, sys.argv[1:] = _serve(listener)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module == "-c":
+        sys.argv[:2], code = ["-c"], sys.argv[1]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(code, vars(sys.modules["__main__"]))
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

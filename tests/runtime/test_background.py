@@ -1,7 +1,6 @@
 """Background threads: a worker's process ends as its script ended, never of a thread that was still inside torch."""
 
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -9,6 +8,7 @@ import time
 import pytest
 
 from helpers import children
+from helpers.warm import WARM
 from preduce.runtime.transport import background
 
 STORE = """
@@ -28,8 +28,7 @@ BACKGROUND = "Background(ask, name='asks', stop=stopped.set).start()\nasked.wait
 
 
 def ended(script):
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, cwd=children.ROOT, capture_output=True, text=True, timeout=110, check=False)
+    return WARM.run("-c", script, timeout=110)
 
 
 def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():
@@ -76,6 +75,34 @@ def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_
     looks.clear()
     background.end_all()
     assert len(looks) == background.ENDING_LOOKS
+
+
+def test_all_threads_are_asked_to_stop_before_any_is_waited_for_and_share_the_looks(monkeypatch):
+    done = []
+
+    class Running:
+        """Alive for so many looks."""
+
+        def __init__(self, name, looks, *, stops=True):
+            self.name, self.looks = name, looks
+            self.stop = (lambda: done.append(("stop", name))) if stops else None
+
+        def is_alive(self):
+            return self.looks > 0
+
+        def join(self, limit):
+            assert limit == background.LOOK_SECONDS
+            done.append(("join", self.name))
+            self.looks -= 1
+
+    current = threading.current_thread()
+    monkeypatch.setattr(current, "stop", lambda: done.append(("stop", "current")), raising=False)
+    threads = [Running("a", 5), Running("b", 99, stops=False), Running("c", 99), Running("over", 0)]
+    monkeypatch.setattr(background, "_threads", [*threads, current])
+    background.end_all()
+    stops = [("stop", "a"), ("stop", "c"), ("stop", "current")]
+    looks = background.ENDING_LOOKS
+    assert done == [*stops, *[("join", "a")] * 5, *[("join", "b")] * (looks - 5)]
 
 
 def test_every_thread_of_the_runtime_is_a_background_thread():

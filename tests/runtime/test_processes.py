@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ import pytest
 from helpers import children
 from helpers.driver import Driver
 from helpers.load import stretched
+from helpers.warm import WARM
 
 pytestmark = pytest.mark.processes
 
@@ -381,16 +381,9 @@ Path(sys.argv[2], str(optimizer.rank)).write_text(str(model.weight.tolist()))
 def test_runs_under_plain_torchrun(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = children.environment(OMP_NUM_THREADS="1")
-    result = subprocess.run(
-        [*command, str(script), how, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env=environment,
-        check=False,
-    )
+    arguments = ["--standalone", "--nproc-per-node", "2", script, how, tmp_path]
+    result = WARM.run("torch.distributed.run", *arguments, environment=environment, timeout=110)
     if how == "good":
         assert result.returncode == 0, result.stderr[-3000:]
         assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
@@ -408,9 +401,7 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
     # A suite that runs in a shell's background has SIGINT ignored, which a child would inherit.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"import sys; {heard}; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=children.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = WARM.start("-c", code)
     try:
         deadline = time.monotonic() + 100
         while not all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"):
@@ -420,7 +411,6 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
         assert process.wait(timeout=60) == 130
     finally:
         process.kill()
-        process.communicate()
     for rank in "01":
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / rank).read_text()), 0)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -121,13 +122,14 @@ except BaseException as error:
 def test_workers_of_a_killed_torchrun_end_and_say_that_the_store_is_gone(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ORPHANS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    agent = subprocess.Popen(
-        [*command, str(script), str(tmp_path)],
-        env=children.environment(OMP_NUM_THREADS="1"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    arguments = ["--standalone", "--nproc-per-node", "2", script, tmp_path]
+    with Path(os.devnull).open("r+") as nothing:
+        agent = WARM.start(
+            "torch.distributed.run",
+            *arguments,
+            streams=[nothing.fileno()] * 3,
+            environment=children.environment(OMP_NUM_THREADS="1"),
+        )
     deadline = time.monotonic() + 100
     while not all((tmp_path / f"pid-{r}").exists() for r in range(2)):
         assert time.monotonic() < deadline
