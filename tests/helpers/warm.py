@@ -121,7 +121,7 @@ class Warm:
 
     def close(self):
         if self._process is not None:
-            self._process.terminate()
+            self._process.kill()
             self._process.wait()
 
 
@@ -163,6 +163,9 @@ def _settle(descriptors, cwd, environment, session):
         os.close(descriptor)
     if session:
         os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in a shell's background, or under nohup, ignores
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
