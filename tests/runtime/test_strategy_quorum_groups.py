@@ -157,7 +157,8 @@ def test_a_checkpoint_loses_no_progress(ranks, tmp_path):
     assert ranks.run(4, lambda world: work(world, resumes=True)) == [[2 * one, 2 * one]] * 4
 
 
-def test_what_was_done_since_a_checkpoint_is_gone_when_it_is_loaded_again(ranks, tmp_path):
+@pytest.mark.parametrize("by", ["checkpoint", "state dicts"])
+def test_what_was_done_since_a_state_was_kept_is_gone_when_it_is_loaded_again(ranks, tmp_path, by):
     """Progress that rounds have not seen, corrections that the training has not, and results on their way."""
 
     def work(world):
@@ -169,11 +170,19 @@ def test_what_was_done_since_a_checkpoint_is_gone_when_it_is_loaded_again(ranks,
                 push(model, optimizer, factor * 4**world.rank)
 
         push_all(1.0)
-        save_checkpoint(optimizer, tmp_path)
-        saved = model.weight.detach().clone()
+        if by == "checkpoint":
+            save_checkpoint(optimizer, tmp_path)
+            kept = model.weight.detach().clone()
+        else:
+            with optimizer.mean_model():
+                kept, own = model.weight.detach().clone(), optimizer.state_dict()
         push_all(1024.0)
-        load_checkpoint(optimizer, tmp_path)
-        assert torch.equal(model.weight, saved)
+        if by == "checkpoint":
+            load_checkpoint(optimizer, tmp_path)
+        else:
+            model.load_state_dict({"weight": kept})
+            optimizer.load_state_dict(own)
+        assert torch.equal(model.weight, kept)
         push_all(1.0)
         optimizer.finish()
         return model.weight.detach().flatten().tolist()
