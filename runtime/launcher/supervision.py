@@ -136,6 +136,8 @@ def supervise(
                 _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
                 shutdown.code = 130
                 shutdown.begin(130, grace)
+        for key in list(selector.get_map().values()):
+            _forward(key.fd, key.data, outlet, width, last=True)
     # A run that went on without a worker that was given up says so, even where all others ended well.
     fenced = any(worker.code == FencedError.exit_code for worker in workers)
     return shutdown.code or (FencedError.exit_code if fenced else 0)
@@ -169,12 +171,15 @@ def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace:
     return any(worker.code is None for worker in workers)
 
 
-def _forward(descriptor: int, worker: Child, outlet: Outlet, width: int) -> bool:
-    """Pass on a worker's complete lines, each with its rank before it; False at the end of its output."""
-    chunk = os.read(descriptor, 65536)
+def _forward(descriptor: int, worker: Child, outlet: Outlet, width: int, *, last: bool = False) -> bool:
+    """Pass on a worker's complete lines, each with its rank before it; False at the end of its output.
+
+    With `last` what has come so far is all that counts, although somebody may hold the pipe open.
+    """
+    chunk = os.read(descriptor, _num_waiting(descriptor) if last else 65536)
     held = worker.streams[descriptor] + chunk
     lines, rest = held.split(b"\n")[:-1], held.split(b"\n")[-1]
-    if not chunk and rest:
+    if (last or not chunk) and rest:
         lines, rest = [*lines, rest], b""
     worker.streams[descriptor] = rest
     if lines:
@@ -228,8 +233,12 @@ def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bo
 def _is_silent(worker: Child) -> bool:
     """Whether a worker that has ended never wrote to its standard error, what is not forwarded yet included."""
     errors = list(worker.streams)[-1]
-    waiting = int.from_bytes(fcntl.ioctl(errors, termios.FIONREAD, bytes(4)), sys.byteorder)
-    return not (worker.has_complained or waiting or worker.streams[errors])
+    return not (worker.has_complained or _num_waiting(errors) or worker.streams[errors])
+
+
+def _num_waiting(descriptor: int) -> int:
+    """How many bytes lie in a pipe."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _signal(workers: Sequence[Child], number: signal.Signals) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import runpy
+import secrets
 import signal
 import socket
 import subprocess
@@ -62,22 +63,21 @@ class Warm:
     """The warm process of this process of tests, started when it is first needed."""
 
     def __init__(self):
-        self._process, self._folder, self._lock = None, None, threading.Lock()
+        self._process, self._lock = None, threading.Lock()
+        self._address = f"\0preduce-warm-{os.getpid()}-{secrets.token_hex(8)}"  # no file: folders may have long names
 
     def _connect(self):
         with self._lock:
             if self._process is None:
-                self._folder = tempfile.TemporaryDirectory()
-                address = f"{self._folder.name}/socket"
                 with socket.socket(socket.AF_UNIX) as listener:
-                    listener.bind(address)
+                    listener.bind(self._address)
                     listener.listen(20)
                     command = [*children.module("helpers.warm"), str(listener.fileno())]
                     environment = children.environment()
                     self._process = subprocess.Popen(command, env=environment, pass_fds=[listener.fileno()])
                     atexit.register(self.close)
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(f"{self._folder.name}/socket")
+        connection.connect(self._address)
         connection.settimeout(LIMIT)
         return connection
 
@@ -121,9 +121,8 @@ class Warm:
 
     def close(self):
         if self._process is not None:
-            self._process.terminate()
+            self._process.kill()
             self._process.wait()
-            self._folder.cleanup()
 
 
 WARM = Warm()
@@ -164,6 +163,9 @@ def _settle(descriptors, cwd, environment, session):
         os.close(descriptor)
     if session:
         os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in a shell's background, or under nohup, ignores
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -173,6 +175,7 @@ def _settle(descriptors, cwd, environment, session):
         open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115 - until the process ends
         for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
     )
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
 
 def main():

@@ -113,7 +113,15 @@ def test_a_run_that_ends_without_finish_says_so(tmp_path):
     script.write_text(SCRIPT)
     for pace, end, lines in (("3", "leave", 2), ("3", "finish", 0), ("1", "leave", 0)):
         done = WARM.run(
-            "preduce", "run", "--workers", "2", script, pace, end, environment=environment(OMP_NUM_THREADS="1")
+            "preduce",
+            "run",
+            "--workers",
+            "2",
+            script,
+            pace,
+            end,
+            environment=environment(OMP_NUM_THREADS="1"),
+            timeout=110,
         )
         assert done.returncode == 0, done.stderr
         told = [line for line in (done.stdout + done.stderr).splitlines() if "without optimizer.finish()" in line]

@@ -165,7 +165,8 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
 
         sending = threading.Thread(target=send)
         sending.start()
-        time.sleep(1)
+        soon(lambda: sender.traffic()[1].sent.messages == 4)
+        time.sleep(1)  # for more of them, which there must not be
         held = sender.traffic()[1]
         assert held.sent == Tally(4, 16 * MB)
         assert held.on_the_way == Tally(4, 16 * MB)
@@ -205,7 +206,7 @@ def test_a_stopped_process_lets_its_sender_wait_no_longer_than_the_timeout_and_g
         started = time.monotonic()
         with pytest.raises(GoneError, match=r"waits for worker 1 .* for room to send worker 1 1\.0 MB"):
             sender.send(1, "more", (number,), [np.zeros(MB, dtype=np.uint8)])
-        assert 1 <= time.monotonic() - started < 2
+        assert 1 <= time.monotonic() - started < 10
         assert 4 <= number <= 6
         assert resident() - before < 10 * MB
         child.send_signal(signal.SIGCONT)

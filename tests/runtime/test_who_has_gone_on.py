@@ -26,7 +26,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.quorum import Missed, Quorum, Start
 
-SEEN_SECONDS = 10
+SEEN_SECONDS = 30
 
 
 class Later:
