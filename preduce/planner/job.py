@@ -214,8 +214,14 @@ class Job:
 
         if self.quorum is not None:
             return self.quorum
-        is_open = self.when is None and not self.gap and not self.tables and self.objective is Objective.BALANCED
-        return is_open and self.cluster.num_workers <= MOST_BY_THE_WAY and not Slowdown.of(self).is_even
+        is_small = self.cluster.num_workers <= MOST_BY_THE_WAY
+        return is_small and self.is_open_to_quorums and not Slowdown.of(self).is_even
+
+    @property
+    def is_open_to_quorums(self) -> bool:
+        """Whether they are candidates beside everything else, where steps differ and there are not too many workers."""
+        is_open = self.quorum is None and self.when is None and not self.gap and not self.tables
+        return is_open and self.objective is Objective.BALANCED
 
     def delayed(self, when: When) -> float:
         """How many of All-Reduce's steps more it takes that gradients come late like this, as a part of them."""

@@ -5,23 +5,22 @@ torch is imported by the functions, since nothing else of the planner needs it.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from pathlib import Path
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.table_prices import IN_ORDER, Table
-from preduce.topo.errors import FileProblem, InputError, PreduceError
+from preduce.topo.errors import InputError, PreduceError
 from preduce.topo.strategies.routes import Gradient, Route, Way
 from preduce.topo.timing.tables import Touched
+from preduce.user_function import function_of, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
 
@@ -199,7 +198,8 @@ def measure_touched(
     Without gradients, in eval mode, on whatever device the model is. O(batches · forward).
 
     Raises:
-        InputError: too few batches for one step, or a batch that forward() does not take.
+        InputError: too few batches for one step, batches that cannot be iterated over, or one that forward() does not
+            take.
     """
     import torch
 
@@ -209,7 +209,7 @@ def measure_touched(
     model.eval()
     try:
         with torch.no_grad(), recorded(model) as lookups:
-            for batch in batches:
+            for batch in _iterated(batches):
                 _forward(model, batch)
                 worker_rows.append(lookups.take())
                 if len(worker_rows) == cluster.num_workers:
@@ -225,6 +225,25 @@ def measure_touched(
             "more of them, or a smaller cluster"
         )
     return {name: _shares(name, size, steps, cluster) for name, size in _sizes(model).items()}, len(steps)
+
+
+def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches; what the user's own loader raises is one line.
+
+    Raises:
+        InputError: they cannot be iterated over, or not to the end.
+    """
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        raise InputError(f"gave batches that are no iterable ({type(batches).__name__}); return (model, loader)")
+    iterator = iter(batches)
+    for number in count():
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise InputError(f"batch {number} raised {one_line(error)}") from error
+        yield batch
 
 
 def _shares(name: str, num_rows: int, steps: list[list[dict[str, set[int]]]], cluster: Cluster) -> Touched:
@@ -262,7 +281,7 @@ def _forward(model: torch.nn.Module, batch: Any) -> None:  # noqa: ANN401 - what
             parts = parts[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in takes)]
         model(*parts)
     except Exception as error:
-        raise InputError(f"forward() of a batch raised {_line(error)}") from error
+        raise InputError(f"forward() of a batch raised {one_line(error)}") from error
 
 
 def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
@@ -272,38 +291,13 @@ def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
         FileProblem: there is no such file.
         InputError: it is not written so, or fails.
     """
-    place, sign, name = text.rpartition(":")
-    path = Path(place)
-    if not sign or not name.isidentifier() or path.suffix != ".py":
-        raise InputError(f"--model {text}: write FILE.py:NAME, a file and a function in it that builds the model")
-    if not path.is_file():
-        raise FileProblem(f"{path}: cannot be read: there is no such file")
-    spec = importlib.util.spec_from_file_location(f"_model_of_{path.stem}", path.resolve())
-    assert spec is not None, "a file that ends in .py has a loader"
-    assert spec.loader is not None, "likewise"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # classes of the file find themselves
-    sys.path.insert(0, str(path.resolve().parent))  # as if it were run
+    build = function_of(text, "--model")
     try:
-        spec.loader.exec_module(module)
-        build = getattr(module, name, None)
-        if not callable(build):
-            near = get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise InputError(f"--model {text}: {path} has no function {name}{hint}")
         return build()
     except PreduceError:
         raise
-    except Exception as error:
-        raise InputError(f"--model {text}: raised {_line(error)}") from error
-    finally:
-        sys.path.remove(str(path.resolve().parent))
-
-
-def _line(error: Exception) -> str:
-    """An error of a user's code in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    except (Exception, SystemExit) as error:
+        raise InputError(f"--model {text}: raised {one_line(error)}") from error
 
 
 def _refuse_unknown(touched: Mapping[str, Touched], model: torch.nn.Module) -> None:

@@ -15,6 +15,7 @@ from helpers import children
 from helpers.warm import WARM
 from preduce.__main__ import main
 from preduce.commands import EXIT_CODES, VERBS
+from preduce.console import console, fresh_terminal
 from preduce.report.table import Column, table
 from preduce.topo.document.schedule import load_schedule
 
@@ -125,6 +126,17 @@ def test_every_entry_of_the_catalogue_is_named_whole(width):
     assert set(preduce.catalogue()) <= first
 
 
+@pytest.mark.parametrize("columns", ["0", "-5", "wide", "9" * 5000])
+def test_a_width_that_is_none_is_as_if_it_were_not_stated(monkeypatch, columns):
+    """rich printed nothing at all in 0 columns, as some containers state."""
+    monkeypatch.setenv("COLUMNS", columns)
+    with fresh_terminal():
+        assert console().width == 120
+    monkeypatch.setenv("COLUMNS", "77")
+    with fresh_terminal():
+        assert console().width == 77
+
+
 def test_a_long_schedule_is_shown_in_parts_that_fit(tmp_path):
     path = tmp_path / "long.json"
     assert main(["design", "2x2", "--using", "node-then-all", "-p", "node_rounds=39", "-o", str(path)]) == 0
@@ -137,10 +149,19 @@ def test_a_long_schedule_is_shown_in_parts_that_fit(tmp_path):
 # Readers that leave
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
-def test_a_reader_of_the_help_that_leaves_is_no_refutation(verb):
-    done = shell(f"preduce {verb} --help | true; exit ${{PIPESTATUS[0]}}")
+def test_a_reader_of_the_help_that_leaves_is_no_refutation():
+    done = shell("preduce --help | true; exit ${PIPESTATUS[0]}")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_reader_of_a_verbs_help_that_leaves_is_no_refutation(verb, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with (tmp_path / "err").open("w") as err:
+        code = WARM.start("preduce", verb, "--help", streams=[0, writing, err.fileno()]).wait()
+    os.close(writing)
+    assert (code, (tmp_path / "err").read_text()) == (0, "")
 
 
 def test_a_reader_of_errors_that_leaves_is_no_refutation():

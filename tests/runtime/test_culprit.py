@@ -10,8 +10,9 @@ from preduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
 from preduce.runtime.liveness.heartbeat import Heartbeat
 from preduce.runtime.liveness.lifelines import closed_notes
 from preduce.runtime.liveness.uneven_inputs import UnevenInputs
+from preduce.runtime.transport import waiting
 from preduce.runtime.transport.notes import DEATHS, Notes
-from preduce.topo.errors import UnavailableError
+from preduce.topo.errors import PeerLostError, UnavailableError
 
 SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
 
@@ -99,6 +100,34 @@ def test_who_holds_up_a_worker_without_data_is_named():
     with pytest.raises(UnavailableError, match=expected):
         ended[0].another(4)
     slow.stop()
+
+
+@pytest.mark.parametrize("decided", ["", "ended/1", "round/4"], ids=["undecided", "all have ended", "begun"])
+def test_a_worker_without_data_names_who_waits_for_all_where_it_does_not_come(monkeypatch, decided):
+    """At once; not one that had seen how the wait ends, and has gone on to that place, before this one saw it."""
+    store, saw = dist.HashStore(), Heartbeat.elsewhere
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
+    waits = Heartbeat(store, 1, "run", beats=False)
+    ended = UnevenInputs(store, 0, 2, Heartbeat(store, 0, "run", beats=False), key="run", timeout=30)
+
+    def goes_on(heartbeat, *given):
+        waits.gather("save_checkpoint()", 4)
+        if decided:
+            Notes(store, "uneven-inputs/run").write(f"0/{decided}", "1")
+        return saw(heartbeat, *given)
+
+    monkeypatch.setattr(Heartbeat, "elsewhere", goes_on)
+    ended.ended()
+    if decided:
+        assert ended.another(4) == (decided == "round/4")
+        return
+    with pytest.raises(PeerLostError) as caught:
+        ended.another(4)
+    assert str(caught.value) == (
+        "data ended before round 4: worker 1 waits for all in save_checkpoint() after 4 rounds: a worker whose data "
+        "ended does not come to that; call it behind `with optimizer.join():`, or before any data ends"
+    )
 
 
 OPERATIONS = ("round", "gathering", "exchange")

@@ -374,6 +374,27 @@ def test_a_worker_whose_data_ended_hands_out_its_rows_and_takes_their_gradients(
     assert all((value - found[0][0][name]).abs().max() <= most for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("looks_up_first", [False, True])
+@pytest.mark.parametrize("of", ["model", "optimizer"])
+def test_a_state_dict_where_another_workers_data_has_ended_is_named_at_once(ranks, of, looks_up_first):
+    """Also before the step's first lookup, which tells workers without data that there is such a step."""
+
+    def act(model, optimizer, rank, data):
+        with optimizer.join():
+            step(model, optimizer, *data)
+            if rank != 2:
+                if looks_up_first:
+                    model(*data[:2])
+                (model if of == "model" else optimizer).state_dict()
+
+    line = one_line(ranks, act)
+    assert line == (
+        "InputError: tables: worker 2 has no data left in step 1 while worker 0 saves or spreads the rows of "
+        "'words.weight' in step 1; all workers put whole tables together, so call state_dict() behind "
+        "`with optimizer.join():`"
+    )
+
+
 def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stops_at_once(ranks):
     """Rather than at the timeout, in which all would wait for a part of the norm that does not come."""
     timeout = 4
@@ -452,7 +473,7 @@ def test_a_killed_process_is_named_by_all_others(tmp_path):
     what = Routes(tables=(Route(parameter="0.weight", rows=500, columns=8),))
     preduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, what=what)))
     command = [sys.executable, "-m", "preduce", "run", "--workers", "3", str(script), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode
     said = (done.stdout + done.stderr).splitlines()
     lost = [line for line in said if "PeerLostError: step 5, round 5: " in line]
