@@ -34,10 +34,22 @@ QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
 LOOKED_UP = (
     "tests/runtime/test_hybrid.py",
     "tests/runtime/test_row_codes.py",
-    *(f"tests/runtime/test_hybrid_{name}.py" for name in ("bytes", "faults")),
+    *(f"tests/runtime/test_hybrid_{name}.py" for name in ("bytes", "faults", "after_mistakes")),
 )
 HYBRID = (LOOKED_UP, ("tests/runtime/test_hybrid_state.py",))
-SHARDING = ("calls", "columns", "exchange", "layout", "row_code", "staging", "table", "tables", "whole", "wire")
+SHARDING = (
+    "calls",
+    "columns",
+    "exchange",
+    "layout",
+    "row_code",
+    "spreading",
+    "staging",
+    "table",
+    "tables",
+    "whole",
+    "wire",
+)
 ROUTES = (("tests/preduce/test_planner_routes.py",), ("tests/preduce/test_design_model.py",))
 GROUP_QUORUMS = "tests/runtime/test_strategy_quorum_groups.py"
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
