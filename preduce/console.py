@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_COLUMNS = re.compile("[1-9][0-9]{0,5}")
+"""A width in the environment that means something."""
 _taken = ContextVar("_taken", default=False)
 
 
@@ -32,10 +35,13 @@ def console(*, errors: bool = False) -> Console:
 def _console(errors: bool) -> Console:
     from rich.console import Console
 
-    terminal = Console(stderr=errors, highlight=False, soft_wrap=True)
-    if not terminal.is_terminal and "COLUMNS" not in os.environ:
+    environment = dict(os.environ)
+    if not _COLUMNS.fullmatch(environment.get("COLUMNS", "")):
+        environment.pop("COLUMNS", None)  # rich prints nothing at all in 0 columns, which some containers state
+    terminal = Console(stderr=errors, highlight=False, soft_wrap=True, _environ=environment)
+    if not terminal.is_terminal and "COLUMNS" not in environment:
         # A file or a pipe has no width of its own; 80 columns would fold tables for no reason.
-        return Console(stderr=errors, highlight=False, soft_wrap=True, width=120)
+        return Console(stderr=errors, highlight=False, soft_wrap=True, width=120, _environ=environment)
     return terminal
 
 

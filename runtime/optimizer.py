@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
+from preduce.runtime.arguments import checked_model, checked_steps, checked_timeout
 from preduce.runtime.averaging.applier import Applier
 from preduce.runtime.averaging.common_start import ADVICE
 from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
@@ -35,7 +36,7 @@ from preduce.runtime.worker.ending import Ending
 from preduce.runtime.worker.meeting import Meeting
 from preduce.runtime.worker.paces import refuse_other_paces
 from preduce.runtime.worker.stepper import Stepper
-from preduce.topo.errors import InputError, UnavailableError
+from preduce.topo.errors import InputError, PreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -102,6 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Why each table goes its way, where `preduce.parallelize` chose."""
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
+        model, timeout = checked_model(model), checked_timeout(timeout)
         self.schedule = read_schedule(schedule)
         policies = Policies.chosen(buffers, optimizer_state, initial)
         policies.refuse_combinations(self.optimizer, self.schedule)
@@ -128,25 +130,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
         heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process, lifelines=agreed.lifelines)
-        if not alone:
-            _prepare(reached, plan, heartbeat, own_process=own_process)
-        self.run = _run(
-            plan,
-            flat,
-            reached,
-            self.optimizer,
-            recorder=Recorder(reached.rank, trace),
-            heartbeat=heartbeat,
-            key=agreed.key,
-            timeout=timeout,
-            tables=tables,
-        )
-        if alone:
-            self.runner: Runner = Alone(self.run)
-        elif alpha is None:
-            self.runner = build(self.run)
-        else:
-            self.runner = CorrectedMeans(self.run, self.optimizer, alpha)
+        with _connecting(reached, heartbeat):
+            if not alone:
+                _prepare(reached, plan, heartbeat, own_process=own_process)
+            self.run = _run(
+                plan,
+                flat,
+                reached,
+                self.optimizer,
+                recorder=Recorder(reached.rank, trace),
+                heartbeat=heartbeat,
+                key=agreed.key,
+                timeout=timeout,
+                tables=tables,
+            )
+            self.runner = self._built(alpha)
         uneven_inputs = UnevenInputs(
             reached.store, reached.rank, reached.size, heartbeat, key=agreed.key, timeout=timeout
         )
@@ -157,9 +155,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if policies.broadcast:
             self.meeting.broadcast()
         if tables:
-            tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.stepper)
+            with _connecting(reached, heartbeat):
+                tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.stepper)
             tables.spread(self.optimizer, broadcast=policies.broadcast)
         remember(self, model.parameters())
+
+    def _built(self, alpha: float | None) -> Runner:
+        """What averages as the schedule says, with the strength of drift correction if there is one."""
+        if self.run.alone:
+            return Alone(self.run)
+        return build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
 
     @property
     def round(self) -> int:
@@ -306,27 +311,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the next step finds it, so load that too.
 
         Raises:
-            InputError: the state was saved inside a round, and the schedule measures rounds from their beginning.
+            InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
+                `preduce` holds no step count.
         """
-        own = state_dict.get("preduce")
-        if own is not None and self.runner.needs_round_start and int(own["steps"]) % self.run.pace:
+        steps = None if (own := state_dict.get("preduce")) is None else checked_steps(own)
+        if steps is not None and self.runner.needs_round_start and steps % self.run.pace:
             raise InputError(
-                f"load_state_dict: step {own['steps']} lies inside a round of {self.run.pace} steps, whose beginning "
+                f"load_state_dict: step {steps} lies inside a round of {self.run.pace} steps, whose beginning "
                 "is not known any more; save the state after the last step of a round"
             )
-        if own is not None:
+        if steps is not None:
             self.ending.guard(lambda: self.stepper.gather(apply=False))
             if self.runner.agrees_on_end:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
-                    self._refuse_other_steps(int(own["steps"]))
+                    self._refuse_other_steps(steps)
         theirs = {key: value for key, value in state_dict.items() if key != "preduce"}
         self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
-        if own is not None:
+        if steps is not None:
             if self.runner.drains_together:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
             self.ending.guard(self.runner.drain)
-            self.stepper.steps = int(own["steps"])
+            self.stepper.steps = steps
 
     def _refuse_other_steps(self, steps: int) -> None:
         """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet.
@@ -354,13 +360,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             InputError: a parameter that is not averaged, which would drift apart unnoticed.
         """
         parameters = param_group["params"]
-        for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)  # a generator is read once
+        for entry in listed:
+            parameter = entry[1] if isinstance(entry, tuple) else entry  # torch takes (name, parameter) as well
             if not self.run.flat.holds(parameter):
                 raise InputError(
                     f"add_param_group: a parameter of shape {list(parameter.shape)} was not trainable, or not in the "
                     "model, when DistributedOptimizer was made; unfreeze first, then wrap"
                 )
-        self.optimizer.add_param_group(param_group)
+        group = {**param_group, "params": listed}
+        self.run.flat.refuse_unforeseen(self.optimizer, group)
+        self.optimizer.add_param_group(group)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything
         """Everything else (param_groups, state, defaults, hooks) is the wrapped optimizer's."""
@@ -392,20 +402,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return f"DistributedOptimizer({self.schedule.name!r}, {place}, {self.optimizer!r})"
 
 
+@contextlib.contextmanager
+def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
+    """Around what connects workers: who fails tells the others why, as after any other failure.
+
+    And leaves this world, so that no two workers ever have made different communicators in one. What the user did wrong
+    all find before they connect.
+    """
+    try:
+        yield
+    except PreduceError as error:
+        if not isinstance(error, InputError):
+            world.abandon()
+            forget(world)
+            heartbeat.note("failed", "gave up while it connected its groups")
+            heartbeat.record_failure(str(error)[:300])
+            heartbeat.stop()
+        raise
+
+
 def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool) -> None:
-    """Make the groups; who fails tells the others why, as after any other failure."""
+    """Make the groups."""
     world.signs = heartbeat
     if own_process:
         note_stage(world.store, world.rank, "connected its groups")
-    try:
-        world.prepare(schedule)
-    except UnavailableError as error:
-        world.abandon()
-        forget(world)
-        heartbeat.note("failed", "gave up while it connected its groups")
-        heartbeat.record_failure(str(error)[:300])
-        heartbeat.stop()
-        raise
+    world.prepare(schedule)
     if own_process:
         note_stage(world.store, world.rank, "trained", heartbeat.place)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from preduce.topo.errors import InputError
 from preduce.topo.schedule import Schedule
 
 
@@ -11,11 +13,17 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
     """A schedule from a value or a file; the certificate that a file carries is checked before anything runs.
 
     Raises:
+        InputError: neither a value nor a path.
         DocumentError: the file is refused.
         RefutedError: an entry of its certificate does not hold.
     """
     if isinstance(schedule, Schedule):
         return schedule
+    if not isinstance(schedule, (str, os.PathLike)):
+        raise InputError(
+            f"schedule: is a {type(schedule).__name__}; pass the path of a schedule file, or a Schedule: "
+            "preduce.parse_schedule(data) reads one from bytes"
+        )
     from preduce.topo.document.schedule import load_schedule
     from preduce.verify.certificate import confirm
 

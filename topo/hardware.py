@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+LONGEST_SECONDS = 1e9
+"""The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
+figures up to here stay finite, and beyond there is no cluster."""
+
+LARGEST_JITTER = 1000.0
+"""The largest coefficient of variation: beyond, next to all factors of a log-normal of mean 1 are next to 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link class of the α–β model: a message of b bytes takes latency + b * seconds_per_byte."""
@@ -22,8 +30,8 @@ class Link:
         """Refuse negative and non-finite values."""
         for name in ("latency", "seconds_per_byte"):
             value = getattr(self, name)
-            if not (value >= 0 and value < float("inf")):
-                raise InputError(f"link: {name} is {value}; it is a finite number >= 0")
+            if not 0 <= value <= LONGEST_SECONDS:
+                raise InputError(f"link: {name} is {value}; it is a number in 0..{LONGEST_SECONDS:g}")
 
     @classmethod
     def of_bandwidth(cls, bytes_per_second: float, latency: float = 0.0) -> Link:
@@ -44,8 +52,10 @@ class CodecSeconds:
         """Refuse negative and non-finite values."""
         for name in ("encode", "decode"):
             value = getattr(self, name)
-            if not (value >= 0 and value < float("inf")):
-                raise InputError(f"codec: {name} is {value}; it is a finite number >= 0 of seconds per byte")
+            if not 0 <= value <= LONGEST_SECONDS:
+                raise InputError(
+                    f"codec: {name} is {value}; it is a number in 0..{LONGEST_SECONDS:g}, seconds per byte"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,13 @@ class Hardware:
     backward: float = 2 / 3
 
     def __post_init__(self) -> None:
-        """Refuse switches that overlap without nesting, segments of no bytes, and shares that are none."""
+        """Refuse switches that overlap without nesting, times without end, and shares and segments that are none."""
+        if not 0 <= self.jitter <= LARGEST_JITTER:
+            raise InputError(
+                f"hardware: jitter is {self.jitter}; it is a coefficient of variation in 0..{LARGEST_JITTER:g}"
+            )
+        if self.compute is not None and not 0 <= self.compute <= LONGEST_SECONDS:
+            raise InputError(f"hardware: compute is {self.compute}; a step computes for 0..{LONGEST_SECONDS:g} s")
         if not 0 <= self.backward <= 1:
             raise InputError(f"hardware: backward is {self.backward}; it is a share of a step's computing, in 0..1")
         listed = (self.layers,) if isinstance(self.layers, int) else self.layers

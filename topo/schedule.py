@@ -57,12 +57,26 @@ class Schedule:
     @property
     def is_mixing(self) -> bool:
         """Whether its rounds are fixed, so that it has mixing matrices and figures."""
-        return isinstance(self.strategy, Mixing) and self.strategy.when.takes_all
+        return not self.undecided
 
     @property
     def is_phased(self) -> bool:
         """Whether its rounds are phases of groups."""
         return isinstance(self.strategy, Phased)
+
+    @property
+    def undecided(self) -> str:
+        """What of its rounds is not fixed, so that it has no figures, as a clause; empty where all is."""
+        if not isinstance(self.strategy, Mixing):
+            return "it has no fixed phases, hence no mixing matrix"
+        if self.strategy.when.takes_all:
+            return ""
+        if self.strategy.keeps_matrices:
+            return (
+                "every round averages with its own mixing matrix, and whose progress is in it is decided while the job "
+                "runs"
+            )
+        return "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
 
     @property
     def mixing(self) -> Mixing:
@@ -72,12 +86,9 @@ class Schedule:
             ScheduleError: it does not.
         """
         if not isinstance(self.strategy, Mixing):
-            raise ScheduleError(f"strategy {self.strategy.kind!r}: has no fixed phases, hence no mixing matrix")
-        if not self.strategy.when.takes_all:
-            raise ScheduleError(
-                f"when.{self.strategy.when.word}: which updates a round averages is decided while the job runs, hence "
-                "there is no mixing matrix"
-            )
+            raise ScheduleError(f"strategy {self.strategy.kind!r}: {self.undecided}")
+        if self.undecided:
+            raise ScheduleError(f"when.{self.strategy.when.word}: {self.undecided}; it has no figures")
         return self.strategy
 
     @property

@@ -32,6 +32,8 @@ BANDWIDTHS = (
     | {f"{name}bit/s": Fraction(scale, 8) for name, scale in _PREFIXES.items()}
     | {f"{name}bps": Fraction(scale, 8) for name, scale in _PREFIXES.items() if name}
 )
+LARGEST_SIZE = 2**53
+"""Bytes: as many as a float, and every reader of JSON, still counts one by one."""
 FACTORS = {"x": Fraction(1), "": Fraction(1)}
 
 
@@ -101,11 +103,13 @@ def parse_size(text: str) -> int:
     """A whole number of bytes, >= 0: `552MB`, `1.5GiB`.
 
     Raises:
-        InputError: no such quantity, or not a whole number of bytes.
+        InputError: no such quantity, not a whole number of bytes, or more than `LARGEST_SIZE`.
     """
     value = _parse(text, SIZES, "a size", "552MB or 2GiB")
     if value.denominator != 1:
         raise InputError(f"{_shown(text)} is not a whole number of bytes")
+    if value > LARGEST_SIZE:
+        raise InputError(f"{_shown(text)} is more than 9 PB; sizes go up to {LARGEST_SIZE} bytes")
     return value.numerator
 
 

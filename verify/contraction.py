@@ -9,11 +9,12 @@ the checker factors that matrix in integers, which bounds c² to n·2⁻³⁰ of
 from __future__ import annotations
 
 from fractions import Fraction
-from math import lcm, sqrt
+from math import lcm, log2, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.figures.growth import MOST_BITS, growth_bits
 from preduce.topo.mixing import exact_product, period_product
 from preduce.topo.round import Round
 from preduce.verify.base import Claim, fraction_above, not_proved, proved
@@ -39,6 +40,9 @@ MARGIN = 2.0**-30
 
 Rounding to n·n integers and to a factor of 31 bits costs the checker at most 1.4 · 2⁻³¹ of c² for each worker.
 """
+FOLLOWED_BITS = 16.0
+"""By how many powers of two differences may grow inside a period whose norm is about 1: floats round in between by
+2⁻⁵² of that for each worker, which has to stay far below the margin."""
 ZERO = 1e-7
 """Norms below this are looked at exactly: they may be 0, and a float does not tell."""
 OPERATOR = "W_T...W_1 - J, one period from phase 0"
@@ -70,8 +74,11 @@ def prove_contraction(schedule: Schedule) -> Claim:
         return not_proved(NAME, text)
     if _is_too_long(schedule):
         return not_proved(NAME, "the exact product of so many phases is too large for the checker; write a rule.")
-    norm = float(np.linalg.norm(period_product(schedule) - 1 / num_workers, 2))
-    return _by_factor(num_workers, norm) if norm > ZERO else _by_norms(schedule)
+    bits = growth_bits(schedule)
+    norm = float(np.linalg.norm(period_product(schedule) - 1 / num_workers, 2)) if bits < MOST_BITS else 0.0
+    if norm <= ZERO or bits > max(0.0, FOLLOWED_BITS + log2(norm)):
+        return _by_norms(schedule)
+    return _by_factor(num_workers, norm)
 
 
 def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None:
@@ -156,15 +163,23 @@ def _by_norms(schedule: Schedule) -> Claim:
     sizes = np.abs(off.numerators)
     one, infinity = (Fraction(int(sizes.sum(axis=axis).max()), off.denominator) for axis in (0, 1))
     squared = one * infinity
-    text = f"{_bound(squared)}: the largest absolute column sum of P − J is {float(one):.6g}, the largest row sum "
-    text += f"{float(infinity):.6g}, and ‖M‖₂² is at most their product."
+    text = f"{_bound(squared)}: the largest absolute column sum of P − J is {_short(one)}, the largest row sum "
+    text += f"{_short(infinity)}, and ‖M‖₂² is at most their product."
     return proved(
         NAME, text, squared=str(squared), method="norms", one=str(one), infinity=str(infinity), operator=OPERATOR
     )
 
 
 def _bound(squared: Fraction) -> str:
+    if squared.numerator.bit_length() - squared.denominator.bit_length() > 1000:
+        return f"c² ≤ {_short(squared)}"
     return f"contraction ≤ {sqrt(squared):.9g}, c² = {squared}"
+
+
+def _short(number: Fraction) -> str:
+    """A number that may be beyond floats."""
+    bits = number.numerator.bit_length() - number.denominator.bit_length()
+    return f"{float(number):.6g}" if bits < 1000 else f"2^{bits + 1}"
 
 
 def _strings(values: list[Fraction]) -> list[str]:

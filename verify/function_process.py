@@ -1,8 +1,9 @@
 """User-written phase functions in processes of their own: what they print, break, use up or end stays there.
 
-The parent starts this module once for each hash seed, says on standard input what to ask, and reads the answers from a
-pipe, a line for each step. Only a complete set of answers counts; the exit status of a child never does. A child has
-limits on time and memory, its output goes into a file, and its whole session is killed when it has answered or is late.
+`verify.asked_function` is started once for each hash seed, told on standard input what to ask, and its answers are read
+from a pipe, a line for each step. Only a complete set of answers counts; the exit status of a child never does. A child
+has limits on time and memory, its output goes into a file, and its whole session is killed when it has answered or is
+late.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group
-from preduce.verify.functions import ask, load_function, one_line
+from preduce.verify import asked_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +35,6 @@ HASH_SEEDS = ("0", "1")
 SECONDS = 60.0
 SECONDS_PER_QUESTION = 50e-6
 """Time for a function: a minute, and this for every question beyond."""
-MEMORY_BYTES = 4 * 2**30
-OUTPUT_BYTES = 16 * 2**20
 ANSWER_BYTES = 2**30
 
 Answers = list[list[Group | None]]
@@ -74,7 +73,7 @@ class _Child:
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads would count against the limit on memory
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "preduce.verify.function_process", str(writing)],
+            [sys.executable, "-P", asked_function.__file__, str(writing)],
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,
@@ -162,63 +161,3 @@ class _Child:
         self.process.wait()
         os.close(self.reading)
         self.output.close()
-
-
-def main() -> None:
-    """The child: ask and answer, then end at once, whatever threads or exit handlers the function left."""
-    pipe = int(sys.argv[1])
-    request = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the parent
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.set_inheritable(pipe, False)
-    try:
-        _limit(request["seconds"])
-        for line in _answered(request):
-            _write(pipe, line)
-        _write(pipe, {"end": True})
-    except InputError as error:
-        _write(pipe, {"error": str(error)})
-    except BaseException as error:  # noqa: BLE001 - whatever else happens becomes a sentence too
-        _write(pipe, {"error": f"{request['place']}: {one_line(error)}"})
-    os._exit(0)
-
-
-def _limit(seconds: float) -> None:
-    """Bound processor time, memory, output and core files, as far as the system does that."""
-    import resource
-
-    limits = {
-        resource.RLIMIT_CPU: int(seconds) + 5,
-        resource.RLIMIT_AS: MEMORY_BYTES,
-        resource.RLIMIT_FSIZE: OUTPUT_BYTES,
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, most in limits.items():
-        try:
-            hard = resource.getrlimit(kind)[1]
-            resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-        except (ValueError, OSError):
-            continue
-
-
-def _answered(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """For each step the distinct groups, in the order of the workers that name them, and which worker is in which."""
-    cluster: Cluster = request["cluster"]
-    function = load_function(request["place"])
-    for step in range(2 * request["period"]):
-        number: dict[Group, int] = {}
-        of = []
-        for worker in range(cluster.num_workers):
-            group = ask(function, worker, step, cluster)
-            of.append(-1 if group is None else number.setdefault(group, len(number)))
-        yield {"groups": [[group.members, str(group.relax)] for group in number], "of": of}
-
-
-def _write(pipe: int, message: dict[str, Any]) -> None:
-    data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-    while data:
-        data = data[os.write(pipe, data) :]
-
-
-if __name__ == "__main__":
-    main()

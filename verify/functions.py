@@ -5,27 +5,24 @@ A file is executed in processes of its own (`verify.function_process`), never in
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preduce.topo.errors import InputError
-from preduce.topo.phase import Group, Phase
+from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases, Static
+from preduce.verify.asked_function import ask, place_of_function
 from preduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
 from preduce.verify.prove import prove
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from preduce.topo.cluster import Cluster
-
-    PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]
+    from preduce.topo.phase import Group
+    from preduce.verify.asked_function import PhaseFunction
 
 NAME = "membership"
 MAX_EVALUATIONS = 20_000_000
@@ -132,38 +129,6 @@ def _without_schedule(name: str, wrong: Claim, scope: str) -> FunctionProof:
     return FunctionProof(Proof(name, (wrong, *rest), frozenset({NAME}), {}), None, scope)
 
 
-def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
-    """What the function answers, as a Group with ascending members.
-
-    Raises:
-        InputError: it fails, ends the process, or answers with something else than ranks.
-    """
-    place = f"group_of(worker={worker}, step={step})"
-    try:
-        answer = function(worker, step, cluster)
-        if answer is None or isinstance(answer, Group):
-            group = answer and Group(tuple(sorted(answer.members)), answer.relax)
-        else:
-            group = Group(tuple(sorted(answer)))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit too; it becomes a sentence
-        raise InputError(f"{place}: raised {one_line(error)}") from None
-    if group is None or group.members == (worker,) or not group.members:
-        return None
-    if any(type(member) is not int for member in group.members):
-        shown = " ".join(repr(group.members).split())[:200]
-        raise InputError(f"{place}: answered {shown}; a group holds ranks as plain integers")
-    if type(group.relax) is not Fraction:
-        raise InputError(f"{place}: answered relax {group.relax!r:.100}; it is a Fraction")
-    if (
-        len(set(group.members)) != len(group.members)
-        or not 0 <= group.members[0] <= group.members[-1] < cluster.num_workers
-    ):
-        raise InputError(f"{place}: answered {group}; a group holds ranks 0..{cluster.num_workers - 1}, each once")
-    return group
-
-
 def _disagreement(answers: Sequence[Group | None], step: int) -> Claim | None:
     for worker, group in enumerate(answers):
         if group is None:
@@ -194,45 +159,3 @@ def _not_periodic(answers: Sequence[Group | None], phases: list[Phase], step: in
             text += f"in step {step}, so the declared period {period} is wrong."
             return refuted(NAME, text, {"worker": worker, "step": step, "period": period})
     return None
-
-
-def one_line(error: BaseException) -> str:
-    """The kind and the text of an exception in one line of reasonable length."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
-
-
-def place_of_function(place: str) -> tuple[Path, str]:
-    """File and name of `file.py:name`.
-
-    Raises:
-        InputError: it is not of that form, or there is no such file.
-    """
-    file, colon, name = place.rpartition(":")
-    path = Path(file)
-    if not colon or not name.isidentifier() or not path.is_file():
-        raise InputError(f"{place!r}: not found; name a function as FILE.py:NAME")
-    return path, name
-
-
-def load_function(place: str) -> PhaseFunction:
-    """The function named by `file.py:name`. The file is executed *here*, so it must be trusted like any script.
-
-    Raises:
-        InputError: no such file or function, or a file that fails when executed.
-    """
-    path, name = place_of_function(place)
-    spec = importlib.util.spec_from_file_location(f"preduce_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path}: is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit too; it becomes a sentence
-        raise InputError(f"{path}: raised {one_line(error)} when executed") from None
-    function: PhaseFunction | None = getattr(module, name, None)
-    if not callable(function):
-        raise InputError(f"{path}: has no function {name!r}")
-    return function

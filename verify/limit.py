@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.arithmetic.exact_matrices import ExactMatrix
+from preduce.topo.figures.growth import MOST_BITS, growth_bits
 from preduce.topo.mixing import exact_product
 from preduce.verify.base import Claim, not_proved, proved
 
@@ -44,6 +45,8 @@ def prove_limit(schedule: Schedule) -> Claim:
     n = schedule.num_workers
     if n > MAX_WORKERS:
         return not_proved(NAME, f"the weights of the common value are enclosed up to {MAX_WORKERS} workers.")
+    if growth_bits(schedule) > MOST_BITS:
+        return not_proved(NAME, "differences may grow on the way so much that floats find no quadratic form.")
     product = exact_product(schedule.steps())
     step = _differences(product)
     radius = float(np.abs(np.linalg.eigvals(step.floats())).max())

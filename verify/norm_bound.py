@@ -24,13 +24,14 @@ def candidates(value: float) -> Iterable[Fraction]:
             yield guess
     for bits in (40, 30, 20):
         yield Fraction(ceil((value + 2.0 ** (2 - bits)) * 2**bits), 2**bits)
+    if value > 1:  # a float's error grows with its value
+        yield Fraction(ceil(Fraction(value) * (2**20 + 1)), 2**20)
 
 
 def least_square(matrices: Sequence[ExactMatrix]) -> tuple[Fraction, list[list[Fraction]]]:
     """The least c² among simple fractions with c²·I − MᵀM ⪰ 0 for every M, with the pivots that prove it."""
     grams = [gram(matrix) for matrix in matrices]
-    top = max((float(np.linalg.norm(matrix.floats(), 2)) ** 2 for matrix in matrices if matrix.size), default=0.0)
-    for squared in candidates(top):
+    for squared in _guesses(matrices, grams):
         proofs = []
         for square in grams:
             diagonal = semidefinite_pivots(shifted(squared, square))
@@ -39,7 +40,17 @@ def least_square(matrices: Sequence[ExactMatrix]) -> tuple[Fraction, list[list[F
             proofs.append(diagonal)
         else:
             return squared, proofs
-    raise AssertionError("a dyadic fraction safely above the float norm is always a bound")
+    raise AssertionError("no eigenvalue of a Gram matrix is above its trace")
+
+
+def _guesses(matrices: Sequence[ExactMatrix], grams: Sequence[ExactMatrix]) -> Iterable[Fraction]:
+    """What floats say, as far as they reach, and at last the trace, which is exact and always a bound."""
+    try:
+        norms = [float(np.linalg.norm(matrix.floats(), 2)) for matrix in matrices if matrix.size]
+        yield from candidates(max(norms, default=0.0) ** 2)
+    except (OverflowError, np.linalg.LinAlgError):
+        pass  # entries beyond floats, as of a relax of 60 digits
+    yield max((square.trace() for square in grams if square.size), default=Fraction(0))
 
 
 def shifted(squared: Fraction, matrix: ExactMatrix) -> ExactMatrix:

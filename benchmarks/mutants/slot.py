@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-FLOORS = ("topo", "schedulers", "verify", "runtime")
+FLOORS = ("topo", "schedulers", "verify", "runtime", "preduce")
 MEMORY = 3 << 30
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported")
 
@@ -102,7 +102,8 @@ def main() -> None:
     for name in independent(quick["modules"], file):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    loaded = "preduce." + file.removesuffix(".py").replace("/", ".") in sys.modules
+    module = file.removesuffix(".py").replace("/", ".")
+    loaded = "preduce." + module.removeprefix("preduce.") in sys.modules
     for cached in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         cached.unlink()
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

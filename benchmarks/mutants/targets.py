@@ -29,6 +29,13 @@ CHECKED = (
     "drift", "end", "equal_replicas", "exact_consensus", "lag", "limit", "membership", "memory", "queues", "rounds",
     "spectral_gap", "staleness", "stochastic",
 )  # fmt: skip
+TABLE_CLAIMS = "tests/verify/test_table_claims.py"
+QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
+LOOKED_UP = ("tests/runtime/test_hybrid.py", "tests/runtime/test_row_codes.py", "tests/runtime/test_hybrid_bytes.py")
+HYBRID = (("tests/runtime/test_hybrid_faults.py",), ("tests/runtime/test_hybrid_state.py",))
+SHARDING = ("calls", "columns", "exchange", "layout", "row_code", "staging", "table", "tables", "whole", "wire")
+ROUTES = (("tests/preduce/test_planner_routes.py",), ("tests/preduce/test_design_model.py",))
+GROUP_QUORUMS = "tests/runtime/test_strategy_quorum_groups.py"
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -72,7 +79,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     **{f"verify/{name}.py": ((PAYLOADS,), (SAYS,)) for name in ("codec_error", "equal_replicas", "forms", "lag")},
     **{
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
-        for name in ("functions", "function_process")
+        for name in ("functions", "function_process", "asked_function")
     },
     **{f"verify/checker/claims/{name}.py": ((SAYS, CORRUPTED), FORGED) for name in CHECKED},
     **{
@@ -96,4 +103,13 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/verdicts.py": (("tests/runtime/test_device_path.py",),),
+    **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/tables", "checker/claims/tables")},
+    **{f"verify/{name}.py": ((QUORUM_CLAIMS,),) for name in ("quorum_groups", "checker/claims/quorum_groups")},
+    **{f"preduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
+    "preduce/planner/group_quorums.py": (("tests/preduce/test_planner_group_quorums.py",),),
+    **{f"runtime/sharding/{name}.py": (LOOKED_UP, *HYBRID) for name in SHARDING},
+    **{f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("groups", "shadows")},
+    "runtime/liveness/heartbeat.py": (("tests/runtime/test_culprit.py",), ("tests/runtime/test_who_has_gone_on.py",)),
+    "runtime/launcher/launch.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_processes.py",)),
+    "runtime/launcher/supervision.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_orphans.py",)),
 }

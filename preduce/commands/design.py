@@ -199,12 +199,13 @@ def _build(cluster: str, using: str, param: list[str], name: str | None, output:
     from preduce.console import claim_stdout, console, emit_json
     from preduce.topo.document.canonical import schedule_sha256
     from preduce.topo.document.schedule import dump_schedule
-    from preduce.topo.document.writer import write_schedule
+    from preduce.topo.document.writer import schedule_text, write_schedule
 
     claim_stdout(output, as_json=as_json)
     schedule = design(cluster, using=using, **parameters_of(param))
     if name is not None:
         schedule = replace(schedule, name=name)
+        schedule_text(schedule)  # refuses a name that no file can have, also where none is written
     if output is not None:
         write_schedule(output, schedule)
     if not as_json and output is None:

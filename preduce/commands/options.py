@@ -211,7 +211,7 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
     """`train.py:step` → the function.
 
     Raises:
-        InputError: no such file or function.
+        InputError: no such file or function, or a file that fails.
     """
     import runpy
 
@@ -220,7 +220,10 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
     path, _, name = text.rpartition(":")
     if not path or not Path(path).is_file():
         raise InputError(f"{place} {text!r}: write FILE.py:NAME with an existing file")
-    named = runpy.run_path(path).get(name)
+    try:
+        named = runpy.run_path(path).get(name)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{place} {text!r}: raised {type(error).__name__}: {' '.join(str(error).split())}") from error
     if not callable(named):
         raise InputError(f"{place} {text!r}: {path} defines no function {name!r}")
     function: Callable[..., Any] = named
@@ -275,12 +278,13 @@ def disturbance_of(text: str) -> "Disturbance":
     from preduce.topo.units import parse_factor, parse_time
 
     kind, *rest = text.split(":")
+    place = f"--disturb {text!r}"
     if kind == "hop" and len(rest) <= 1:
-        return RandomSlowdown(parse_factor(rest[0]) if rest else 6.0)
-    if kind == "delay" and len(rest) == 2 and rest[0].isdigit() and len(rest[0]) <= 10:
-        return RandomDelay(int(rest[0]), parse_time(rest[1]))
+        return RandomSlowdown(quantity(place, parse_factor, rest[0]) if rest else 6.0)
+    if kind == "delay" and len(rest) == 2 and rest[0].isascii() and rest[0].isdigit() and len(rest[0]) <= 10:
+        return RandomDelay(int(rest[0]), quantity(place, parse_time, rest[1]))
     if kind == "skew" and len(rest) == 2:
-        return ShiftingDelay(parse_time(rest[0]), parse_time(rest[1]))
+        return ShiftingDelay(*(quantity(place, parse_time, time) for time in rest))
     raise InputError(
         f"--disturb {text!r}: write hop[:FACTOR] (each worker slow with probability 1/n), delay:WORKERS:TIME (so many "
         "random workers held up in every step) or skew:LOW:HIGH (everybody held up, the delays shifting)"

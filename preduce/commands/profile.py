@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preduce.commands.options import Json, function_of, on_every_worker
+from preduce.commands.options import Json, function_of, on_every_worker, quantity
 
 if TYPE_CHECKING:
     from preduce.runtime.profile import Profile
@@ -38,7 +38,7 @@ def command(
 
     claim_stdout(output, as_json=as_json)
     require("torch", purpose="running workers")
-    size = int(parse_size(model_bytes))
+    size = quantity("--model-bytes", parse_size, model_bytes)
     function = None if step is None else function_of(step, "--step")
 
     def measure() -> None:

@@ -43,7 +43,7 @@ def command(
         typer.Option("--watch", help="Show each worker's step, speed and waiting (and gaps and queues) on stderr."),
     ] = False,
 ) -> int:
-    """Run a script in several local processes; the exit code is that of the first worker that failed."""
+    """Run a script in several local processes; the exit code is that of the worker whose failure the others follow."""
     from preduce.topo.extras import require
 
     environment: dict[str, str] = {}

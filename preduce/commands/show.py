@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from preduce.commands.options import Json
+from preduce.commands.options import Json, quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def command(
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.units import parse_size
 
-    loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
+    loaded = load_schedule(schedule, max_bytes=quantity("--max-bytes", parse_size, max_bytes))
     if loaded.strategy.graphs:
         _show_rounds(loaded, output, as_json=as_json, max_workers=max_workers)
         return
@@ -92,13 +92,10 @@ def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
 
 
 def _without_matrix(schedule: "Schedule", period: int) -> str:
-    """That what a round averages is no fixed matrix, in a line; empty where it is one."""
+    """What of its rounds is decided while the job runs, in a line; empty where nothing is."""
     if schedule.is_mixing:
         return ""
-    return (
-        f"Period {period}, {schedule.strategy.when.in_words}: which updates a round averages is decided while the job "
-        "runs, so no round has a mixing matrix, and the schedule no figures"
-    )
+    return f"Period {period}, {schedule.strategy.when.in_words}: {schedule.undecided}; the schedule has no figures"
 
 
 def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from preduce.commands.options import Json
+from preduce.commands.options import Json, quantity
 
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
@@ -52,7 +52,7 @@ def command(
     elif cluster is not None or period is not None or export is not None:
         raise typer.BadParameter("is for FILE.py:NAME; a schedule file says it itself", param_hint="--cluster/--period")
     else:
-        loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
+        loaded = load_schedule(schedule, max_bytes=quantity("--max-bytes", parse_size, max_bytes))
         proof = prove(loaded)
     if gap and loaded is not None:
         proof = replace(proof, claims=(*proof.claims, *(_gap_claim(loaded, text) for text in gap)))
@@ -165,7 +165,7 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
         if explain or claim.status.value != "proved":
             out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")
     if schedule is not None and not schedule.is_mixing:
-        out.print("It has no mixing matrix, hence no figures; `preduce simulate` runs it in virtual time.", style="dim")
+        out.print(f"No figures: {schedule.undecided}; `preduce simulate` runs it in virtual time.", style="dim")
         return
     how = figures["how"]
     shown = table("Figures", "figure", "value", Column("kind", drop=1))

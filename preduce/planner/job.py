@@ -210,12 +210,17 @@ class Job:
     @property
     def weighs_quorums(self) -> bool:
         """Whether quorums are candidates: where they are asked for, or nothing is and the steps of workers differ."""
-        from preduce.planner.slowdown import Slowdown
-
         if self.quorum is not None:
             return self.quorum
-        is_open = self.when is None and not self.gap and not self.tables and self.objective is Objective.BALANCED
-        return is_open and self.cluster.num_workers <= MOST_BY_THE_WAY and not Slowdown.of(self).is_even
+        return self.cluster.num_workers <= MOST_BY_THE_WAY and self.may_weigh_quorums
+
+    @property
+    def may_weigh_quorums(self) -> bool:
+        """Whether they are candidates beside everything else, of no more workers than that is done for."""
+        from preduce.planner.slowdown import Slowdown
+
+        is_open = self.quorum is None and self.when is None and not self.gap and not self.tables
+        return is_open and self.objective is Objective.BALANCED and not Slowdown.of(self).is_even
 
     def delayed(self, when: When) -> float:
         """How many of All-Reduce's steps more it takes that gradients come late like this, as a part of them."""

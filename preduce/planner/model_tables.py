@@ -9,9 +9,11 @@ import importlib.util
 import inspect
 import sys
 from collections import defaultdict
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from preduce.topo.strategies.routes import Gradient, Route, Way
 from preduce.topo.timing.tables import Touched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
 
@@ -199,7 +201,8 @@ def measure_touched(
     Without gradients, in eval mode, on whatever device the model is. O(batches · forward).
 
     Raises:
-        InputError: too few batches for one step, or a batch that forward() does not take.
+        InputError: too few batches for one step, batches that cannot be iterated over, or one that forward() does not
+            take.
     """
     import torch
 
@@ -209,7 +212,7 @@ def measure_touched(
     model.eval()
     try:
         with torch.no_grad(), recorded(model) as lookups:
-            for batch in batches:
+            for batch in _iterated(batches):
                 _forward(model, batch)
                 worker_rows.append(lookups.take())
                 if len(worker_rows) == cluster.num_workers:
@@ -225,6 +228,25 @@ def measure_touched(
             "more of them, or a smaller cluster"
         )
     return {name: _shares(name, size, steps, cluster) for name, size in _sizes(model).items()}, len(steps)
+
+
+def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches; what the user's own loader raises is one line.
+
+    Raises:
+        InputError: they cannot be iterated over, or not to the end.
+    """
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        raise InputError(f"gave batches that are no iterable ({type(batches).__name__}); return (model, loader)")
+    iterator = iter(batches)
+    for number in count():
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise InputError(f"batch {number} raised {_line(error)}") from error
+        yield batch
 
 
 def _shares(name: str, num_rows: int, steps: list[list[dict[str, set[int]]]], cluster: Cluster) -> Touched:
@@ -294,13 +316,14 @@ def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
         return build()
     except PreduceError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"--model {text}: raised {_line(error)}") from error
     finally:
-        sys.path.remove(str(path.resolve().parent))
+        with suppress(ValueError):  # the file may have taken it out itself
+            sys.path.remove(str(path.resolve().parent))
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     """An error of a user's code in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

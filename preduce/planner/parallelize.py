@@ -15,12 +15,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from preduce.planner.model_tables import tables_of
-from preduce.planner.routes import choose_routes
+from preduce.planner.routes import choose_routes, refuse_unpriced
 from preduce.planner.table_prices import APPLYING
+from preduce.runtime.arguments import checked_timeout
 from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_size
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.sharding.found import embeddings_of
-from preduce.runtime.sharding.touched import await_text, gather_texts, shares, told, touched_here
+from preduce.runtime.sharding.touched import await_texts, gather_texts, shares, told, touched_here
 from preduce.runtime.sharding.uses import OtherUses
 from preduce.runtime.transport.alone import is_alone
 from preduce.runtime.transport.notes import Notes
@@ -32,7 +33,8 @@ from preduce.topo.document.schedule import dump_schedule, schedule_of
 from preduce.topo.errors import InputError, PeerLostError, PreduceError, UnavailableError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.axes import Codec
+from preduce.topo.strategies.axes import LOCKSTEP, Codec
+from preduce.topo.strategies.routes import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -99,7 +101,9 @@ def parallelize(
     reasons: tuple[str, ...] = ()
     if not is_alone(world) and not schedule.strategy.what:  # all come, so that one whose model has no tables is named
         uses = OtherUses(model)
-        reached = world or default_world(_device_of(model), timedelta(seconds=timeout), lambda _s, _r, _n: None)
+        reached = world or default_world(
+            _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
+        )
         refuse_other_size(schedule, reached)
         decision = _decided(
             reached,
@@ -205,7 +209,8 @@ def _decided(
     else:
         gather_texts(world, key, mine, timeout)
         # Worker 0 may itself have waited in vain for somebody, whom it names.
-        decision = json.loads(await_text(world, place, "decision", 0, timeout + PATIENCE))
+        (said,) = await_texts(world, place, {"decision": 0}, timeout + PATIENCE)
+        decision = json.loads(said)
     if "problem" in decision:
         raise ABSENT.get(decision["kind"], InputError)(decision["problem"])
     return decision
@@ -221,13 +226,28 @@ def _chosen(
     uses: OtherUses,
     codecs: tuple[Codec, ...],
 ) -> tuple[Schedule, tuple[str, ...]]:
-    """The schedule with a way for every table, and the reasons."""
+    """The schedule with a way for every table, and the reasons.
+
+    Raises:
+        ScheduleError: no table may go a way of its own beside such a schedule, and one would.
+    """
     if not touched:
         return schedule, ()
     tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
-    applying = _applying(optimizer)
-    chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense_bytes, applying=applying, codecs=codecs)
+    applying, beside = _applying(optimizer), _priced(schedule)
+    chosen = choose_routes(tables, beside, hardware, dense_bytes=dense_bytes, applying=applying, codecs=codecs)
+    if beside is not schedule:
+        if any(route.way is not Way.DENSE for route in chosen.routes.tables):
+            refuse_unpriced(schedule)
+        return schedule, (*chosen.reasons, f"these are prices in lockstep, without when.{schedule.strategy.when.word}")
     return replace(schedule, strategy=replace(schedule.strategy, what=chosen.routes), certificate=None), chosen.reasons
+
+
+def _priced(schedule: Schedule) -> Schedule:
+    """The schedule beside which ways are priced: in lockstep where it waits otherwise and so allows but one way."""
+    if not schedule.strategy.refuses_tables():
+        return schedule
+    return replace(schedule, strategy=replace(schedule.strategy, when=LOCKSTEP), certificate=None)
 
 
 def _applying(optimizer: torch.optim.Optimizer) -> float:

@@ -14,6 +14,7 @@ from preduce.planner.front import baselines, front
 from preduce.planner.gap_words import gap_cautions, gap_reasons
 from preduce.planner.gaps import gap_options
 from preduce.planner.group_quorums import group_quorum_options
+from preduce.planner.left_out import not_reached, not_weighed
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
 from preduce.planner.payoff import late_and_small
@@ -179,7 +180,8 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
             *cautions(chosen, job, answer.ended),
             *quorum_cautions(chosen, job),
             *gap_cautions(chosen, job),
-            *_unmeasured(left_out, not_run, not_started, unmeasured),
+            *not_reached(left_out, not_run, not_started, unmeasured),
+            *not_weighed(job),
         ],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         baselines=baselines(options),
@@ -284,18 +286,6 @@ def _asked_first(answer: Front) -> list[Candidate]:
 
     rest = scattered([candidate for candidate in answer.candidates if candidate is not answer.best])
     return rest if answer.best is None else [answer.best, *rest]
-
-
-def _unmeasured(names: list[str], not_run: list[str], not_started: list[str], found: int) -> list[str]:
-    said = []
-    if names:
-        said.append(f"the time did not reach {len(names)} catalogue entries ({', '.join(names)}); more of it does")
-    for missed, what in ((not_run, "graphs and settings of a gap"), (not_started, "quorums")):
-        if missed:
-            said.append(f"the time did not reach {len(missed)} {what} ({'; '.join(missed)})")
-    if found:
-        said.append(f"the time did not reach the figures of {found} schedules that the search found")
-    return said
 
 
 def _by_communication(option: Option) -> float:

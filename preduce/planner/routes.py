@@ -95,7 +95,7 @@ def choose_routes(
     if not codecs:
         raise InputError("tables: no codec is allowed, not even none")
     if listed:
-        _refuse_unpriced(schedule)
+        refuse_unpriced(schedule)
     pricing = Pricing(
         tables=listed,
         schedule=schedule,
@@ -129,7 +129,7 @@ def choose_routes(
     )
 
 
-def _refuse_unpriced(schedule: Schedule) -> None:
+def refuse_unpriced(schedule: Schedule) -> None:
     """Refuse schedules beside which no way can be chosen.
 
     Raises:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.arguments import checked_timeout
 from preduce.runtime.averaging.p_reduce import p_reduce
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.transport.alone import is_alone, say_alone
@@ -58,7 +59,7 @@ class ScheduleAverager:
             )
         if warmup_steps < 0:
             raise InputError(f"warmup_steps: is {warmup_steps}; it is a number of steps >= 0")
-        self.warmup_steps, self.timeout, self.world = warmup_steps, timeout, world
+        self.warmup_steps, self.timeout, self.world = warmup_steps, checked_timeout(timeout), world
         self.step = 0
 
     def average_parameters(self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.adapters.averager import refuse_strategy
+from preduce.runtime.arguments import checked_timeout
 from preduce.runtime.averaging.p_reduce import queue_p_reduce
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.transport.rendezvous import place
@@ -62,7 +63,7 @@ class ScheduleHookState:
             self.gradients = HookGradients(gradients)
         except ValueError:
             raise InputError(f"gradients: {gradients!r} is not one of local, group") from None
-        self.all_reduce_steps, self.timeout, self.world = all_reduce_steps, timeout, world
+        self.all_reduce_steps, self.timeout, self.world = all_reduce_steps, checked_timeout(timeout), world
         self.rank = world.rank if world is not None else place()[0]
         self.step = 0
         self.queued: Reducer | None = None

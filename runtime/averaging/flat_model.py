@@ -6,14 +6,14 @@ commits it with one pass. BatchNorm buffers and optimizer state, where a policy 
 
 from __future__ import annotations
 
-import inspect
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from preduce.runtime.averaging.bucket import Bucket, Rider, Slot, aligned
 from preduce.runtime.averaging.loads import count_loads
+from preduce.runtime.averaging.optimizer_state import state_keys
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class FlatModel:
         """Buckets of buffers alone, for the mean model, when they do not ride along with every operation."""
         local = buffers is BufferPolicy.LOCAL
         self._add_buffers(self.buffer_buckets if local else self.buckets, broadcast=buffers is BufferPolicy.BROADCAST)
+        self._riding: dict[torch.nn.Parameter, list[str]] = {}
         if state is StatePolicy.AVERAGE:
             self._add_state(optimizer)
         for bucket in self.buckets + self.buffer_buckets:
@@ -148,6 +149,24 @@ class FlatModel:
                         "averaged; change the model first, then wrap"
                     )
 
+    def refuse_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+        """Notice a new parameter group whose settings make the optimizer keep what does not ride along.
+
+        Raises:
+            InputError: as said.
+        """
+        if not self._riding:
+            return
+        keys = set(state_keys(optimizer, group))
+        for entry in group["params"]:
+            missed = keys - set(self._riding.get(entry[1] if isinstance(entry, tuple) else entry, ()))
+            if missed:
+                raise InputError(
+                    f"add_param_group: optimizer_state='average': {', '.join(sorted(missed))} of the new group was not "
+                    "foreseen when DistributedOptimizer was made, so it would not be averaged; give the optimizer "
+                    "these settings when it is made"
+                )
+
     def layout(self) -> list[str]:
         """One line per parameter and rider, equal on all workers that run the same model."""
         lines = []
@@ -174,9 +193,16 @@ class FlatModel:
                     _ride(buckets, f"{prefix}.{name}".lstrip("."), buffer, broadcast=broadcast, fetch=fetch)
 
     def _add_state(self, optimizer: torch.optim.Optimizer) -> None:
-        keys = state_keys(optimizer)
+        others = state_keys(optimizer)
+        kept = {
+            p: keys
+            for group in optimizer.param_groups
+            for keys in [state_keys(optimizer, group)]
+            for p in group["params"]
+        }
         for slot in list(self.slots()):
-            for key in keys:
+            self._riding[slot.parameter] = kept.get(slot.parameter, others)
+            for key in self._riding[slot.parameter]:
 
                 def fetch(parameter: torch.nn.Parameter = slot.parameter, key: str = key) -> torch.Tensor | None:
                     value = optimizer.state[parameter].get(key) if parameter in optimizer.state else None
@@ -200,28 +226,6 @@ def _ride(
         buckets.append(bucket)
     bucket.riders.append(Rider(name, tuple(like.shape), bucket.length, broadcast, fetch))
     bucket.length += like.numel()
-
-
-def state_keys(optimizer: torch.optim.Optimizer) -> list[str]:
-    """The per-parameter tensors that an optimizer keeps, found by one step of a copy of it on a parameter of its own.
-
-    Raises:
-        InputError: the optimizer cannot be built from its defaults, so its state is unknown before the first step.
-    """
-    device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
-    probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))
-    probe.grad = torch.zeros_like(probe)
-    try:
-        known = inspect.signature(type(optimizer)).parameters
-        copy = type(optimizer)([probe], **{k: v for k, v in optimizer.defaults.items() if k in known})
-        copy.step()
-    except Exception as error:  # noqa: BLE001 - any constructor's refusal means the same to the user
-        raise InputError(
-            f"optimizer_state='average': the state of {type(optimizer).__name__} cannot be foreseen ({error}); "
-            "use optimizer_state='local'"
-        ) from None
-    state = copy.state[probe]
-    return sorted(k for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == probe.shape)
 
 
 def _named_parameters(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from datetime import timedelta
+from math import isfinite
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 
+from preduce.runtime.arguments import checked_timeout
 from preduce.runtime.averaging.bucket import Bucket
 from preduce.runtime.averaging.commit import commit_mean
 from preduce.runtime.averaging.reducer import Reducer
@@ -20,7 +24,7 @@ from preduce.topo.errors import InputError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from fractions import Fraction
 
     from preduce.runtime.transport.worlds import World
@@ -78,11 +82,13 @@ def queue_p_reduce(
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _refuse_tensors(all_tensors)
+    chosen = _checked_group(group)
+    factor = _checked_relax(chosen.relax if relax is None else relax)
+    timeout = checked_timeout(timeout)
     if is_alone(world):
         return None
     if world is None:
         world = default_world(all_tensors[0].device, timedelta(seconds=timeout), lambda _store, _rank, _size: None)
-    chosen = group if isinstance(group, Group) else Group(tuple(sorted(set(group))))
     if world.rank not in chosen.members:
         raise InputError(f"p_reduce: worker {world.rank} is not in group {chosen}; only members call it")
     if len(chosen.members) < 2 or chosen.members[0] < 0 or chosen.members[-1] >= world.size:
@@ -90,7 +96,7 @@ def queue_p_reduce(
     reducer = _of_world.get(world)
     if reducer is None or reducer.timeout != timeout:
         reducer = _of_world[world] = _PReducer(world, timeout)
-    return reducer.run(all_tensors, chosen, float(chosen.relax if relax is None else relax))
+    return reducer.run(all_tensors, chosen, factor)
 
 
 class _PReducer:
@@ -155,12 +161,34 @@ def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         start += tensor.numel()
 
 
+def _checked_group(group: Group | Iterable[int]) -> Group:
+    """A group of whole numbers, each once; who is in it, and whether there are so many, is asked of the world."""
+    if isinstance(group, Group):
+        return group
+    ranks = list(group) if isinstance(group, Iterable) and not isinstance(group, str) else None
+    if ranks is None or not all(isinstance(rank, Integral) and not isinstance(rank, bool) for rank in ranks):
+        raise InputError(f"p_reduce: group is {str(group)[:80]!r}; it lists the ranks of its members, such as [0, 3]")
+    return Group(tuple(sorted({int(rank) for rank in ranks})))
+
+
+def _checked_relax(relax: float | Fraction) -> float:
+    """A finite factor: NaN would become the tensors of all members, and nothing would tell."""
+    if not isinstance(relax, Real) or isinstance(relax, bool) or not isfinite(relax):
+        raise InputError(f"p_reduce: relax is {str(relax)[:80]!r}; it is a finite number, 1 for the plain mean")
+    return float(relax)
+
+
 def _refuse_tensors(tensors: Sequence[torch.Tensor]) -> None:
     if not tensors:
         raise InputError("p_reduce: no tensors; give at least one")
+    for index, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"p_reduce: tensor {index} is a {type(tensor).__name__}; give tensors")
     if len(devices := {tensor.device for tensor in tensors}) > 1:
         raise InputError(f"p_reduce: tensors lie on {', '.join(sorted(map(str, devices)))}; one call takes one device")
     for index, tensor in enumerate(tensors):
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise InputError(f"p_reduce: tensor {index} is expanded, its elements share memory; give a clone() of it")
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             raise InputError(f"p_reduce: tensor {index} is {tensor.dtype}, {tensor.layout}; only dense real floats")
         if tensor.numel() == 0:

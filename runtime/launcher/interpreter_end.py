@@ -12,7 +12,7 @@ import weakref
 
 
 def leave_clean_up_to_parent() -> None:
-    """Let what was to be finalised when the parent ends, a `TemporaryDirectory` say, not be finalised by this worker."""
+    """Let what is to be finalised when the parent ends, a `TemporaryDirectory` say, not be finalised by this worker."""
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001 - nothing else lists them
         finalizer.atexit = False
 

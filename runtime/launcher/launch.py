@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import secrets
 import signal
 import socket
@@ -18,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from preduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
 from preduce.runtime.launcher.interpreter_end import end_as_python_does, leave_clean_up_to_parent
 from preduce.runtime.launcher.orphans import Guardian, die_with_parent
 from preduce.runtime.launcher.outlet import Outlet, PlainOutlet
@@ -51,11 +53,14 @@ def launch(
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
+    That some fail because others are missing (exit code 69) is a consequence of why these are, whoever ends first.
     SIGTERM and SIGHUP are passed on to the workers as SIGTERM; they have `grace` seconds to end, and the exit code is
     the signal's.
 
     Args:
-        target: the path of a Python script, run as `__main__`, or a function without parameters.
+        target: the path of a Python script, run as `__main__`, or a function without parameters. A script draws random
+            numbers of its own in each worker, as under torchrun; a function goes on with those of the program that
+            forks it. That must not have computed in several threads of torch: its copies would wait for them for ever.
         args: the script's arguments.
         num_workers: processes in all.
         num_nodes: pretend this many machines: sets LOCAL_RANK and LOCAL_WORLD_SIZE; must divide `num_workers`.
@@ -85,6 +90,7 @@ def launch(
             raise_unheard()
             sys.stdout.flush()
             sys.stderr.flush()
+            fill_standard_descriptors()
             guardian = Guardian()
             try:
                 for rank in range(num_workers):
@@ -124,7 +130,9 @@ def _import_once() -> None:
 def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None) -> dict[str, str]:
     local = num_workers // num_nodes
     cores = len(os.sched_getaffinity(0))
-    count = threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, cores // num_workers)
+    # OpenMP takes a list with a number for each level of nesting; what it does not understand it ignores, and so do we.
+    stated = re.match(r"\s*([0-9]{1,6})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""), re.ASCII)
+    count = threads or int(stated[1] if stated else 0) or max(1, cores // num_workers)
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(num_workers),
@@ -185,13 +193,12 @@ def _fork(
         os.setpgid(0, 0)
         if not die_with_parent(parent):
             os._exit(70)
-        as_in_a_fresh_process()
         leave_clean_up_to_parent()
-        os.dup2(out_write, 1)
-        os.dup2(err_write, 2)
+        own_standard_streams(out_write, err_write)
         port = os.read(go_read, 16).decode()
         if not port:
             os._exit(70)
+        os.close(go_read)
         code = _become_worker(target, args, {**variables, "MASTER_PORT": port})
     except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
         traceback.print_exc()
@@ -210,16 +217,15 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - lives as long as the process
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
     os.environ.update(variables)
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
     code = 0
     try:
+        as_in_a_fresh_process()  # from here on Ctrl-C ends it like any other program
         if callable(target):
             target()
         else:
+            draw_anew()
             sys.argv = [str(target), *args]
             sys.path.insert(0, str(Path(target).resolve().parent))
             runpy.run_path(str(target), run_name="__main__")

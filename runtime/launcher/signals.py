@@ -30,19 +30,28 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself."""
-    before: dict[signal.Signals, object] = {}
+    """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself.
+
+    And children that end can be waited for, also where who started this program ignores theirs, which is inherited.
+    """
+    ours: list[signal.Signals] = []
+    ignores_children = False
     if threading.current_thread() is threading.main_thread():
+        if ignores_children := signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in ENDING:
             if signal.getsignal(number) is signal.SIG_DFL:
-                before[number] = signal.signal(number, _raise)
-    if before:  # not inside another one, which may have one to hear
+                signal.signal(number, _raise)
+                ours.append(number)
+    if ours:  # not inside another one, which may have one to hear
         _unheard.clear()
     try:
         yield
     finally:
-        for number in before:
+        for number in ours:
             signal.signal(number, signal.SIG_DFL)
+        if ignores_children:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 def _raise(number: int, _: FrameType | None) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from preduce.runtime.launcher.orphans import end_groups
 from preduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, raise_unheard
-from preduce.topo.errors import FencedError
+from preduce.topo.errors import FencedError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from preduce.runtime.launcher.outlet import Outlet
     from preduce.runtime.transport.torch_api import Store
 
+CONSEQUENCE = UnavailableError.exit_code
+"""Of a worker that ends because another one is missing: who ends first of these two is chance."""
 CHILDREN_SECONDS = 2.0
 """How long what a failed worker has started may live on, to clean up."""
 
@@ -60,8 +62,9 @@ class _Shutdown:
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
     def begin(self, code: int, grace: float) -> None:
-        """Note the first failure; later ones change nothing."""
-        self.code = self.code or code
+        """Note the first failure; later ones change nothing, unless they are what the first was a consequence of."""
+        if not self.knows_cause and not self.has_signalled:
+            self.code = code
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def asked(self, code: int, grace: float, workers: Sequence[Child]) -> None:
@@ -70,6 +73,11 @@ class _Shutdown:
         _signal(workers, signal.SIGKILL if again else signal.SIGTERM)
         self.code, self.signals = code, [signal.SIGKILL]
         self.begin(code, grace)
+
+    @property
+    def knows_cause(self) -> bool:
+        """Whether a worker has failed for another reason than that others are missing."""
+        return self.code not in (0, CONSEQUENCE)
 
     @property
     def has_signalled(self) -> bool:
@@ -128,6 +136,8 @@ def supervise(
                 _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
                 shutdown.code = 130
                 shutdown.begin(130, grace)
+        for key in list(selector.get_map().values()):
+            _forward(key.fd, key.data, outlet, width, last=True)
     # A run that went on without a worker that was given up says so, even where all others ended well.
     fenced = any(worker.code == FencedError.exit_code for worker in workers)
     return shutdown.code or (FencedError.exit_code if fenced else 0)
@@ -138,14 +148,22 @@ def _is_lost(worker: Child) -> bool:
     return worker.code is not None and (worker.code > SIGNALLED or worker.code == FencedError.exit_code)
 
 
+def _ended_by_itself(worker: Child) -> bool:
+    """Whether no signal ended a worker: of those that are seen to have ended at one time, these are looked at last."""
+    assert worker.code is not None
+    return worker.code <= SIGNALLED
+
+
 def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
+    ended = [worker for worker in workers if worker.code is None and _reap(worker) and worker.code]
+    for worker in sorted(ended, key=_ended_by_itself):
+        is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
+        _tell(store, worker, outlet, first=is_first, ended=shutdown.has_signalled)
+        _signal_group(worker, signal.SIGTERM)
+        worker.children_until = time.monotonic() + CHILDREN_SECONDS
+        shutdown.failed(worker, workers, grace)
     for worker in workers:
-        if worker.code is None and _reap(worker) and worker.code:
-            _tell(store, worker, outlet, first=not shutdown.code, ended=shutdown.has_signalled)
-            _signal_group(worker, signal.SIGTERM)
-            worker.children_until = time.monotonic() + CHILDREN_SECONDS
-            shutdown.failed(worker, workers, grace)
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")
             _signal_group(worker, signal.SIGKILL)
@@ -153,12 +171,15 @@ def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace:
     return any(worker.code is None for worker in workers)
 
 
-def _forward(descriptor: int, worker: Child, outlet: Outlet, width: int) -> bool:
-    """Pass on a worker's complete lines, each with its rank before it; False at the end of its output."""
-    chunk = os.read(descriptor, 65536)
+def _forward(descriptor: int, worker: Child, outlet: Outlet, width: int, *, last: bool = False) -> bool:
+    """Pass on a worker's complete lines, each with its rank before it; False at the end of its output.
+
+    With `last` what has come so far is all that counts, although somebody may hold the pipe open.
+    """
+    chunk = os.read(descriptor, _num_waiting(descriptor) if last else 65536)
     held = worker.streams[descriptor] + chunk
     lines, rest = held.split(b"\n")[:-1], held.split(b"\n")[-1]
-    if not chunk and rest:
+    if (last or not chunk) and rest:
         lines, rest = [*lines, rest], b""
     worker.streams[descriptor] = rest
     if lines:
@@ -212,8 +233,12 @@ def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bo
 def _is_silent(worker: Child) -> bool:
     """Whether a worker that has ended never wrote to its standard error, what is not forwarded yet included."""
     errors = list(worker.streams)[-1]
-    waiting = int.from_bytes(fcntl.ioctl(errors, termios.FIONREAD, bytes(4)), sys.byteorder)
-    return not (worker.has_complained or waiting or worker.streams[errors])
+    return not (worker.has_complained or _num_waiting(errors) or worker.streams[errors])
+
+
+def _num_waiting(descriptor: int) -> int:
+    """How many bytes lie in a pipe."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _signal(workers: Sequence[Child], number: signal.Signals) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 SILENCE_SECONDS = 1.2
 """A worker whose heartbeat stood still this long is reported as giving no sign of life."""
 MAX_NAMED = 4
+MAX_LISTED = 8
 MAX_LOOKED_AT = 64
 
 
@@ -57,6 +58,12 @@ def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], secon
     named = (silent or ends or list(members))[:MAX_NAMED]
     text = "; ".join(_path(other, signs, before) for other in named)
     return f"waits for {text}" + (f", for more than {seconds:g} s" if seconds is not None else "")
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Workers by name, the first of many: `worker 3`, or `workers 1, 3`."""
+    names = ", ".join(map(str, ranks[:MAX_LISTED])) + (", …" if len(ranks) > MAX_LISTED else "")
+    return f"worker {names}" if len(ranks) == 1 else f"workers {names}"
 
 
 def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:

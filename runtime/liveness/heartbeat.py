@@ -227,17 +227,19 @@ class Heartbeat:
         ended_ranks = (rank for rank, death in deaths.items() if death is not None)
         return self.first_failure() or next((f"worker {rank} {deaths[rank]}" for rank in ended_ranks), None)
 
-    def elsewhere(self, members: Iterable[int], round_: int) -> str | None:
+    def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
         """Which member waits for all at a place that this worker, still in `round_`, has not come to, as a clause.
 
         Such a member never comes to a collective of that round. (It may still answer messages from a side thread.)
+        `way_out` stands in place of the place's own advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
             if noted is not None:
                 number, reached, what, advice = json.loads(noted)
                 if number > self._gatherings and reached <= round_ and not self._has_been_here(rank):
-                    return f"worker {rank} waits for all in {what} after {reached} rounds: {self._together or advice}"
+                    way_out = way_out or self._together or advice
+                    return f"worker {rank} waits for all in {what} after {reached} rounds: {way_out}"
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:

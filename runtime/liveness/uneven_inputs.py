@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.torch_api import Store
 
 POLL_SECONDS = 0.005
+BEHIND = (
+    "a worker whose data ended does not come to that; call it behind `with optimizer.join():`, or before any data ends"
+)
 
 
 class UnevenInputs:
@@ -52,7 +55,8 @@ class UnevenInputs:
         With `lost` the workers that it names are not waited for.
 
         Raises:
-            UnavailableError: a worker is gone, or nobody decided within the timeout.
+            PeerLostError: a worker is gone, or waits for all where this one does not come.
+            UnavailableError: nobody decided within the timeout.
         """
         begun, ended = f"{self._generation}/round/{round_}", f"{self._generation}/ended"
         start = time.monotonic()
@@ -73,6 +77,10 @@ class UnevenInputs:
                 return False
             if lost is None and lookout.is_due():
                 self._refuse_if_gone(f"data ended before round {round_}")
+                why = self.heartbeat.elsewhere(range(self.size), round_, BEHIND)
+                # Asked again, since who saw all end, or began the round, before it came there waits for no such worker.
+                if why is not None and not self._notes.has(begun) and not self._notes.has(*needed):
+                    raise PeerLostError(f"data ended before round {round_}: {why}")
             if time.monotonic() > start + self.timeout:
                 others = [rank for rank in range(self.size) if not self._notes.has(f"{ended}/{rank}")]
                 late = self.heartbeat.waits_for(others, None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from preduce.runtime.arguments import checked_timeout
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.pilot.job import Curve, PilotJob
 from preduce.runtime.pilot.probes import probes, reference
@@ -100,7 +101,9 @@ def _built(build: Build, seed: int) -> PilotJob:
 
 def _cluster(job: PilotJob, timeout: float) -> Cluster:
     device = next(job.model.parameters()).device
-    return cluster_of(default_world(device, timedelta(seconds=timeout), lambda _store, _rank, _size: None))
+    return cluster_of(
+        default_world(device, timedelta(seconds=checked_timeout(timeout)), lambda _store, _rank, _size: None)
+    )
 
 
 def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: int, timeout: float) -> Curve:

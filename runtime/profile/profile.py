@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from preduce.runtime.arguments import checked_timeout
 from preduce.runtime.profile.codecs import measure_codecs
 from preduce.runtime.profile.fit import fit_hardware, predicted_seconds
 from preduce.runtime.profile.measure import Measurement, measure_phases, settle
@@ -78,7 +79,9 @@ def profile(
         UnavailableError: a worker is gone.
     """
     where = device or torch.device("cpu")
-    reached = world or default_world(where, timedelta(seconds=timeout), lambda _store, _rank, _size: None)
+    reached = world or default_world(
+        where, timedelta(seconds=checked_timeout(timeout)), lambda _store, _rank, _size: None
+    )
     say = progress or (lambda _: None)
     sizes = [max(4, model_bytes // part) for part in (1, 2, 8)]
     known = calibration_phases(cluster)

@@ -223,6 +223,7 @@ class Tables:
         Raises:
             PeerLostError: a worker is gone.
         """
+        self._step = self._begun()  # workers whose data ended come, and are named, rather than wait for a step
         call = Call(Kind.WHOLE, self._step, table.index, number)
         outcome = self._perform(
             call, {table.index: Part(ids)}, source=lambda _call: (layout, lambda places: table.rows_at(array, places))

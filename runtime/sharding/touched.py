@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from preduce.runtime.liveness.culprit import listed
 from preduce.runtime.sharding.found import embeddings_of
 from preduce.runtime.transport.notes import Notes, deaths_of
 from preduce.topo.errors import InputError, PeerLostError, UnavailableError
 from preduce.topo.timing.tables import Touched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -167,36 +168,43 @@ def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]
 
     Raises:
         PeerLostError: a worker is gone.
-        UnavailableError: a worker said nothing within the timeout.
+        UnavailableError: workers, which are named, said nothing within the timeout, which is one for all of them.
     """
-    notes = Notes(world.store, f"parallelize/{key}")
-    notes.write(f"says/{world.rank}", text)
+    place = f"parallelize/{key}"
+    Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:
         return [text]
-    return [
-        text,
-        *(await_text(world, f"parallelize/{key}", f"says/{rank}", rank, timeout) for rank in range(1, world.size)),
-    ]
+    others = await_texts(world, place, {f"says/{rank}": rank for rank in range(1, world.size)}, timeout)
+    return [text, *others]
 
 
-def await_text(world: World, prefix: str, key: str, rank: int, timeout: float) -> str:
-    """What worker `rank` writes there.
+def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: float) -> list[str]:
+    """What other workers write under these keys, in order.
+
+    Args:
+        world: of this worker.
+        prefix: under which the keys stand.
+        writers: the rank that writes each.
+        timeout: seconds to wait, for all of them together.
 
     Raises:
-        PeerLostError: it is gone.
-        UnavailableError: it wrote nothing within the timeout.
+        PeerLostError: one of those that have not written is gone.
+        UnavailableError: some wrote nothing within the timeout.
     """
     notes, start, look = Notes(world.store, prefix), time.monotonic(), 0.0
-    while (text := notes.read(key)) is None:
+    said: dict[str, str] = {}
+    while missing := [key for key in writers if key not in said]:
+        said |= {key: text for key in missing if (text := notes.read(key)) is not None}
+        late = [rank for key, rank in writers.items() if key not in said]
         now = time.monotonic()
-        if now > look:
+        if late and now > look:
             look = now + LOOK_SECONDS
-            if (why := deaths_of(world.store, [rank])) is not None:
+            if (why := deaths_of(world.store, late)) is not None:
                 raise PeerLostError(f"parallelize: {why}")
-        if now > start + timeout:
-            raise UnavailableError(f"parallelize: worker {rank} said nothing within {timeout:g} s")
-        time.sleep(POLL_SECONDS)
-    return text
+        if late and now > start + timeout:
+            raise UnavailableError(f"parallelize: {listed(late)} said nothing within {timeout:g} s")
+        time.sleep(POLL_SECONDS if late else 0)
+    return [said[key] for key in writers]
 
 
 def _packed(bits: npt.NDArray[np.bool_]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import secrets
 import warnings
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ def save_checkpoint(
         FileProblem: a worker could not write; the same sentence on all of them, and the run may go on.
         PeerLostError: a worker is gone or at another round.
     """
+    directory = _checked_arguments("save_checkpoint", optimizer, directory)
     ending = optimizer.ending
     ending.refuse_unless_running("save or load a checkpoint")
     ending.guard(optimizer.stepper.gather)
@@ -75,7 +77,7 @@ def save_checkpoint(
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
     with _assembled(optimizer, "save_checkpoint()") as members:
-        return _saved(optimizer, Path(directory), extra, keep, members)
+        return _saved(optimizer, directory, extra, keep, members)
 
 
 def _saved(
@@ -148,10 +150,20 @@ def load_checkpoint(
         DocumentError: a file that is damaged in a way that its SHA-256 does not catch.
         PeerLostError: a worker is gone.
     """
+    directory = _checked_arguments("load_checkpoint", optimizer, directory)
     optimizer.ending.refuse_unless_running("save or load a checkpoint")
     optimizer.ending.guard(optimizer.stepper.gather)
     with _assembled(optimizer, "load_checkpoint()") as members:
-        return _loaded(optimizer, Path(directory), members, other_run=other_run)
+        return _loaded(optimizer, directory, members, other_run=other_run)
+
+
+def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str | Path) -> Path:
+    """The directory as a path, where both arguments are what they should be and stand in their order."""
+    if not hasattr(optimizer, "ending"):
+        raise InputError(f"{who}: optimizer is a {type(optimizer).__name__}; pass the DistributedOptimizer first")
+    if not isinstance(directory, (str, os.PathLike)):
+        raise InputError(f"{who}: directory is a {type(directory).__name__}; pass a path")
+    return Path(directory)
 
 
 def _loaded(

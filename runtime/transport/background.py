@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import atexit
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ENDING_SECONDS = 1.0
-"""For all threads together; one that hangs inside torch for longer does not come back at that very moment either."""
+ENDING_LOOKS, LOOK_SECONDS = 20, 0.05
+"""For all threads together: a second, and longer where the machine is so busy that this thread, too, hardly runs.
+
+One that hangs inside torch for longer does not come back at that very moment either.
+"""
 
 _threads: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 class Background(threading.Thread):
-    """A daemon thread that the interpreter's end waits for, a second at most.
+    """A daemon thread that the interpreter's end waits for, about a second at most.
 
     Args:
         run: what it does.
@@ -50,10 +52,11 @@ def end_all() -> None:
     for thread in running:
         if thread.stop is not None:
             thread.stop()
-    deadline = time.monotonic() + ENDING_SECONDS
+    looks = ENDING_LOOKS
     for thread in running:
-        if thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
+        while looks and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(LOOK_SECONDS)
+            looks -= 1
 
 
 # Exit functions run in reverse: what is registered after this, a worker's last words among it, still has all threads.

@@ -36,7 +36,13 @@ def place() -> tuple[int, int]:
     """(rank, number of workers) of this process; (0, 1) outside of any launcher."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+    size, rank = _number("WORLD_SIZE", 1, least=1), _number("RANK", 0)
+    if rank >= size and os.environ.get("WORLD_SIZE"):  # without it who connects says what is missing
+        raise InputError(
+            f"environment: RANK is {rank} and WORLD_SIZE is {size}; ranks are 0..{size - 1}: let `preduce run` or "
+            "torchrun set both"
+        )
+    return rank, size
 
 
 def connect_store(timeout: timedelta) -> Store:
@@ -56,7 +62,7 @@ def connect_store(timeout: timedelta) -> Store:
             f"environment: {', '.join(missing)} not set; start the script with `preduce run --workers N script.py` "
             "or torchrun"
         )
-    host, port, rank = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0), _number("RANK", 0)
+    host, port, rank = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0, least=1, most=65535), place()[0]
     by_launcher = _by_launcher()
     serves = rank == 0 and not by_launcher
     call: BoundedCall[Store] = BoundedCall(
@@ -125,11 +131,14 @@ def forget(world: World) -> None:
         del _worlds[kind]
 
 
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name)
-    if text is None:
+def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> int:
+    """What an environment variable says; one that is empty is not set."""
+    text = os.environ.get(name, "").strip()
+    if not text:
         return default
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"environment: {name} is {text!r}; it is a number") from None
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
+    if not least <= number <= most:
+        raise InputError(
+            f"environment: {name} is {text[:40]!r}; it is a number in {least}..{most}, as `preduce run` sets"
+        )
+    return number

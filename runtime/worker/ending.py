@@ -131,7 +131,8 @@ class Ending:
         if self.state in (RUNNING, EVALUATING):
             error = getattr(sys, "last_value", None)
             reason = f"stopped in round {self.stepper.round}"
-            reason += f" with {type(error).__name__}: {error}" if error is not None else " without calling finish()"
+            text = "" if error is None else f"{type(error).__name__}: {error}".strip().removesuffix(":")
+            reason += f" with {text}" if text else " without calling finish()"
             heartbeat.note("left", " ".join(reason.split())[:300])
             if error is None and self.stepper.steps and not self.runner.averages_gradients:
                 sys.stderr.write(

@@ -129,16 +129,20 @@ class Stepper:
             table.parameter.grad = None
         return not self.run.tables or self.run.tables.serve(changes_means=after_averaging is not None)
 
-    def _serve_tables_of_round(self, after_averaging: Callable[[], object] | None) -> None:
-        """Where parameters are averaged, take the rest of a round's steps with this worker's rows of tables only."""
+    def _serve_tables_of_round(self, after_averaging: Callable[[], object] | None) -> bool:
+        """Where parameters are averaged, take the rest of a round's steps with this worker's rows of tables only.
+
+        Whether any step of the round was taken, here or before: else nobody does the round.
+        """
         for _ in range(self.run.pace - self.steps % self.run.pace):
             self.optimizer.zero_grad(set_to_none=True)
             if not self._serves_tables(after_averaging):
-                return
+                return self.steps % self.run.pace > 0
             if after_averaging is not None:
                 after_averaging()
             self.optimizer.step()
             self._count(self._steps + 1)
+        return True
 
     def _closed_tables(self, closure: Callable[[], Any] | None) -> tuple[Any, Callable[[], Any] | None]:
         """Where there are tables: evaluate the closure, whose lookups all workers do, and end the step's exchanges.
@@ -331,8 +335,9 @@ class Stepper:
                         after_averaging()
                     self.run.applier.changes_means = self._means.changed()
                 self._apply()
-            elif self.run.tables:
-                self._serve_tables_of_round(after_averaging)
+            elif self.run.tables and not self._serve_tables_of_round(after_averaging):
+                self.uneven_inputs.close()
+                break
             self._count((round_ + 1) * self.run.pace)
             self._end_round(step, round_)
             self.runner.leave()

@@ -71,7 +71,10 @@ def test_a_paused_worker_stands_still_for_that_long_and_goes_on(running, sleeper
     (victim,) = running.victims
     still = [instant for instant, now in seen if now[victim] == "T"]
     assert running.outcome.fired
-    assert still[-1] - still[0] == pytest.approx(times * 0.4, abs=0.2)
+    assert still[-1] - still[0] < times * 0.4 + 5
+    before = max((instant for instant, _ in seen if instant < still[0]), default=still[0])
+    after = min(instant for instant, _ in seen if instant > still[-1])
+    assert after - before >= times * 0.4, "it was looked at before and after"
     assert seen[-1][1][victim] != "T"
     assert all(now[other] != "T" for _, now in seen for other in range(WORKERS) if other != victim)
 
@@ -160,11 +163,14 @@ def test_a_cut_link_lets_nothing_through_until_it_is_healed():
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         return "ConnectionRefusedError" in done.stderr
 
+    def is_soon_reached(network):
+        deadline = time.monotonic() + 20
+        while not reaches(network):
+            assert time.monotonic() < deadline
+
     with Network(2, "100mbit", subnet="10.79.0", tag="t") as network:
-        assert reaches(network)
+        is_soon_reached(network)
         network.set_link(1, up=False)
         assert not reaches(network)
         network.set_link(1, up=True)
-        deadline = time.monotonic() + 10
-        while not reaches(network):
-            assert time.monotonic() < deadline
+        is_soon_reached(network)

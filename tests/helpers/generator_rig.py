@@ -4,12 +4,10 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 
-from helpers import children
+from helpers.warm import WARM
 from preduce.runtime.generator.client import GeneratorClient
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.generator.log import Log
@@ -192,26 +190,19 @@ class ServiceProcess:
             point=point, after=after, seed=seed,
             keys=str(folder / "keys"), address=address, log=str(folder / "log"),
         )  # fmt: skip
-        began = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=children.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        line = self.process.stdout.readline().split()
-        assert line, self.process.stderr.read()
+        reading, writing = os.pipe()
+        self.process = WARM.start("-c", code, streams=[0, writing, 2])
+        os.close(writing)
+        self.output = os.fdopen(reading)
+        line = self.output.readline().split()
+        assert line, "it ended without its address"
         self.address, self.epoch = line[1], int(line[3])
-        self.start_seconds = time.monotonic() - began
 
     def killed(self, seconds=30):
         """Wait for the end; whether it was SIGKILL."""
         return self.process.wait(seconds) == -signal.SIGKILL
 
     def end(self):
-        if self.process.poll() is None:
-            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
-        self.process.stdout.close()
-        self.process.stderr.close()
+        self.output.close()

@@ -145,7 +145,7 @@ def replayed_groups(case, results):
             for rank in range(4):
                 group = case.schedule.group_of(rank, base + round_)
                 if group is not None:
-                    after[rank] = models[list(group.members)].mean(0)
+                    after[rank] += float(group.relax) * (models[list(group.members)].mean(0) - models[rank])
             models = after
         for rank in range(4):
             numbers = [n for (_, w), some in sorted(brought.items()) if w == rank for n in some]

@@ -9,11 +9,14 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import preduce
+from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 
 WORDS, WIDTH, BAGS = 29, 4, 13
 SAMPLES = 8
+CROSSED = Cluster.irregular([[0, 3], [2, 1]])
+"""In which ranks stand in another order node by node, and this order is not its own inverse."""
 STEPS = 3
 
 
@@ -22,7 +25,7 @@ class Case:
     """One run: how the tables travel, what they are and how they are trained."""
 
     optimizer: str = "sgd"
-    cluster: str = "2x2"
+    cluster: str | Cluster = "2x2"
     way: Way = Way.SHARDED
     sparse: bool = False
     coalesces: bool = True

@@ -146,5 +146,5 @@ if __name__ == "__main__":
     for line in sys.stdin:
         output = io.StringIO()
         target, count = (averagers, 4) if "averagers" in line else (work, 3)
-        code = launch(target, num_workers=count, output=output, environment={"REQUEST": line.strip()}, grace=3.0)
+        code = launch(target, num_workers=count, output=output, environment={"REQUEST": line.strip()}, grace=15.0)
         say(json.dumps({"code": code, "output": output.getvalue()}))

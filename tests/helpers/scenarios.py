@@ -184,8 +184,8 @@ def differing(what) -> None:
         time.sleep(8)
         return
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    policy = os.environ.get("BUFFERS", "average")
-    reporting(lambda: DistributedOptimizer(sgd, model, schedule, timeout=3, buffers=policy) and None)
+    policy, limit = os.environ.get("BUFFERS", "average"), 3 if what == "missing" else 20
+    reporting(lambda: DistributedOptimizer(sgd, model, schedule, timeout=limit, buffers=policy) and None)
 
 
 def wrong_size() -> None:
@@ -572,7 +572,7 @@ def main(scenarios) -> None:
             num_nodes=request.get("nodes", 1),
             output=output,
             environment=request.get("environment", {}),
-            grace=request.get("grace", 3.0),
+            grace=request.get("grace", 15.0),
             survive=request.get("survive", False),
         )
         answer = {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}

@@ -1,8 +1,9 @@
 """Commands in processes of their own that need not import torch again: forked from one that has imported everything.
 
-`Warm.start("preduce", "run", ...)` is `python -m preduce run ...` without the seconds in which it would import: a
-process of its own with its own variables, folder, standard streams and, if wanted, session, whose end is an ordinary
-end of the interpreter. What /proc says of its command line and first variables is the warm process's.
+`Warm.start("preduce", "run", ...)` is `python -m preduce run ...` without the seconds in which it would import, and
+`Warm.start("-c", code, ...)` is `python -c code ...`: a process of its own with its own variables, folder, standard
+streams and, if wanted, session, whose end is an ordinary end of the interpreter. What /proc says of its command line
+and first variables is the warm process's.
 """
 
 import atexit
@@ -11,12 +12,14 @@ import json
 import os
 import random
 import runpy
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import types
 
 from helpers import children
 
@@ -60,27 +63,26 @@ class Warm:
     """The warm process of this process of tests, started when it is first needed."""
 
     def __init__(self):
-        self._process, self._folder, self._lock = None, None, threading.Lock()
+        self._process, self._lock = None, threading.Lock()
+        self._address = f"\0preduce-warm-{os.getpid()}-{secrets.token_hex(8)}"  # no file: folders may have long names
 
     def _connect(self):
         with self._lock:
             if self._process is None:
-                self._folder = tempfile.TemporaryDirectory()
-                address = f"{self._folder.name}/socket"
                 with socket.socket(socket.AF_UNIX) as listener:
-                    listener.bind(address)
+                    listener.bind(self._address)
                     listener.listen(20)
                     command = [*children.module("helpers.warm"), str(listener.fileno())]
                     environment = children.environment()
                     self._process = subprocess.Popen(command, env=environment, pass_fds=[listener.fileno()])
                     atexit.register(self.close)
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(f"{self._folder.name}/socket")
+        connection.connect(self._address)
         connection.settimeout(LIMIT)
         return connection
 
     def start(self, module, *arguments, streams=(0, 1, 2), cwd=children.ROOT, environment=None, session=False):
-        """Begin `python -m module arguments` with three descriptors as its standard streams."""
+        """Begin `python -m module arguments`, or with "-c" code; `streams` are three descriptors."""
         connection = self._connect()
         request = [module, [str(a) for a in arguments], str(cwd), environment or children.environment(), session]
         data = json.dumps(request).encode()
@@ -121,7 +123,6 @@ class Warm:
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
-            self._folder.cleanup()
 
 
 WARM = Warm()
@@ -183,7 +184,12 @@ def main():
     build_app()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         module, sys.argv[1:] = _serve(listener)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module == "-c":
+        sys.argv[:2], code = ["-c"], sys.argv[1]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(code, vars(sys.modules["__main__"]))
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def test_the_list_needs_no_root():
         [sys.executable, "-m", "benchmarks.lab.run", "--list"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=True,
         cwd=HOME,
     )

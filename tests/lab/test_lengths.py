@@ -99,7 +99,7 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
         lines.append(replace(job, folder=str(folder)).to_line())
     done = subprocess.run(
         [*children.module("benchmarks.lab.forker"), "0"], env=children.environment(), input="\n".join(lines) + "\n",
-        stdout=subprocess.PIPE, text=True, timeout=60, check=True,
+        stdout=subprocess.PIPE, text=True, timeout=110, check=True,
     )  # fmt: skip
     assert done.stdout.split("\n")[:4] == ["ready", "done 0", "done 0", "done 0"]
     for name, job in jobs.items():

@@ -264,7 +264,7 @@ def test_the_list_names_all_papers_without_root():
         [sys.executable, "-m", "benchmarks.papers", "--list"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=True,
         cwd=HOME,
     )

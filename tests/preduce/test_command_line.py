@@ -211,7 +211,7 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     assert "4: 1/2" in capsys.readouterr().out
 
 
-def test_show_says_of_a_quorum_what_there_is_no_matrix_of(capsys, figure_10, tmp_path):
+def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(capsys, figure_10, tmp_path):
     fixed = load_schedule(figure_10)
     when = Quorum(quorum=2, staleness=3)
     path = tmp_path / "quorum.json"
@@ -221,8 +221,10 @@ def test_show_says_of_a_quorum_what_there_is_no_matrix_of(capsys, figure_10, tmp
     shown = " ".join(capsys.readouterr().out.split())
     assert "1 F K " in shown, "the groups"
     assert "the first 3 of 4 phases" in shown
-    assert "Period 4, quorum 2 up to 3 late: which updates a round averages is decided while the job runs" in shown
-    assert "no round has a mixing matrix" in shown
+    own = "every round averages with its own mixing matrix, and whose progress is in it is decided while the job runs"
+    assert f"Period 4, quorum 2 up to 3 late: {own}; the schedule has no figures" in shown
+    assert main(["verify", str(path)]) == 0
+    assert f"No figures: {own}; `preduce simulate` runs it" in " ".join(capsys.readouterr().out.split())
     document = answer(capsys, "show", path, "--json")
     assert document["groups"] == answer(capsys, "show", figure_10, "--json")["groups"]
     assert document["note"].startswith("Period 4, quorum 2 up to 3 late")
@@ -231,7 +233,10 @@ def test_show_says_of_a_quorum_what_there_is_no_matrix_of(capsys, figure_10, tmp
     assert main(["design", "4", "--using", "allreduce", "-o", str(path)]) == 0
     everybody = load_schedule(path)
     write_schedule(path, replace(everybody, strategy=replace(everybody.strategy, when=Quorum(quorum="majority"))))
-    assert "Period 1, majority up to 4 late" in answer(capsys, "show", path, "--json")["note"]
+    none = "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
+    assert answer(capsys, "show", path, "--json")["note"].startswith(f"Period 1, majority up to 4 late: {none}")
+    assert main(["verify", str(path)]) == 0
+    assert f"No figures: {none}; " in " ".join(capsys.readouterr().out.split())
 
 
 def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
@@ -363,6 +368,10 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["schema", "graph"], 2, "schedule, cluster"),
         (["catalogue", "nothing-like-it"], 65, "preduce catalogue"),
         (["run", "train.py"], 2, "--workers"),
+        (["design", "4x4", "--using", "allreduce", "--json", "--name", ""], 65, 'name: is "", too short'),
+        (["verify", "--max-bytes", "0", "s.json"], 65, "--max-bytes: '0' has no unit"),
+        (["show", "--max-bytes", "1e99TB", "s.json"], 65, "--max-bytes: '1e99TB' is more than 9 PB"),
+        (["design", "", "--using", "allreduce"], 74, "a file with an empty name"),
         (["run", "--workers", "2", "/nowhere/train.py"], 65, "is not a file"),
     ],
 )
@@ -379,6 +388,11 @@ def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words
         (["--compute", "fast"], 65, "--compute: 'fast'"),
         (["--compute", "50"], 65, "no unit"),
         (["--disturb", "earthquake"], 65, "hop"),
+        (["--disturb", "hop:0"], 65, "--disturb 'hop:0': '0' is no factor"),
+        (["--disturb", "delay:²:5ms"], 65, "write hop[:FACTOR]"),
+        (["--jitter", "1e300"], 65, "in 0..1000"),
+        (["--compute", "1e99s"], 65, "0..1e+09 s"),
+        (["--nic-bandwidth", "1e-99B/s"], 65, "in 0..1e+09"),
         (["--cluster", "3x3"], 65, "schedule is for 4x4"),
         (["--form", "star"], 2, "ring, tree, hierarchical"),
         (["--rounds", "0"], 2, "--rounds"),

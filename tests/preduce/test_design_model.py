@@ -72,6 +72,15 @@ def number():
 
 def fails():
     raise ValueError("no data\\nhere")
+
+def exits():
+    raise SystemExit(3)
+
+def no_batches():
+    return Words(), 5
+
+def torn():
+    return Words(), (torch.tensor([[1 // (1 - step)]]) for step in range(9))
 """
 
 
@@ -127,6 +136,9 @@ def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(pla
     [
         ("number", "returned what is no model (int)"),
         ("fails", "raised ValueError: no data here"),
+        ("exits", "raised SystemExit: 3"),
+        ("no_batches", "gave batches that are no iterable (int)"),
+        ("torn", "batch 1 raised ZeroDivisionError"),
         ("few", "gave 3 batches, and a step of 4 workers takes one for each"),
         ("outside", "forward() of a batch raised IndexError: index out of range"),
         ("biuld", "has no function biuld; did you mean build?"),

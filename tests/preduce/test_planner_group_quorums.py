@@ -13,6 +13,7 @@ from preduce import Job, load_schedule, plan
 from preduce.planner import group_quorums, quorums
 from preduce.planner.group_quorums import Trials, based, figures_of, of_calls, period_of, sizes_of, starts_of
 from preduce.planner.imbalance import imbalances
+from preduce.planner.left_out import not_weighed
 from preduce.planner.measuring import measure
 from preduce.planner.quorums import Costs, by, run
 from preduce.planner.work import payer
@@ -49,6 +50,24 @@ def planned():
 
 def of_groups(found):
     return [option for option in found.options if option.quorum and option.quorum.of]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hardware", "options", "said"),
+    [
+        ("2x128", ONE_SLOW, {}, []),
+        ("257x1", ONE_SLOW, {}, ["quorums of groups are weighed for at most 256 workers, not 257"]),
+        ("257x1", replace(THIN, jitter=0.01), {"quorum": None, "gap": None}, ["weighted graphs are weighed for"]),
+        ("257x1", ONE_SLOW, {"quorum": None, "gap": False}, ["weighted graphs, unequal paces and quorums"]),
+        ("2x3", ONE_SLOW, {"max_queues": 1.1e8}, ["quorums of groups are not weighed: a worker keeps 120 MB"]),
+        ("2x3", ONE_SLOW, {"max_queues": 1.2e8}, []),
+    ],
+    ids=str,
+)
+def test_what_is_not_weighed_is_said(cluster, hardware, options, said):
+    found = not_weighed(job(cluster, hardware, **options))
+    assert len(found) == len(said)
+    assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True)), found
 
 
 def test_groups_are_picked_where_all_reduce_is_dear(planned):

@@ -1,11 +1,13 @@
 """The planner's choice of a way for every table: no combination takes less, whatever the job, and it says why."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 from preduce.console import seconds as in_seconds
+from preduce.console import size as in_bytes
 from preduce.planner.routes import choose_routes
 from preduce.planner.table_prices import Pricing, Table
 from preduce.topo.cluster import Cluster
@@ -14,7 +16,8 @@ from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Codec, Form, Generated, GroupPhases, How, Server, Static, Way
-from preduce.topo.timing.tables import Touched
+from preduce.topo.timing.cost import communication
+from preduce.topo.timing.tables import Touched, exchanges
 
 CLUSTERS = (Cluster.regular(4, 4), Cluster.regular(16, 1), Cluster.irregular([[0, 1, 2], [3, 4, 5], [6, 7]]))
 
@@ -67,6 +70,100 @@ def test_no_combination_takes_less_than_the_choice(num_tables):
         assert [route.parameter for route in chosen.routes.tables] == [table.parameter for table in tables]
 
 
+@pytest.mark.parametrize("seed", [570, 1441])
+def test_tables_that_pay_together_only_are_found(seed):
+    """Latencies are shared by the tables that go apart, so one alone may gain nothing by going densely."""
+    tables, schedule, hardware, dense, applying = draw(np.random.default_rng(seed), 3)
+    chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense, applying=applying)
+    assert chosen.seconds == pytest.approx(least(tables, schedule, hardware, dense, applying), rel=1e-9)
+    assert sorted(route.way for route in chosen.routes.tables) == [Way.DENSE, Way.DENSE, Way.SHARDED]
+
+
+def taken(job, handling, routes):
+    """Seconds of a step by these routes: averages, exchanges and visits, each by itself."""
+    tables, schedule, hardware, size, applying = job
+    touched, visits = {table.parameter: table.touched for table in tables}, 0.0
+    for table, route in zip(tables, routes.tables, strict=True):
+        size += table.rows * table.columns * 4 * (route.way is Way.DENSE)
+        visits += applying * table.visited(route.way, schedule.num_workers)
+        visits += handling * table.handled(route.way, schedule.cluster, local_aggregation=routes.local_aggregation)
+    averages = communication(schedule, hardware, model_bytes=size).per_step if size else 0.0
+    return averages + exchanges(routes, touched, schedule.cluster, hardware).seconds + visits
+
+
+@pytest.mark.parametrize("codecs", [(Codec.NONE,), (Codec.NONE, Codec.FLOAT16, Codec.INT8)], ids=len)
+def test_what_is_said_to_be_taken_is_the_sum_of_its_parts(codecs):
+    """By what was chosen, in its codecs, and, where there are none, by each other way of one table alone."""
+    rng = np.random.default_rng(9)
+    for _ in range(15):
+        job, handling = draw(rng, 3), float(rng.choice([0.0, 3e-7]))
+        tables, schedule, hardware, dense, applying = job
+        chosen = choose_routes(
+            tables, schedule, hardware, dense_bytes=dense, applying=applying, handling=handling, codecs=codecs
+        )
+        assert chosen.seconds == pytest.approx(taken(job, handling, chosen.routes), rel=1e-9)
+        place = int(rng.integers(3))
+        costs, now = chosen.costs[tables[place].parameter], chosen.routes.tables[place].way
+        for way in tables[place].allowed if len(codecs) == 1 else ():
+            routes = list(chosen.routes.tables)
+            routes[place] = tables[place].route(way)
+            more = taken(job, handling, replace(chosen.routes, tables=tuple(routes))) - chosen.seconds
+            assert costs[way].seconds - costs[now].seconds == pytest.approx(more, abs=1e-9 * chosen.seconds)
+
+
+def handed_on(sets, way, cluster, *, together):
+    """How often each worker hands a row on, hand by hand; row r lies on worker r mod n, and its collector likewise."""
+    hands, node_of = np.zeros(cluster.num_workers), cluster.node_of()
+    nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
+
+    def hand(giver, taker, times):
+        hands[giver] += times
+        hands[taker] += times
+
+    brings = {worker: set(rows) for worker, rows in enumerate(sets)}
+    if together:
+        brings = {worker: set() for worker in range(cluster.num_workers)}
+        for worker, rows in enumerate(sets):
+            mates = nodes[node_of[worker]]
+            for row in rows:
+                collector = mates[row % cluster.num_workers % len(mates)]
+                hand(worker, collector, 2 if way is Way.SHARDED else 1)  # asks, and brings; or brings alone
+                brings[collector].add(row)
+    for worker, rows in brings.items():
+        for row in rows:
+            if way is Way.SHARDED:
+                hand(worker, row % cluster.num_workers, 2)
+            else:
+                hands += 1  # everybody gets it
+                hands[worker] += 0 if together else 1
+    return hands
+
+
+@pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
+@pytest.mark.parametrize("cluster", [Cluster.regular(4, 4), Cluster.regular(16, 1), Cluster.regular(1, 4)], ids=str)
+@pytest.mark.parametrize("local", [True, False])
+def test_as_many_rows_are_handed_on_as_are_counted_hand_by_hand(way, cluster, local):
+    rng, rows = np.random.default_rng(4), 400
+    sets = [set(rng.choice(rows, 40, replace=False).tolist()) for _ in range(cluster.num_workers)]
+    unions = [set().union(*(sets[worker] for worker in cluster.workers_of(node))) for node in range(cluster.num_nodes)]
+    touched = Touched(40 / rows, np.mean([len(one) for one in unions]) / rows, len(set().union(*sets)) / rows)
+    table = Table(parameter="t", rows=rows, columns=3, touched=touched)
+    together = local and cluster.num_nodes > 1 and cluster.num_workers > cluster.num_nodes
+    counted = handed_on(sets, way, cluster, together=together)
+    assert table.handled(way, cluster, local_aggregation=local) == pytest.approx(counted.mean())
+    assert table.handled(Way.DENSE, cluster, local_aggregation=local) == 0
+
+
+@pytest.mark.parametrize("gradient", ["dense", "sparse"])
+def test_gradient_and_optimizer_visit_all_rows_or_those_touched_where_they_lie(gradient):
+    table = Table(parameter="t", rows=80, columns=3, touched=Touched(0.1, 0.2, 0.3), gradient=gradient)
+    everywhere = 80 * 3 * 4 * (0.3 if gradient == "sparse" else 1)
+    assert table.visited(Way.GATHER, 8) == pytest.approx(everywhere)
+    assert table.visited(Way.SHARDED, 8) == pytest.approx(everywhere / 8)
+    halves = Table(parameter="t", rows=80, columns=3, touched=None, gradient=gradient, element_bytes=2)
+    assert halves.visited(Way.GATHER, 8) == 80 * 3 * 2, "nothing is known, so all may be touched"
+
+
 def words(worker, node, everyone, **members):
     touched = Touched(worker, node, everyone)
     return Table(parameter="words.weight", rows=50_000, columns=128, touched=touched, **members)
@@ -110,9 +207,17 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     assert coded.seconds < exact.seconds
     assert coded.reasons[0].split(": ")[1].startswith("sharded in float16, ")
     saved = f"{in_seconds(exact.seconds - coded.seconds)} and "
-    assert f" a step, {saved}" in coded.reasons[0]
-    assert " out of a node less than as it is; " in coded.reasons[0]
-    assert coded.to_json()["codecs"] == {"words.weight": "float16"}
+    fewer = exact.costs["words.weight"][Way.SHARDED].nic_bytes - coded.costs["words.weight"][Way.SHARDED].nic_bytes
+    assert f" a step, {saved}{in_bytes(fewer)} out of a node less than as it is; " in coded.reasons[0]
+    printed = coded.to_json()
+    assert printed["codecs"] == {"words.weight": "float16"}
+    assert printed["ways"] == {"words.weight": "sharded"}
+    assert printed["costs"]["words.weight"].keys() == {"dense", "gather", "sharded"}
+    cost = coded.costs["words.weight"][Way.SHARDED]
+    assert printed["costs"]["words.weight"]["sharded"] == {"seconds": cost.seconds, "nic_bytes": cost.nic_bytes}
+    assert (printed["seconds"], printed["dense_bytes"]) == (coded.seconds, 10**6)
+    assert printed["local_aggregation"] is coded.routes.local_aggregation
+    assert printed["reasons"] == list(coded.reasons)
     assert chosen(SLOW, *Codec).routes.tables[0].codec is Codec.INT8
     fast = Hardware(inside=Link(1e-5, 1e-13), nic=Link(1e-4, 1e-13))
     assert chosen(fast, *Codec).routes.tables[0].codec is Codec.NONE

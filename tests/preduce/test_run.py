@@ -6,6 +6,8 @@ import pytest
 
 from helpers.warm import WARM
 from preduce.__main__ import main
+from preduce.runtime.launcher import supervision
+from preduce.runtime.launcher.launch import _variables
 
 SCRIPT = """
 import os, sys
@@ -37,6 +39,12 @@ def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_pat
     assert done.returncode == 7
 
 
+@pytest.mark.parametrize(("stated", "count"), [("4,2", "4"), (" 3 ", "3"), ("abc", "1"), ("", "1"), ("0", "1")])
+def test_threads_that_openmp_would_not_understand_are_left_aside(monkeypatch, stated, count):
+    monkeypatch.setenv("OMP_NUM_THREADS", stated)
+    assert _variables(0, 64, 1, None)["OMP_NUM_THREADS"] == count
+
+
 def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):
     schedule = tmp_path / "s.json"
     assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
@@ -61,6 +69,29 @@ def test_a_worker_that_ends_without_any_message_is_named_once(tmp_path, code, sa
     done = WARM.run(*command)
     assert done.returncode == 7
     assert done.stderr.count("worker 1 ended with exit code 7 and no message") == said, done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("cause", "code"), [("raise ValueError('mine')", 1), ("os._exit(7)", 7)])
+def test_the_exit_code_is_that_of_the_cause_whoever_of_those_that_miss_it_ends_first(tmp_path, cause, code):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, time, preduce\nrank = int(os.environ['RANK'])\ntime.sleep(0.4 * rank)\n"
+        f"if rank == 1: {cause}\nraise preduce.PeerLostError('worker 1 is missing')\n"
+    )
+    done = WARM.run("preduce", "run", "--workers", "3", str(script))
+    assert done.returncode == code
+    assert done.stderr.count("worker 1 ended with exit code 7 and no message") == (code == 7), done.stderr
+
+
+def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monkeypatch):
+    monkeypatch.setattr(supervision, "_tell", lambda *_, **__: None)
+    monkeypatch.setattr(supervision, "_signal_group", lambda *_: None)
+    codes = {0: 1, 1: 69, 2: 128 + 9}
+    monkeypatch.setattr(supervision, "_reap", lambda worker: setattr(worker, "code", codes[worker.rank]) or True)
+    workers, shutdown = [supervision.Child(rank, 0, 0) for rank in codes], supervision._Shutdown()
+    supervision._collect(workers, None, shutdown, 5.0, None)
+    assert shutdown.code == 128 + 9
 
 
 @pytest.mark.processes

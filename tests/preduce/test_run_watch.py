@@ -236,7 +236,7 @@ def test_without_a_terminal_a_line_every_few_seconds_goes_to_the_errors(twice):
     assert lines[-1].endswith("all have ended")
     steps = [int(found[1]) for line in lines if (found := re.search(r": steps? (\d+)", line))]
     assert steps == sorted(steps)
-    silent = [line for line in lines if re.search(r"worker 1 .*gave no sign of life for [23] s", line)]
+    silent = [line for line in lines if re.search(r"worker 1 .*gave no sign of life for [2-9] s", line)]
     assert silent, err
     assert "step 10" in silent[0] or "steps 10" in silent[0], "nobody is far ahead of the one that stands still"
 

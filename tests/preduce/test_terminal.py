@@ -15,6 +15,7 @@ from helpers import children
 from helpers.warm import WARM
 from preduce.__main__ import main
 from preduce.commands import EXIT_CODES, VERBS
+from preduce.console import console, fresh_terminal
 from preduce.report.table import Column, table
 from preduce.topo.document.schedule import load_schedule
 
@@ -123,6 +124,17 @@ def test_every_entry_of_the_catalogue_is_named_whole(width):
     lines = run("catalogue", COLUMNS=str(width)).stdout.splitlines()
     first = {line.split(" ")[0] for line in lines}
     assert set(preduce.catalogue()) <= first
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "wide", "9" * 5000])
+def test_a_width_that_is_none_is_as_if_it_were_not_stated(monkeypatch, columns):
+    """rich printed nothing at all in 0 columns, as some containers state."""
+    monkeypatch.setenv("COLUMNS", columns)
+    with fresh_terminal():
+        assert console().width == 120
+    monkeypatch.setenv("COLUMNS", "77")
+    with fresh_terminal():
+        assert console().width == 77
 
 
 def test_a_long_schedule_is_shown_in_parts_that_fit(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import ThreadRanks
+from preduce.runtime.sharding import blocks
 
 
 @pytest.fixture(scope="module")
@@ -19,3 +20,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Tables of `hybrid_runs` move in several blocks, of which the last is shorter, as large ones do."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 448)

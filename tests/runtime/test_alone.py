@@ -1,12 +1,10 @@
 """A script that runs alone, as in a debugger or a notebook: everything works and nothing is averaged."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from helpers.children import environment
+from helpers.warm import WARM
 from preduce.runtime.adapters.averager import ScheduleAverager
 from preduce.runtime.averaging.p_reduce import p_reduce
 from preduce.runtime.data.sharding import shard
@@ -114,10 +112,17 @@ def test_a_run_that_ends_without_finish_says_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     for pace, end, lines in (("3", "leave", 2), ("3", "finish", 0), ("1", "leave", 0)):
-        done = subprocess.run(
-            [sys.executable, "-m", "preduce", "run", "--workers", "2", str(script), pace, end],
-            capture_output=True, text=True, timeout=60, check=False, env=environment(OMP_NUM_THREADS="1"),
-        )  # fmt: skip
+        done = WARM.run(
+            "preduce",
+            "run",
+            "--workers",
+            "2",
+            script,
+            pace,
+            end,
+            environment=environment(OMP_NUM_THREADS="1"),
+            timeout=110,
+        )
         assert done.returncode == 0, done.stderr
         told = [line for line in (done.stdout + done.stderr).splitlines() if "without optimizer.finish()" in line]
         assert len(told) == lines, done.stdout + done.stderr

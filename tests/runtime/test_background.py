@@ -1,12 +1,15 @@
 """Background threads: a worker's process ends as its script ended, never of a thread that was still inside torch."""
 
 import re
-import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from helpers import children
+from helpers.warm import WARM
+from preduce.runtime.transport import background
 
 STORE = """
 import datetime, sys, threading
@@ -25,8 +28,7 @@ BACKGROUND = "Background(ask, name='asks', stop=stopped.set).start()\nasked.wait
 
 
 def ended(script):
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, cwd=children.ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return WARM.run("-c", script, timeout=110)
 
 
 def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():
@@ -46,6 +48,61 @@ def test_a_process_with_background_threads_ends_as_its_script_ends(end, code):
 def test_a_thread_that_never_returns_does_not_hold_up_the_end():
     result = ended("import threading\n" + STORE + "Background(threading.Event().wait, name='waits').start()\n")
     assert result.returncode == 0, result.stderr
+
+
+def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_time(monkeypatch):
+    """Here a look takes a hundred times as long as it should, and the thread as many of them as there are."""
+    monkeypatch.setattr(background, "LOOK_SECONDS", 0.0005)
+    monkeypatch.setattr(background, "_threads", set())
+    stopped, looks = threading.Event(), []
+
+    class Starved(background.Background):
+        def join(self, timeout=None):
+            time.sleep(100 * timeout)
+            looks.append(timeout)
+
+    def returns_at_the_fifth_look():
+        stopped.wait()
+        while len(looks) < 5:
+            time.sleep(0.001)
+
+    thread = Starved(returns_at_the_fifth_look, name="starved", stop=stopped.set)
+    thread.start()
+    background.end_all()
+    assert not thread.is_alive()
+    never = Starved(threading.Event().wait, name="never")
+    never.start()
+    looks.clear()
+    background.end_all()
+    assert len(looks) == background.ENDING_LOOKS
+
+
+def test_all_threads_are_asked_to_stop_before_any_is_waited_for_and_share_the_looks(monkeypatch):
+    done = []
+
+    class Running:
+        """Alive for so many looks."""
+
+        def __init__(self, name, looks, *, stops=True):
+            self.name, self.looks = name, looks
+            self.stop = (lambda: done.append(("stop", name))) if stops else None
+
+        def is_alive(self):
+            return self.looks > 0
+
+        def join(self, limit):
+            assert limit == background.LOOK_SECONDS
+            done.append(("join", self.name))
+            self.looks -= 1
+
+    current = threading.current_thread()
+    monkeypatch.setattr(current, "stop", lambda: done.append(("stop", "current")), raising=False)
+    threads = [Running("a", 5), Running("b", 99, stops=False), Running("c", 99), Running("over", 0)]
+    monkeypatch.setattr(background, "_threads", [*threads, current])
+    background.end_all()
+    stops = [("stop", "a"), ("stop", "c"), ("stop", "current")]
+    looks = background.ENDING_LOOKS
+    assert done == [*stops, *[("join", "a")] * 5, *[("join", "b")] * (looks - 5)]
 
 
 def test_every_thread_of_the_runtime_is_a_background_thread():

@@ -271,7 +271,6 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
 
     monkeypatch.setattr(checkpoint, "write_file", crashing)
     ranks.fresh()
-    monkeypatch.setattr(ranks, "timeout", 1)
 
     def work(world):
         model, optimizer = make(world, everyone(3, when=Late()))
@@ -284,7 +283,6 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
     assert any(isinstance(error, CrashError) for error in failed), "the fault fired"
     monkeypatch.setattr(checkpoint, "write_file", write)
     ranks.fresh()
-    monkeypatch.setattr(ranks, "timeout", 60)
 
     def again(world):
         _, optimizer = make(world, everyone(3, when=Late()))

@@ -1,14 +1,18 @@
 """Who is named by a worker that waits: the one that holds up the rest, not the nearest one."""
 
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch.distributed as dist
 
 from preduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
 from preduce.runtime.liveness.heartbeat import Heartbeat
+from preduce.runtime.liveness.lifelines import closed_notes
 from preduce.runtime.liveness.uneven_inputs import UnevenInputs
-from preduce.topo.errors import UnavailableError
+from preduce.runtime.transport import waiting
+from preduce.runtime.transport.notes import DEATHS, Notes
+from preduce.topo.errors import PeerLostError, UnavailableError
 
 SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
 
@@ -96,3 +100,127 @@ def test_who_holds_up_a_worker_without_data_is_named():
     with pytest.raises(UnavailableError, match=expected):
         ended[0].another(4)
     slow.stop()
+
+
+@pytest.mark.parametrize("decided", ["", "ended/1", "round/4"], ids=["undecided", "all have ended", "begun"])
+def test_a_worker_without_data_names_who_waits_for_all_where_it_does_not_come(monkeypatch, decided):
+    """At once; not one that had seen how the wait ends, and has gone on to that place, before this one saw it."""
+    store, saw = dist.HashStore(), Heartbeat.elsewhere
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
+    waits = Heartbeat(store, 1, "run", beats=False)
+    ended = UnevenInputs(store, 0, 2, Heartbeat(store, 0, "run", beats=False), key="run", timeout=30)
+
+    def goes_on(heartbeat, *given):
+        waits.gather("save_checkpoint()", 4)
+        if decided:
+            Notes(store, "uneven-inputs/run").write(f"0/{decided}", "1")
+        return saw(heartbeat, *given)
+
+    monkeypatch.setattr(Heartbeat, "elsewhere", goes_on)
+    ended.ended()
+    if decided:
+        assert ended.another(4) == (decided == "round/4")
+        return
+    with pytest.raises(PeerLostError) as caught:
+        ended.another(4)
+    assert str(caught.value) == (
+        "data ended before round 4: worker 1 waits for all in save_checkpoint() after 4 rounds: a worker whose data "
+        "ended does not come to that; call it behind `with optimizer.join():`, or before any data ends"
+    )
+
+
+OPERATIONS = ("round", "gathering", "exchange")
+
+
+class Follower:
+    """A worker that goes through a list of operations, of which some are of all workers."""
+
+    def __init__(self, store, rank, operations):
+        self.heartbeat, self.operations = Heartbeat(store, rank, "1", beats=False), operations
+        self.at, self.rounds = 0, 0
+
+    def do(self, count):
+        """So many operations, each to its end; behind the last one it has finished."""
+        for operation in self.operations[self.at : self.at + count]:
+            with self.inside(operation):
+                pass
+        if self.at == len(self.operations):
+            self.heartbeat.finished(self.rounds)
+
+    @contextmanager
+    def inside(self, operation):
+        if operation == "gathering":
+            with self.heartbeat.gathering("mean_model()", self.rounds):
+                yield
+        elif operation == "exchange":
+            with self.heartbeat.exchange():
+                yield
+        else:
+            yield
+        self.at, self.rounds = self.at + 1, self.rounds + (operation == "round")
+
+    def misses(self):
+        """Whether it takes worker 1 for one that does not come to what this one is in."""
+        found = (self.heartbeat.elsewhere((0, 1), self.rounds), self.heartbeat.cause((0, 1), self.rounds))
+        return any(one is not None for one in found)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_nobody_is_missed_that_has_been_there_and_who_ends_without_is(seed):
+    """Worker 0 is inside one operation; worker 1 has done that as well, and more, or leaves it out and finishes.
+
+    It may have done rounds meanwhile, which are of groups, but nothing of all.
+    """
+    draw = random.Random(seed)
+    operations = draw.choices(OPERATIONS, k=draw.randrange(1, 9))
+    here = draw.randrange(len(operations))
+    for leaves_out in (False, True):
+        store = dist.HashStore()
+        slow = Follower(store, 0, operations)
+        theirs = operations
+        if leaves_out:
+            theirs = operations[:here] + ["round"] * (0 if operations[here] == "round" else draw.randrange(3))
+        quick = Follower(store, 1, theirs)
+        order = [(slow, 1)] * here + [(quick, 1)] * here
+        draw.shuffle(order)
+        for who, count in order:
+            who.do(count)
+        assert slow.at == quick.at == here
+        with slow.inside(operations[here]):
+            for _ in range(len(theirs) - here):
+                assert leaves_out or not slow.misses(), operations
+                quick.do(1)
+            quick.do(0)
+            assert slow.misses() == leaves_out, operations
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_of_all_that_went_wrong_a_cause_is_named_before_what_follows_from_it(seed):
+    """A signal, then an exception or a death without a word, then the run's first failure, then exit codes."""
+    draw, store = random.Random(seed), dist.HashStore()
+    mine, *others = (Heartbeat(store, rank, "1", beats=False) for rank in range(4))
+    deaths, found = Notes(store, DEATHS), {kind: [] for kind in ("signal", "left", "closed", "failed", "exit")}
+    for other in others:
+        kinds = {kind for kind in found if draw.random() < 0.2} - ({"exit"} if draw.random() < 0.5 else set())
+        for kind in kinds - ({"exit"} if "signal" in kinds else set()):
+            found[kind].append(other.rank)
+            if kind in ("left", "failed"):
+                other.note(kind, f"{kind} it")
+            elif kind == "closed":
+                closed_notes(store, "1").write(str(other.rank), "closed it")
+            else:
+                deaths.write(str(other.rank), "ended with exit code 3" if kind == "exit" else "died of a signal")
+    first = draw.choice([None, None, 0, 1, 2, 3])
+    if first is not None:
+        (mine, *others)[first].record_failure("a round")
+        others[0].record_failure("a later one")
+    wordless = [rank for rank in found["closed"] if rank not in found["failed"]]
+    lines = [f"worker {rank} {text}" for ranks, text in (
+        (found["signal"], "died of a signal"), (found["left"], "left it"), (wordless, "closed it"),
+    ) for rank in ranks]  # fmt: skip
+    lines += [f"worker {first} gave up first, with: a round"] if first else []
+    lines += [f"worker {rank} ended with exit code 3" for rank in found["exit"]]
+    assert mine.cause(range(4)) == (lines or [None])[0]
+    assert mine.cause([0]) == (f"worker {first} gave up first, with: a round" if first else None)
+    assert mine.lost(range(4)) == {rank for ranks in found.values() for rank in ranks}

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy, state_keys
+from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from preduce.runtime.averaging.optimizer_state import state_keys
 from preduce.runtime.liveness.handshake import compare
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.recorder import RING_LENGTH, Recorder, merge_traces

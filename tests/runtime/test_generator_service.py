@@ -224,7 +224,7 @@ def test_replayed_requests_and_a_second_process_of_a_rank_change_nothing(service
         time.sleep(0.02)
     member.send(pack_request(FromWorker(0, "two", Ask(1))))
     answers = []
-    while member.poll(500):
+    while member.poll(500 if any(b"belongs to" in answer for answer in answers) else 20_000):
         answers.append(member.recv())
     assert service.state.requests[0] == 0
     assert sum(b"belongs to another process" in answer for answer in answers) == 1
@@ -352,7 +352,7 @@ def test_a_compacted_log_restores_the_same_state(tmp_path):
     first.close()
     began = time.monotonic()
     second = GeneratorService(setting_of(3), keys, log=tmp_path / "log")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     second.close()
     assert (second.state.buffers, second.state.answers, second.sessions) == (state.buffers, state.answers, sessions)
     assert second.state.epoch == state.epoch + 1

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from preduce.runtime.sharding.calls import LENGTH
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
-from preduce.topo.timing.tables import Touched, exchange, in_pairs
+from preduce.topo.timing.tables import ROOM, Touched, exchange, in_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -50,35 +51,67 @@ def sent(ranks, schedule, rows_of):
     return [sum(rows[rank] for rank in cluster.workers_of(node)) for node in range(cluster.num_nodes)]
 
 
-def test_later_steps_send_the_numbers_in_the_room_of_the_calls_and_nothing_else_besides(ranks):
-    """Worker r asks each of 4 owners for 12, then 12, then 24 of its rows; there is room for 16, a multiple of that."""
-    schedule = schedule_of("4x1", Way.SHARDED)
+def looked_up(ranks, schedule, asked):
+    """Of each lookup, a step each: the bytes that every worker sends to other nodes; all get the rows of the table."""
+    (route,) = schedule.routes.tables
+    values = torch.arange(route.rows * COLUMNS, dtype=torch.float32).view(-1, COLUMNS)
 
     def run(world):
-        model = nn.Sequential(nn.Embedding(ROWS * 2, COLUMNS, sparse=True), nn.Linear(COLUMNS, 1))
-        (route,) = schedule.routes.tables
-        what = Routes(tables=(replace(route, rows=ROWS * 2),))
-        wider = replace(schedule, strategy=replace(schedule.strategy, what=what))
-        inner = torch.optim.SGD(model.parameters(), lr=0.5)
-        optimizer = preduce.DistributedOptimizer(inner, model, wider, world=world)
+        model = nn.Sequential(nn.Embedding(route.rows, COLUMNS, sparse=True, _weight=values.clone()), nn.Linear(4, 1))
+        optimizer = preduce.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, world=world
+        )
         tables, found = optimizer.run.tables, []
-        for count in (ROWS, ROWS, 2 * ROWS):
-            before = tables.bytes_across
-            model(torch.arange(count)).sum().backward()
+        for rows_of in asked:
+            before, rows = tables.bytes_across, rows_of(world.rank)
+            looked = model[0](rows)
+            assert torch.equal(looked, values[rows])
+            model[1](looked).sum().backward()
             optimizer.step()
             found.append(tables.bytes_across - before)
         optimizer.finish()
         return found
 
+    return ranks.run(4, run)
+
+
+def test_later_steps_send_the_numbers_in_the_room_of_the_calls_and_nothing_else_besides(ranks):
+    """Each asks each of 4 owners for 12, 12, 16, then 24 rows; there is room for 16 behind the first step."""
     # To each of 3 others: calls; numbers, and rows back and forth with numbers.
     calls, rows, room = 3 * CALL, 4 + 2 * 4 * COLUMNS + 4, 16 * 4
-    numbers_apart, in_the_room = 3 * (calls + 12 * rows), 3 * (calls + 12 * (rows - 4) + 3 * room)
-    too_many = 3 * (calls + 24 * rows + 3 * room)
-    assert ranks.run(4, run) == [[numbers_apart, in_the_room, too_many]] * 4
+    apart, filled, too_many = (3 * (calls + count * rows) for count in (12, 16, 24))
+    in_room = 3 * 3 * room
+    schedule = schedule_of("4x1", Way.SHARDED, rows=2 * ROWS)
+    found = looked_up(ranks, schedule, [lambda _, count=count: torch.arange(4 * count) for count in (12, 12, 16, 24)])
+    steps = [apart, apart - 3 * 12 * 4 + in_room, filled - 3 * 16 * 4 + in_room, too_many + in_room]
+    assert found == [steps] * 4
 
 
-def schedule_of(cluster, way, *, local=True, **members):
-    route = Route(parameter="0.weight", rows=ROWS, columns=COLUMNS, way=way, gradient=Gradient.SPARSE, **members)
+@pytest.mark.parametrize(("cluster", "others", "call"), [("4x1", 3, CALL), ("2x2", 1, 8 * (2 * LENGTH + 1))])
+def test_the_room_follows_what_is_asked_for_and_is_never_large(ranks, cluster, others, call):
+    """In its third step each number of rows travels in room for as many, for less than four times, or by itself."""
+    counts = [300, 12, 100, 3, 17, 257, 256]
+    asked = [lambda _, count=count: torch.arange(4 * count) for count in counts for _ in range(3)]
+    found = looked_up(ranks, schedule_of(cluster, Way.SHARDED, rows=1200), asked)
+    assert found == [found[0]] * 4
+    for count, sent in zip(counts, found[0][2::3], strict=True):
+        more = sent / others - 3 * call - count * (2 * 4 * COLUMNS + 4)  # to each of the others, besides rows
+        most = min(max(4 * count, 16), ROOM)
+        assert (more == 4 * count) if count > ROOM else 3 * 4 * count <= more <= 3 * 4 * most, count
+
+
+@pytest.mark.parametrize("cluster", ["4x1", "2x2", INTERLEAVED], ids=str)
+def test_whoever_asks_for_however_many_rows_gets_them(ranks, cluster):
+    """Numbers that have room in the calls and those that have none, in any order, in nodes and between them."""
+    rng = np.random.default_rng(8)
+    rows = [
+        [torch.tensor(rng.permutation(160)[: rng.choice([0, 1, 16, 70, 160])]) for _ in range(4)] for _ in range(12)
+    ]
+    looked_up(ranks, schedule_of(cluster, Way.SHARDED, rows=160), [lambda rank, all_=all_: all_[rank] for all_ in rows])
+
+
+def schedule_of(cluster, way, *, local=True, rows=ROWS, **members):
+    route = Route(parameter="0.weight", rows=rows, columns=COLUMNS, way=way, gradient=Gradient.SPARSE, **members)
     plain = preduce.design(cluster, using="allreduce")
     what = Routes(tables=(route,), local_aggregation=local)
     return replace(plain, strategy=replace(plain.strategy, what=what))

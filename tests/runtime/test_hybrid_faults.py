@@ -11,6 +11,7 @@ from torch import nn
 
 import preduce
 from helpers.hybrid_runs import (
+    CROSSED,
     OPTIMIZERS,
     WIDTH,
     WORDS,
@@ -50,14 +51,36 @@ def one_line(ranks, act, case=CASE):
     return said_by_all(ranks, run)
 
 
-def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks):
+@pytest.mark.parametrize("cluster", ["2x2", CROSSED], ids=str)
+def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks, cluster):
     def act(model, optimizer, rank, data):
         words = data[0] + (WORDS if rank == 2 else 0)
         step(model, optimizer, words, *data[1:])
 
-    line = one_line(ranks, act)
+    line = one_line(ranks, act, replace(CASE, cluster=cluster))
     assert line.startswith("InputError: worker 2: parameter 'words.weight': index ")
     assert line.endswith(f"is out of range; its rows are 0..{WORDS - 1}")
+
+
+def test_a_script_that_goes_on_after_a_mistake_hears_of_the_next_one_and_gets_its_rows(ranks):
+    values = Model(CASE).words.weight.detach()
+
+    def run(world):
+        model, _ = start(CASE, world)
+        said, ids = [], torch.tensor([1, 5, 28]) - world.rank % 2
+        for number, culprit in enumerate((2, 0, 2, 3)):
+            try:
+                with torch.no_grad():
+                    model.words(ids + (number + 1) * WORDS * (world.rank == culprit))
+            except InputError as error:
+                said.append(str(error).removesuffix("; its rows are 0..28"))
+        with torch.no_grad():
+            assert torch.equal(model.words(ids), values[ids])
+        return said
+
+    lines = [f"worker {rank}: parameter 'words.weight': index {index} is out of range"
+             for rank, index in ((2, 30), (0, 59), (2, 88), (3, 116))]  # fmt: skip
+    assert ranks.run(4, run) == [lines] * 4
 
 
 def test_a_gathered_table_refuses_an_index_on_all_workers_alike(ranks):
@@ -322,6 +345,27 @@ def test_a_worker_whose_data_ended_hands_out_its_rows_and_takes_their_gradients(
     assert all((value - found[0][0][name]).abs().max() <= most for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("looks_up_first", [False, True])
+@pytest.mark.parametrize("of", ["model", "optimizer"])
+def test_a_state_dict_where_another_workers_data_has_ended_is_named_at_once(ranks, of, looks_up_first):
+    """Also before the step's first lookup, which tells workers without data that there is such a step."""
+
+    def act(model, optimizer, rank, data):
+        with optimizer.join():
+            step(model, optimizer, *data)
+            if rank != 2:
+                if looks_up_first:
+                    model(*data[:2])
+                (model if of == "model" else optimizer).state_dict()
+
+    line = one_line(ranks, act)
+    assert line == (
+        "InputError: tables: worker 2 has no data left in step 1 while worker 0 saves or spreads the rows of "
+        "'words.weight' in step 1; all workers put whole tables together, so call state_dict() behind "
+        "`with optimizer.join():`"
+    )
+
+
 def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stops_at_once(ranks):
     """Rather than at the timeout, in which all would wait for a part of the norm that does not come."""
     timeout = 4
@@ -400,7 +444,7 @@ def test_a_killed_process_is_named_by_all_others(tmp_path):
     what = Routes(tables=(Route(parameter="0.weight", rows=500, columns=8),))
     preduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, what=what)))
     command = [sys.executable, "-m", "preduce", "run", "--workers", "3", str(script), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode
     said = (done.stdout + done.stderr).splitlines()
     lost = [line for line in said if "PeerLostError: step 5, round 5: " in line]

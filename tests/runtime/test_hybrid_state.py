@@ -11,7 +11,7 @@ from preduce.runtime.sharding import whole
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.routes import Way
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 CASES = {
     "adam": Case("adam", "2x2", dtype=torch.float64),
     "sparse momentum": Case("momentum", "4x1", sparse=True, dtype=torch.float64),

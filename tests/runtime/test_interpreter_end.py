@@ -33,18 +33,19 @@ preduce.load_schedule(os.environ["PREDUCE_SCHEDULE"])
 LATE_WORDS = """
 import atexit, concurrent.futures, logging.handlers, sys, tempfile, threading, time
 
-def say(words, seconds):
-    time.sleep(seconds)
+def say(words):
     print(words, flush=True)
 
-threading.Thread(target=say, args=("thread", 0.3)).start()
-concurrent.futures.ThreadPoolExecutor(1).submit(say, "pool", 0.2)
-atexit.register(say, "exit function", 0)
+ends = threading.Event()  # before it nobody speaks; the interpreter first waits for pools, then for threads
+threading.Thread(target=lambda: (threading.main_thread().join(), say("thread"))).start()
+concurrent.futures.ThreadPoolExecutor(1).submit(lambda: (ends.wait(), time.sleep(0.2), say("pool")))
+atexit.register(say, "exit function")
 kept = logging.handlers.MemoryHandler(100, target=logging.StreamHandler(sys.stdout))
 logging.getLogger().addHandler(kept)
 logging.warning("log")
 folder = tempfile.TemporaryDirectory()
-print("folder", folder.name)
+say("folder " + folder.name)
+ends.set()
 sys.exit(5)
 """
 

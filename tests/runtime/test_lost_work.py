@@ -29,10 +29,10 @@ def serve():
 
     made = []
 
-    def start():
+    def start(lease=20.0):
         keys = JobKeys.make()
         setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
-        service = GeneratorService(setting, keys, lease=3.0)
+        service = GeneratorService(setting, keys, lease=lease)
         thread = threading.Thread(target=service.run, args=(100,))
         thread.start()
         made.append((service, thread))
@@ -56,7 +56,7 @@ def ended(answer, *ranks):
 @pytest.mark.parametrize("dies", [False, True])
 def test_generated_schedules_save_and_resume_also_without_a_lost_worker(driver, serve, tmp_path, dies):
     name = "saving, one dies" if dies else "saving"
-    answer = driver.run(name, environment=serve() | {"PLACE": str(tmp_path)}, survive=True)
+    answer = driver.run(name, environment=serve(3.0 if dies else 20.0) | {"PLACE": str(tmp_path)}, survive=True)
     left = ended(answer, *range(3 if dies else 4))
     assert {report["folder"] for report in left} == {"round-00000036"}
     mean = sum(report["saved"] for report in left) / len(left)
@@ -76,7 +76,7 @@ def test_generated_schedules_save_and_resume_also_without_a_lost_worker(driver, 
 
 @pytest.mark.parametrize("kind", ["joining", "joining, normalised", "joining, one dies"])
 def test_join_of_a_generated_schedule_ends_at_the_same_round_for_all_that_are_left(driver, serve, kind):
-    answer = driver.run(kind, environment=serve(), survive=True)
+    answer = driver.run(kind, environment=serve(3.0 if "dies" in kind else 20.0), survive=True)
     left = ended(answer, *range(3 if "dies" in kind else 4))
     (rounds,) = {report["rounds"] for report in left}
     assert rounds == 50 if "dies" not in kind else 40 <= rounds <= 46

@@ -1,12 +1,19 @@
 """Mistakes at `preduce.parallelize` and after the training: one line that says what to do, on all workers."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import preduce
 from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, start
+from preduce.planner import parallelize
+from preduce.planner.table_prices import APPLYING
+from preduce.runtime.sharding.touched import gather_texts
 from preduce.topo.errors import PeerLostError, PreduceError
+from preduce.topo.strategies.quorum import Quorum
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("sgd", dtype=torch.float64)
@@ -56,13 +63,29 @@ def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
 
 def test_a_worker_that_does_not_come_is_named_by_all_who_do(ranks):
     def act(world):
-        return "late" if world.rank == 1 else parallelized(Model(CASE), world, batches_of(world.rank), timeout=1)
+        return "late" if world.rank == 1 else parallelized(Model(CASE), world, batches_of(world.rank), timeout=3)
 
     line, late, *others = said_by(ranks, act)
     ranks.fresh()
     assert late == "late"
     assert others == [line] * 2
-    assert line == "parallelize: worker 1 said nothing within 1 s"
+    assert line == "parallelize: worker 1 said nothing within 3 s"
+
+
+def test_one_deadline_holds_for_all_who_do_not_come_and_all_are_named(ranks):
+    has_said = threading.Event()
+
+    def act(world):
+        if world.rank in (1, 2):
+            return ""
+        assert world.rank or has_said.wait(30)
+        try:
+            return gather_texts(world, "one deadline", "mine", timeout=0.5)
+        finally:
+            has_said.set()
+
+    said = said_by(ranks, act)
+    assert said == ["parallelize: workers 1, 2 said nothing within 0.5 s", "", "", ["mine"]]
 
 
 def test_a_cluster_of_another_size_is_refused_before_anything_is_looked_at(ranks):
@@ -91,6 +114,38 @@ def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
         return parallelized(Plain(frozen=True), world, None)[1].schedule.strategy.what.tables
 
     assert said_by(ranks, act) == [()] * 4
+
+
+@pytest.mark.parametrize("quorum", [("allreduce", Quorum(quorum=3)), ("node-then-all", Quorum(quorum="solo"))], ids=str)
+def test_beside_a_quorum_tables_go_as_everything_else_where_that_pays_anyway(ranks, monkeypatch, quorum):
+    using, when = quorum
+    monkeypatch.setattr(parallelize, "_applying", lambda _: APPLYING)  # a busy machine would measure more
+    schedule = preduce.design("2x2", using=using)
+    schedule = replace(schedule, strategy=replace(schedule.strategy, when=when))
+
+    def act(world, rows):
+        model = Plain()
+        model.words = nn.Embedding(rows, WIDTH)
+        batches = [torch.arange(32)] * 2
+        how = {"forward": lambda model, batch: model.last(model.words(batch)).sum()}
+        try:
+            model, optimizer = parallelized(model, world, batches, schedule, **how)
+        except PreduceError as error:
+            return str(error)
+        for batch in batches:
+            optimizer.zero_grad()
+            how["forward"](model, batch).backward()
+            optimizer.step()
+        optimizer.finish()
+        return optimizer.reasons, model.words.weight.tolist()
+
+    first, *others = ranks.run(4, lambda world: act(world, 32))
+    assert all(other == first for other in others)
+    assert "words.weight (32 x 4" in first[0][0]
+    assert ": dense, " in first[0][0]
+    assert first[0][1] == "these are prices in lockstep, without when.quorum"
+    (line,) = set(ranks.run(4, lambda world: act(world, 10**6)))
+    assert "workers with when.quorum have no common steps" in line
 
 
 @pytest.mark.parametrize("text", ["5", "null", "[" * 100_000, '{"format": "preduce.schedule", "version": 1}'])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from helpers.warm import WARM
 from preduce.runtime.pilot.job import Curve
 from preduce.runtime.pilot.probes import reference
 from preduce.runtime.pilot.run import refuse_other_start, run_pilot
@@ -19,6 +18,7 @@ from preduce.topo.document.pilot import dump_pilot, load_pilot
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 JOB = """
@@ -59,11 +59,9 @@ if rank == 0:
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "job.py").write_text(JOB)
     clean = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
-    return subprocess.run(
-        [sys.executable, "-m", "preduce", "pilot", f"{folder}/job.py:pilot", "-o", str(folder / "pilot.json"),
-         *arguments],
-        capture_output=True, text=True, timeout=100, check=False, env=clean | {"STEPS": str(folder / "steps")},
-    )  # fmt: skip
+    place, output = f"{folder}/job.py:pilot", folder / "pilot.json"
+    environment = clean | {"STEPS": str(folder / "steps")}
+    return WARM.run("preduce", "pilot", place, "-o", output, *arguments, environment=environment)
 
 
 @pytest.mark.processes

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,8 @@ import pytest
 
 from helpers import children
 from helpers.driver import Driver
+from helpers.load import stretched
+from helpers.warm import WARM
 
 pytestmark = pytest.mark.processes
 
@@ -94,7 +95,7 @@ def test_a_rank_that_never_arrives_is_named_by_all_others(driver):
     for report in answer["errors"].values():
         assert report["error"] == "UnavailableError"
         assert "rank 2 of 4 did not arrive within 3 s" in report["text"]
-        assert report["seconds"] < 10
+        assert report["seconds"] < stretched(10)
 
 
 def test_a_schedule_for_another_number_of_workers_is_refused_by_all(driver):
@@ -130,34 +131,33 @@ def test_a_killed_neighbour_is_named_with_what_it_did_not_send(driver):
     for rank in (0, 2):
         text = answer["errors"][rank]["text"]
         assert "worker 1 was killed by signal 9" in text
-        assert answer["errors"][rank]["seconds"] < 10
+        assert answer["errors"][rank]["seconds"] < stretched(10)
     first = [text for rank in (0, 2) if f"(worker {rank} waited in step 5" in (text := answer["errors"][rank]["text"])]
     assert any("for an update of step 5 from worker 1)" in text for text in first)
 
 
 @pytest.mark.parametrize("when", ["between operations", "in mid-operation", "in mid-operation, hierarchical"])
 def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(driver, when):
-    # The others have the grace to say so before they are ended; a loaded machine may need more than the usual 3 s.
-    answer = driver.run(f"killed {when}", grace=15)
+    answer = driver.run(f"killed {when}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     assert set(answer["errors"]) == {0, 1, 2}
     for report in answer["errors"].values():
         assert report["error"] == "PeerLostError"
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
         assert re.match(r"step \d+, round \d+: group \{", report["text"])
-        assert report["seconds"] < 15  # the timeout is 60 s
+        assert report["seconds"] < stretched(15)  # the timeout is 60 s
     for report in (r for r in answer["reports"] if "values" in r):
         # Means of {1,2,3,4} in the pairs' order; a partial sum would be 1, 3, 6, 10 or a mixture.
         assert report["values"] in ([2.5], [1.5], [3.5], [1.0], [2.0], [3.0])
 
 
 def test_a_worker_killed_in_a_coded_average_leaves_parameters_and_reference_as_they_were(driver):
-    answer = driver.run("killed in mid-operation, coded", grace=15)
+    answer = driver.run("killed in mid-operation, coded")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     assert set(answer["errors"]) == {0, 1, 2}
     for report in answer["errors"].values():
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
-        assert report["seconds"] < 15
+        assert report["seconds"] < stretched(15)
     left = [report for report in answer["reports"] if "values" in report]
     assert len(left) == 3
     for report in left:
@@ -171,12 +171,12 @@ def test_a_worker_killed_in_a_coded_average_leaves_parameters_and_reference_as_t
 
 
 def test_a_stopped_worker_is_named_after_the_timeout(driver):
-    answer = driver.run("killed stopped", grace=6)
+    answer = driver.run("killed stopped", grace=10)
     assert set(answer["errors"]) == {0, 1, 2}
     assert all(report["error"] == "PeerLostError" for report in answer["errors"].values())
     assert "waits for worker 3" in answer["errors"][1]["text"]
     assert "no sign of life" in answer["errors"][1]["text"]
-    assert all(report["seconds"] < 20 for report in answer["errors"].values())
+    assert all(report["seconds"] < stretched(20) for report in answer["errors"].values())
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_an_exception_on_one_worker_reaches_the_others_with_its_name(driver):
     assert set(answer["errors"]) == {0, 2, 3}
     for report in answer["errors"].values():
         assert "worker 1 stopped in round 4 with ValueError: a bug in the data loader" in report["text"]
-        assert report["seconds"] < 15
+        assert report["seconds"] < stretched(15)
 
 
 def test_workers_in_different_rounds_are_told_by_the_tags(driver):
@@ -341,7 +341,7 @@ def test_launcher_prefixes_lines_and_passes_on_the_first_failure(driver):
     assert sorted(answer["output"].splitlines()) == ["[0] half a line from 0", "[1] half a line from 1"]
     answer = driver.run("exit code", grace=0.5)
     assert answer["code"] == 7
-    assert answer["seconds"] < 20, "the sleeping workers were ended"
+    assert answer["seconds"] < stretched(20), "the sleeping workers were ended"
 
 
 def test_traces_are_written_and_merge(driver, tmp_path):
@@ -381,16 +381,9 @@ Path(sys.argv[2], str(optimizer.rank)).write_text(str(model.weight.tolist()))
 def test_runs_under_plain_torchrun(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = children.environment(OMP_NUM_THREADS="1")
-    result = subprocess.run(
-        [*command, str(script), how, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env=environment,
-        check=False,
-    )
+    arguments = ["--standalone", "--nproc-per-node", "2", script, how, tmp_path]
+    result = WARM.run("torch.distributed.run", *arguments, environment=environment, timeout=110)
     if how == "good":
         assert result.returncode == 0, result.stderr[-3000:]
         assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
@@ -408,11 +401,9 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
     # A suite that runs in a shell's background has SIGINT ignored, which a child would inherit.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"import sys; {heard}; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=children.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = WARM.start("-c", code)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while not all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -420,7 +411,6 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
         assert process.wait(timeout=60) == 130
     finally:
         process.kill()
-        process.communicate()
     for rank in "01":
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / rank).read_text()), 0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from helpers.warm import WARM
 from preduce.runtime.profile import Measurement, fit_hardware
 from preduce.runtime.profile.fit import predicted_seconds
 from preduce.runtime.profile.phases import calibration_phases, random_phases
@@ -17,6 +17,9 @@ from preduce.runtime.profile.surroundings import num_rails, slurm_words, switche
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.cluster import load_cluster
 from preduce.topo.hardware import Hardware, Link, Switch
+
+if TYPE_CHECKING:
+    import subprocess
 
 TABLE = (
     "\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\tCPU Affinity\n"
@@ -105,10 +108,7 @@ def test_addresses_without_switches_name_none(address: str) -> None:
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
-    return subprocess.run(
-        [sys.executable, "-m", "preduce", "profile", *arguments],
-        capture_output=True, text=True, timeout=100, check=False, env=clean | environment,
-    )  # fmt: skip
+    return WARM.run("preduce", "profile", *arguments, environment=clean | environment)
 
 
 @pytest.mark.processes

@@ -171,11 +171,11 @@ def refusal_of(ranks, table, act, schedule):
 @pytest.mark.parametrize("local", [True, False])
 def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, local):
     table = drawn(0)[0]
-    table[6, 2] = 1e6  # on worker 2
+    table[6, 2], table[6, 4], table[7, 1] = 1e6, -2e5, 5e6  # on workers 2, 2 and 3
 
     def act(model, _, rank):
         with torch.no_grad():
-            model(torch.tensor([6, 1] if rank == 1 else []).long())
+            model(torch.tensor({1: [6, 1], 2: [7]}.get(rank, [])).long())
 
     line = refusal_of(ranks, table, act, schedule_of(local=local))
     assert line == (

@@ -118,7 +118,7 @@ def big_model(world, schedule, *, dtype=torch.float32, buffers="average"):
             parameter.fill_(float(world.rank))
         model[1].running_mean.fill_(float(world.rank))
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    return model, DistributedOptimizer(inner, model, schedule, timeout=2, initial="keep", buffers=buffers, world=world)
+    return model, DistributedOptimizer(inner, model, schedule, timeout=20, initial="keep", buffers=buffers, world=world)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -503,16 +503,16 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
     """Worker 1 stays away after its third step: worker 0 can still apply that one's gradients, and nothing later."""
 
     def work(world):
-        model, optimizer = wrapped(world, timeout=1, options={"momentum": 0.5})
+        model, optimizer = wrapped(world, options={"momentum": 0.5})
         for step in range(3 if world.rank else 5):
             optimizer.zero_grad()
             model.backward(2.0)
             before = model.values, model.weights[0].grad.clone()
             if step == 4:
-                start = time.monotonic()
+                start, optimizer.run.reducer.timeout = time.monotonic(), 1
                 with pytest.raises(PeerLostError, match=r"step 3, round 3: group \{0,1\}") as caught:
                     optimizer.step()
-                assert time.monotonic() - start < 1 + 5
+                assert time.monotonic() - start < 1 + 10
                 assert before == (model.values, model.weights[0].grad)
                 return str(caught.value)
             optimizer.step()

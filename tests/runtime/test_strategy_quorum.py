@@ -25,10 +25,11 @@ from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.runtime.strategies.quorum import spread
 from preduce.runtime.strategies.quorum.spread import children
+from preduce.runtime.transport.mailbox import Mailbox
 from preduce.runtime.transport.nccl import NcclWorld
 from preduce.runtime.virtual_time.predict import ARRAYS
 from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, PeerLostError
+from preduce.topo.errors import InputError, PeerLostError, UnavailableError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Form, How
 from preduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
@@ -432,6 +433,37 @@ def test_models_in_sixteen_bits_are_told_apart_by_an_array_of_their_own(ranks):
 
     for values in ranks.run(2, work):
         np.testing.assert_array_equal(values, -4 * 4096)
+
+
+def test_an_optimizer_that_one_worker_cannot_make_ends_the_world_of_all(ranks, monkeypatch):
+    """At once. Else the next one would meet in the first line on one worker and in the second on the other."""
+    make = Mailbox.__init__
+
+    def fails(mailbox, store, rank, *given, **options):
+        if rank == 1:
+            raise UnavailableError("no free port")
+        make(mailbox, store, rank, *given, **options)
+
+    monkeypatch.setattr(Mailbox, "__init__", fails)
+
+    def work(world):
+        said = []
+        for _ in range(2):
+            with pytest.raises(UnavailableError) as caught:
+                wrapped(world, schedule_of(2))
+            said.append(str(caught.value))
+            monkeypatch.setattr(Mailbox, "__init__", make)
+        return said, world.abandoned
+
+    ranks.fresh()
+    (first, first_left), (second, second_left) = ranks.run(2, work)
+    ranks.fresh()
+    assert first_left
+    assert second_left
+    assert "worker 1" in first[0]
+    assert second[0] == "no free port"
+    for said in (first, second):
+        assert said[1] == "group {0,1}: the groups of this run were destroyed after a failure"
 
 
 def test_workers_with_devices_meet_over_gloo_for_their_host_memory(ranks):

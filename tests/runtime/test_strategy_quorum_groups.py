@@ -4,6 +4,8 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
-from preduce.topo.phase import Phase
+from preduce.topo.phase import Group, Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases, Quorum, Static
 
@@ -45,6 +47,16 @@ def test_the_mean_of_models_is_kept_and_rounds_mix_by_the_schedule(ranks, block)
     for seed in range(block * RUNS // 2, (block + 1) * RUNS // 2):
         case = make_group_case(seed)
         assert_kept(case, ranks.run(4, lambda world, case=case: run_group_case(case, world)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_that_go_half_of_the_way_keep_the_mean_as_well(ranks, seed):
+    pairings = (((0, 1), (2, 3)), ((0, 2), (1, 3)), (tuple(range(4)),))
+    half = [Phase.from_groups(4, [Group(members, Fraction(1, 2)) for members in some]) for some in pairings]
+    case = make_group_case(seed)
+    strategy = replace(case.schedule.strategy, phases=GroupPhases(tuple(half)))
+    case = replace(case, schedule=replace(case.schedule, strategy=strategy))
+    assert_kept(case, ranks.run(4, lambda world: run_group_case(case, world)))
 
 
 PHASES = GroupPhases(tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [range(4)])))

@@ -26,7 +26,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.quorum import Missed, Quorum, Start
 
-SEEN_SECONDS = 10
+SEEN_SECONDS = 30
 
 
 class Later:
@@ -211,3 +211,22 @@ def test_who_finished_without_coming_is_missed_at_once(ranks):
     errors = ranks.run(4, looks_up, catch=PeerLostError)
     ranks.fresh()
     assert "finished after 0 rounds" in str(errors[0])
+
+
+@pytest.mark.parametrize("place", ["mean_model", "save"])
+def test_who_waits_for_all_beside_a_worker_whose_data_has_ended_is_named_at_once(ranks, tmp_path, place):
+    def work(world):
+        model, optimizer = optimizer_of(world, LOCKSTEP)
+        with optimizer.join():
+            model.set_gradient(np.ones(WIDTH))
+            optimizer.step()
+            if world.rank == 0:
+                PLACES[place](optimizer, tmp_path)
+
+    ranks.fresh()
+    said = [str(error) for error in ranks.run(2, work, catch=PeerLostError)]
+    ranks.fresh()
+    name = {"mean_model": "mean_model()", "save": "save_checkpoint()"}[place]
+    line = f"data ended before round 1: worker 0 waits for all in {name} after 1 rounds: a worker whose data ended"
+    assert said[1].startswith(line)
+    assert "worker 1" in said[0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from preduce.topo.document.reader import parse_json, read_json
 from preduce.topo.document.schedule import load_schedule, parse_schedule
-from preduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from preduce.topo.errors import DocumentError, FileProblem, InputError, ScheduleError
 
 RULE = {
     "format": "preduce.schedule",
@@ -88,6 +88,18 @@ def changed(base, path, *value):
 @pytest.mark.parametrize("base", GOOD.values(), ids=GOOD)
 def test_good_documents_load(base):
     assert parse_schedule(text_of(base)).name == base["name"]
+
+
+def test_a_document_is_text_or_bytes_and_a_wrong_type_is_one_line(tmp_path):
+    text = json.dumps(RULE | {"name": "Größe"}, ensure_ascii=False)
+    for document in (text, text.encode(), bytearray(text.encode())):
+        assert parse_schedule(document) == parse_schedule(text)
+        assert parse_schedule(document).name == "Größe"
+    assert "is not UTF-8" in refused(text.replace("ö", "\ud800")).problem
+    assert "the limit is" in refused(text, max_bytes=len(text.encode()) - 1).problem
+    for wrong in (RULE, tmp_path / "schedule.json", None):
+        with pytest.raises(InputError, match=r"^parse_schedule: the document is a \w+; it must be str or bytes; load_"):
+            parse_schedule(wrong)
 
 
 @pytest.mark.parametrize("ensure_ascii", [True, False])

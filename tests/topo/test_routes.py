@@ -1,6 +1,7 @@
 """Tables that go their own way, as a value: what files hold, who owns a row, and which schedules refuse them."""
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from preduce.topo.codec_numbers import row_bytes
 from preduce.topo.document.canonical import canonical_bytes, schedule_sha256
 from preduce.topo.document.schedule import dump_schedule, parse_schedule
 from preduce.topo.document.writer import schedule_text
-from preduce.topo.errors import DocumentError, ScheduleError
+from preduce.topo.errors import DocumentError, PreduceError, ScheduleError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Generated, Gradient, Pairwise, Quorum, Route, Routes, Server, Way
 from preduce.topo.strategies.axes import Codec, Late, Pipeline
@@ -117,6 +118,7 @@ def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
         ({"tables": [WORDS | {"partitions": 3}]}, "partitions: is 3; at least one for each of 4 hosts"),
         ({"tables": [WORDS | {"partitions": 11}]}, "and at most one for each of 10 rows"),
         ({"tables": [WORDS | {"way": "gather", "hosts": [1]}]}, "way gather has no hosts and no partitions"),
+        ({"tables": [WORDS | {"way": "gather", "partitions": 5}]}, "way gather has no hosts and no partitions"),
         ({"tables": [WORDS | {"way": "dense", "gradient": "sparse"}]}, "strategy.what.tables[0].gradient: is sparse"),
         ({"tables": [WORDS | {"codec": "float8"}]}, 'strategy.what.tables[0].codec: is "float8"; it must be'),
         ({"tables": [WORDS | {"way": "dense", "codec": "int8"}]}, "strategy.what.tables[0].codec: is int8; way dense"),
@@ -130,8 +132,47 @@ def test_what_means_nothing_is_refused_with_its_place_also_by_the_checker(what, 
     with pytest.raises(DocumentError) as refusal:
         parse_schedule(document(what))
     assert words in str(refusal.value)
-    with pytest.raises(checker.Refusal, match=r"what"):
+    with pytest.raises(checker.Refusal, match=r"what") as refusal:
         checker.read_schedule(json.loads(document(what)))
+    assert refusal.value.sentence.startswith("strategy.what")
+
+
+ODD = (
+    None, True, False, 0, 1, 3, 4, 5, 10, 11, -1, 2.5, 2**31, "", "x", "gather", "dense", "sparse", "int8", [], [1], {},
+)  # fmt: skip
+MEMBERS = ("parameter", "rows", "columns", "way", "gradient", "hosts", "partitions", "codec")
+
+
+def readings(what):
+    """The hash that each of the two readers gives a document, None where it refuses it."""
+    text, read = document(what), []
+    for reader in (
+        lambda: schedule_sha256(parse_schedule(text)),
+        lambda: checker.read_schedule(json.loads(text)).sha256,
+    ):
+        try:
+            read.append(reader())
+        except (PreduceError, checker.Refusal):
+            read.append(None)
+    return read
+
+
+def test_the_checker_takes_the_very_documents_that_there_are():
+    """Any value in the place of one member, or of two."""
+    draw, taken = random.Random(3), 0
+    base = {**WORDS, "way": "sharded", "gradient": "dense", "hosts": [3, 1], "partitions": 5, "codec": "float16"}
+    tables = [{**one, name: odd} for one in (base, WORDS) for name in MEMBERS for odd in ODD]
+    for _ in range(150):
+        (first, second), odds = draw.sample(MEMBERS, 2), draw.choices(ODD, k=2)
+        tables.append({**draw.choice([base, WORDS]), first: odds[0], second: odds[1]})
+    whats = [{"tables": [table]} for table in tables]
+    whats += [{"tables": some, name: odd} for some in ([], [base]) for odd in ODD
+              for name in ("local_aggregation", "average", "average_dense")]  # fmt: skip
+    for what in (*whats, {}, {"tables": [base, {**base, "parameter": "tags"}]}):
+        one, other = readings(what)
+        assert one == other, what
+        taken += one is not None
+    assert taken > 50
 
 
 @pytest.mark.parametrize(

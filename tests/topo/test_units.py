@@ -52,6 +52,7 @@ def test_parse(parse, text, value):
         (units.parse_time, "５ms", "is not a time"),
         (units.parse_size, "0.5B", "not a whole number of bytes"),
         (units.parse_size, "5Mb", "bits or bytes"),
+        (units.parse_size, "9007199254740993B", "more than 9 PB"),
         (units.parse_size, "552Mb", "could mean bits or bytes, and a size is in bytes; write 552MB for bytes$"),
         (units.parse_size, "552mb", "did you mean 552MB"),
         (units.parse_size, "2 Gib", "could mean bits or bytes, and a size is in bytes; write 2GiB for bytes$"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import subprocess
 import sys
 from fractions import Fraction
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.warm_checker import run_checker
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import dump_schedule
@@ -61,14 +61,7 @@ def run(tmp_path, raw, forged):
     for name, content in (("certificate", forged), ("schedule", raw)):
         names.append(tmp_path / f"{name}.json")
         names[-1].write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    done = subprocess.run(
-        [sys.executable, "-I", PROGRAM, *names],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (GIGABYTE, GIGABYTE)),
-        check=False,
-    )
+    done = run_checker(*names, memory=GIGABYTE, timeout=SECONDS)
     assert not done.stderr
     assert "MemoryError" not in done.stdout
     return done.returncode, done.stdout

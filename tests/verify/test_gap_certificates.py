@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command_runs import runner
+from helpers.warm_checker import run_checker
 from preduce.commands.gaps import command
 from preduce.graph_input import load_graph
 from preduce.schedulers.protocols.digraph import Digraph
@@ -79,11 +80,6 @@ def fitting(graph, setting):
 def confirmed(document):
     """What the checker proves of a document, after a round trip through JSON."""
     return dict(checker.check_gaps(json.loads(json.dumps(document))))
-
-
-def program(path, *options):
-    command_line = [sys.executable, "-I", *options, str(CHECKER), str(path)]
-    return subprocess.run(command_line, capture_output=True, text=True, check=False, timeout=60)
 
 
 def falsehoods(document):
@@ -310,7 +306,7 @@ def test_the_refusal_names_place_value_and_what_was_expected(tmp_path):
     pair["distances"][event] = 1
     path = tmp_path / "c.json"
     path.write_text(json.dumps(document))
-    result = program(path)
+    result = run_checker(path)
     assert result.returncode == 1
     assert "live: proved" in result.stdout
     assert "refuted: claims[2] (pair).distances (" in result.stdout
@@ -340,7 +336,7 @@ def test_what_cannot_be_read_ends_with_65(name, tmp_path):
     assert changed != text
     path = tmp_path / "c.json"
     path.write_text(changed)
-    result = program(path)
+    result = run_checker(path)
     assert result.returncode == 65, result.stdout
     assert result.stdout.startswith("unreadable: ") or "\nunreadable: " in result.stdout
     assert not result.stderr
@@ -417,7 +413,7 @@ def test_the_command_writes_a_certificate_that_the_program_confirms(tmp_path):
     path = tmp_path / "c.json"
     shown = run("ring:6", "--max-ig", "2", "--backup", "1", "--certificate", str(path), "--every-pair").stdout
     assert f"python -I {CHECKER} {path}" in shown.replace("\n", "")
-    result = program(path)
+    result = run_checker(path)
     assert result.returncode == 0, result.stdout
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["live", "queues", "pair", "every-pair"]
     with pytest.raises(InputError, match="--every-pair"):

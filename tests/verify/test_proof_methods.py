@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -14,20 +12,25 @@ import numpy as np
 import pytest
 
 from helpers.golden import GOLDEN
+from helpers.warm_checker import run_checker
 from preduce.topo.arithmetic.exact_matrices import gram, pivots
 from preduce.topo.arithmetic.whole_numbers import ceil_log, prime_factors
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.writer import write_schedule
 from preduce.topo.errors import InputError, RefutedError, ScheduleError
+from preduce.topo.figures import figures
+from preduce.topo.figures.growth import growth_bits
 from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from preduce.topo.strategies.axes import Codec, Form, How
 from preduce.verify import Status, checker, prove
+from preduce.verify.asked_function import load_function
 from preduce.verify.certificate import certificate_bytes, confirm
 from preduce.verify.classes import class_product, distinct_classes
 from preduce.verify.contraction import product_minus_mean
-from preduce.verify.functions import load_function, prove_function
+from preduce.verify.functions import prove_function
 from preduce.verify.norm_bound import shifted
 from preduce.verify.rounds import best_bound
 from preduce.verify.spectral_gap import prove_gap
@@ -89,6 +92,49 @@ def test_relaxed_pairs_are_exact_by_their_product(n):
 def test_almost_exact_is_not_called_exact():
     almost = Fraction(1) + Fraction(1, 10**9)
     assert "exact-consensus" not in prove(explicit(4, [[0, 1], [2, 3]], [Group((0, 2), almost), Group((1, 3), almost)]))
+
+
+@pytest.mark.parametrize("power", [6, 9, 12, 15])
+def test_a_bound_that_floats_cannot_follow_is_proved_without_them(power):
+    """Differences grow by 10^power and shrink by as much: floats said 0.99995 of a contraction of 1 − 10⁻¹²."""
+    n, grown = 64, Fraction(10**power)
+    shrunk = Group(tuple(range(n)), (grown - 1) / grown)
+    schedule = explicit(n, [Group((2 * i, 2 * i + 1), grown) for i in range(n // 2)], [shrunk])
+    claim = prove(schedule)["contraction"]
+    assert claim.entry is not None
+    assert Fraction(claim.entry["squared"]) >= ((grown - 1) / grown) ** 2
+    assert "contraction" in accepted(schedule)
+
+
+@pytest.mark.parametrize("relax", ["9" * 64, "-" + "9" * 64, 10**8])
+@pytest.mark.parametrize("phases", [1, 6])
+def test_factors_beyond_floats_have_a_bound_and_no_figures(relax, phases):
+    """An assertion failed, floats overflowed, or the radius was no number."""
+    relax = Fraction(relax)
+    edges = [(0, 1, relax), (1, 2, Fraction(1, 3)), (2, 0, Fraction(1, 2))]
+    many = Schedule("g", Cluster.regular(3, 1), Neighbor(rounds=(Round.from_edges(3, edges),) * phases))
+    rule = ((Block((0,), (0,), relax), Block((1,), (0,))), (Block((0, 1), (), relax),)) * phases
+    schedules = [
+        explicit(3, *[[Group((0, 1), relax)], [Group((1, 2), relax)]] * phases),
+        Schedule("r", Cluster.regular(2, 2), Static(phases=RulePhases(node_radices=(2,), phases=rule))),
+        many,
+    ]
+    for schedule in schedules:
+        found = figures(schedule)
+        assert found.radius.value is None
+        assert found.contraction.how.startswith("not found: differences may grow by 2^")
+        assert prove(schedule)["consensus"].status is not Status.PROVED
+        assert "deadlock-free" in accepted(schedule)
+
+
+def test_growth_is_that_of_norms():
+    """Groups and rounds whose differences cannot grow are at 0, whatever their number; others add up."""
+    tame = [[Group((0, 1), Fraction(2))], [Group((1, 2), Fraction(0))]] * 50
+    assert growth_bits(explicit(3, *tame)) == 0
+    assert growth_bits(explicit(3, *[[Group((0, 1), Fraction(-1))]] * 5)) == 5
+    assert growth_bits(graph(3, [(0, 1, Fraction(1, 2)), (1, 2, Fraction(1))])) == 0
+    apart = graph(2, [(0, 1, Fraction(-1)), (1, 0, Fraction(-1))])  # a difference d becomes 3·d
+    assert growth_bits(apart) == pytest.approx(np.log2(3))
 
 
 def _least_factors(n, g):
@@ -282,8 +328,7 @@ def test_budgets_count_distinct_groups_of_the_busiest_rank():
 def program(folder, certificate: bytes, schedule: bytes):
     (folder / "c.json").write_bytes(certificate)
     (folder / "s.json").write_bytes(schedule)
-    command = [sys.executable, "-I", "-S", CHECKER, folder / "c.json", folder / "s.json"]
-    return subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60, cwd=os.sep)
+    return run_checker(folder / "c.json", folder / "s.json")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,16 @@ SETTINGS = [
         ({}, {"missed": "sum"}, {"missed": "latest"}, {"count": "call"}, {"divide": "contributors"}, {"grace": 3}),
     )
 ]
-KINDS = ["quorum-groups", "quorum-groups-exact", "quorum-groups-relaxed"]
+KINDS = {name: SCHEDULES[name] for name in ("quorum-groups", "quorum-groups-exact", "quorum-groups-relaxed")} | {
+    "solo": in_nodes_then_all(Quorum(quorum="solo", staleness=9))
+}
+STARTED = {
+    "quorum-groups": "when 2 of its members have come",
+    "quorum-groups-exact": "drawn from a seed",
+    "quorum-groups-relaxed": "when 3 of its members have come",
+    "solo": "of more only if these came before",
+}
+"""What is said of who starts a round."""
 
 
 def written(members, **strategy):
@@ -74,25 +83,30 @@ def test_the_checker_reads_exactly_the_settings_that_there_are():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_proved_is_confirmed_and_true_and_no_other_number_is(name):
-    schedule = SCHEDULES[name]
+    schedule = KINDS[name]
     raw, certificate = certified(schedule)
     read = checker.read_schedule(json.loads(json.dumps(raw)))
     assert read.sha256 == schedule_sha256(schedule)
     assert objection(read, certificate) is None
     claimed = {entry["claim"]: entry for entry in certificate["claims"]}
     assert set(quorums.OF_GROUPS) < set(claimed)
-    assert set(claimed) == {claim.claim for claim in prove(schedule).claims if claim.status is Status.PROVED}
+    claims = {claim.claim: claim for claim in prove(schedule).claims}
+    assert set(claimed) == {name for name, claim in claims.items() if claim.status is Status.PROVED}
+    assert all(len(claim.explanation) > 40 for claim in claims.values())
+    assert STARTED[name] in claims["quorum"].explanation
     first = certificate["claims"][0]
     for entry in certificate["claims"]:
         assert oracle.is_true(entry, raw), entry
         for number in set(NUMBERS) & set(entry):
             for other in (entry[number] - 1, entry[number] + 1, str(entry[number])):
                 forged = {**certificate, "claims": [first, {**entry, number: other}]}
-                assert objection(read, forged) is not None, forged
+                assert f").{number}" in (objection(read, forged) or ""), forged
     needed = claimed["deadlock-free"]["needed"]
     for forged in ([], needed[1:], [*needed, [9, 2]], [[size, size] for size, _ in needed], [[2, 0], *needed[1:]]):
         entry = {**claimed["deadlock-free"], "needed": forged}
-        assert (objection(read, {**certificate, "claims": [first, entry]}) is None) == (forged == needed)
+        said = objection(read, {**certificate, "claims": [first, entry]})
+        assert (said is None) == (forged == needed)
+        assert said is None or "deadlock-free/groups).needed" in said
 
 
 def test_claims_of_other_rounds_are_refused_and_all_rest_on_disjoint_groups():
@@ -144,3 +158,7 @@ def test_averaging_and_overlaps_have_no_certificate_of_their_own():
         explicit(3, [[0, 1, 2]], when=Quorum(quorum=2), averaging=Averaging.STEP_NORMALISED)
     proof = prove(explicit(4, [[0, 1, 2], [2, 3]], when=Quorum(quorum="solo")))
     assert proof.certificate["claims"] == []
+    assert proof["conflict-free"].status is Status.REFUTED
+    for name in proof.essential - {"conflict-free"}:
+        assert proof[name].status is Status.NOT_PROVED
+        assert "conflict-freedom" in proof[name].explanation

@@ -16,7 +16,7 @@ from preduce.topo.document.model import Model
 from preduce.topo.document.place import child, shown
 from preduce.topo.errors import DocumentError, InputError
 from preduce.topo.fields import Count
-from preduce.topo.hardware import CodecSeconds, Hardware, Link, Switch, nesting_problem
+from preduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS, CodecSeconds, Hardware, Link, Switch, nesting_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,13 +24,23 @@ if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
 
 
-def _quantity(parse: Callable[[str], float], number: str, *, positive: bool) -> tuple[Any, Any]:
+def _quantity(
+    parse: Callable[[str], float], number: str, *, positive: bool, least: float = 0.0, most: float = inf
+) -> tuple[Any, Any]:
     """Validator and JSON schema of a quantity: a text with its unit, or a plain number in the unit `number`."""
+
+    def within(value: float) -> float:
+        if not least <= value <= most:
+            rule = f"at least {least:g}" if value < least else f"at most {most:g}"
+            raise PydanticCustomError(
+                "quantity", "{problem}", {"problem": f"is {value:g}; it must be {rule} in {number}"}
+            )
+        return value
 
     def check(value: object) -> float:
         if isinstance(value, str):
             try:
-                return parse(value)
+                return within(parse(value))
             except InputError as error:
                 raise PydanticCustomError(
                     "quantity", "{problem}", {"problem": f"is no quantity here: {error}"}
@@ -41,16 +51,18 @@ def _quantity(parse: Callable[[str], float], number: str, *, positive: bool) -> 
             sign = ">" if positive else ">="
             problem = f"is {shown(value)}; it must be a number {sign} 0 in {number}, or a text with its unit"
             raise PydanticCustomError("quantity", "{problem}", {"problem": problem})
-        return result
+        return within(result)
 
     bound = "exclusiveMinimum" if positive else "minimum"
     schema = {"anyOf": [{"type": "string", "description": "number and unit"}, {"type": "number", bound: 0}]}
     return BeforeValidator(check), WithJsonSchema(schema)
 
 
-Bandwidth = Annotated[float, *_quantity(units.parse_bandwidth, "bytes per second", positive=True)]
-Time = Annotated[float, *_quantity(units.parse_time, "seconds", positive=False)]
-Factor = Annotated[float, *_quantity(units.parse_factor, "times", positive=True)]
+Bandwidth = Annotated[
+    float, *_quantity(units.parse_bandwidth, "bytes per second", positive=True, least=1 / LONGEST_SECONDS)
+]
+Time = Annotated[float, *_quantity(units.parse_time, "seconds", positive=False, most=LONGEST_SECONDS)]
+Factor = Annotated[float, *_quantity(units.parse_factor, "times", positive=True, most=LONGEST_SECONDS)]
 
 
 def _whole(value: float) -> int:
@@ -60,7 +72,8 @@ def _whole(value: float) -> int:
 
 
 Size = Annotated[float, *_quantity(units.parse_size, "bytes", positive=False), AfterValidator(_whole)]
-Ratio = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
+SecondsPerByte = Annotated[StrictInt | StrictFloat, Field(ge=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
+Variation = Annotated[StrictInt | StrictFloat, Field(ge=0, le=LARGEST_JITTER, allow_inf_nan=False)]
 NodeIndex = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
 Share = Annotated[StrictInt | StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
 CodecName = Literal["float16", "bfloat16", "int8"]
@@ -71,7 +84,7 @@ class LinkModel(Model):
     """A link class: latency, and bandwidth (`10GB/s`) or its inverse; without either it moves bytes in no time."""
 
     bandwidth: Bandwidth | None = None
-    seconds_per_byte: Ratio | None = None
+    seconds_per_byte: SecondsPerByte | None = None
     latency: Time = 0.0
 
 
@@ -84,8 +97,8 @@ class SwitchModel(LinkModel):
 class CodecSecondsModel(Model):
     """Seconds in which one worker encodes, and decodes, a byte of float32."""
 
-    encode: Ratio = 0.0
-    decode: Ratio = 0.0
+    encode: SecondsPerByte = 0.0
+    decode: SecondsPerByte = 0.0
 
 
 class HardwareModel(Model):
@@ -99,7 +112,7 @@ class HardwareModel(Model):
     num_nics: Count = 1
     switches: list[SwitchModel] = Field(default_factory=list)
     slowdown: dict[RankKey, Factor] = Field(default_factory=dict)
-    jitter: Ratio = 0.0
+    jitter: Variation = 0.0
     codec: dict[CodecName, CodecSecondsModel] = Field(default_factory=dict)
     model_bytes: Size | None = None
     compute: Time | None = None

@@ -36,4 +36,6 @@ def shown_path(path: str | os.PathLike[str]) -> str:
     text = os.fsdecode(os.fspath(path))
     if text == "-":
         return "standard input"
+    if not text:
+        return "a file with an empty name"
     return text if text.isprintable() else ascii(text)

@@ -49,13 +49,22 @@ def load_schedule(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -
     return _parse(read_bytes(path, max_bytes), max_bytes, shown_path(path))
 
 
-def parse_schedule(data: bytes, *, max_bytes: int = MAX_BYTES) -> Schedule:
-    """The schedule that a document of bytes holds; see `load_schedule`.
+def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BYTES) -> Schedule:
+    """The schedule that a document holds, as text or as its UTF-8 bytes; see `load_schedule`.
 
     Raises:
         DocumentError: a document that breaks the format.
+        InputError: neither bytes nor text.
     """
-    return _parse(data, max_bytes, "")
+    if isinstance(document, str):
+        # A lone surrogate, which is no character, becomes bytes that are refused as such.
+        document = document.encode(errors="surrogatepass")
+    if not isinstance(document, bytes | bytearray):
+        raise InputError(
+            f"parse_schedule: the document is a {type(document).__name__}; it must be str or bytes; "
+            "load_schedule(path) reads a file"
+        )
+    return _parse(bytes(document), max_bytes, "")
 
 
 def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:

@@ -102,7 +102,7 @@ def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
     if kind.load is not None:
         members[kind.bulk] = kind.load(raw, cluster, place)
     with located(raw, place):
-        strategy: Strategy = _adapter(kind.value.kind).validate_python(members)
+        strategy: Strategy = _adapter(kind.value).validate_python(members)
     return strategy
 
 
@@ -145,7 +145,8 @@ def _load_what(raw: object, place: str) -> Routes:
     for index, table in enumerate(tables if isinstance(tables, list) else ()):
         _check_keys(table, [field.name for field in fields(Route)], f"{child(place, 'tables')}[{index}]")
     with located(raw, place):
-        return TypeAdapter(Routes).validate_python(_tuples(raw))
+        routes: Routes = _adapter(Routes).validate_python(_tuples(raw))
+    return routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,8 @@ def _load_members(wait: Wait, raw: object, place: str) -> When:
     if wait.value is Quorum:
         _check_quorum(raw.get("quorum", 2), child(place, "quorum"))
     with located(raw, place):
-        return TypeAdapter(wait.value).validate_python({key: _tuples(value) for key, value in raw.items()})
+        when: When = _adapter(wait.value).validate_python({key: _tuples(value) for key, value in raw.items()})
+    return when
 
 
 def _check_quorum(raw: object, place: str) -> None:
@@ -224,7 +226,7 @@ def when_schema() -> dict[str, Any]:
 
 def _described(value: type[Pipeline | Gap | Quorum]) -> dict[str, Any]:
     """The JSON Schema of a value, with the first paragraph of its docstring."""
-    schema = TypeAdapter(value).json_schema(ref_template="#/$defs/{model}")
+    schema = _adapter(value).json_schema(ref_template="#/$defs/{model}")
     schema.pop("title", None)
     schema["description"] = " ".join((value.__doc__ or "").split("\n\n")[0].split())
     return schema
@@ -236,8 +238,9 @@ def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache
-def _adapter(kind: str) -> TypeAdapter[Strategy]:
-    return TypeAdapter(KINDS[kind].value)
+def _adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
+    """What reads and writes the values of a class; made once, for pydantic takes milliseconds over it."""
+    return TypeAdapter(value)
 
 
 def _tuples(value: object) -> object:
@@ -255,5 +258,6 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, bool | int) or value is None:
         return value
-    dumped: object = TypeAdapter(type(value)).dump_python(value, mode="json", exclude_defaults=True)
+    kind: Any = type(value)
+    dumped: object = _adapter(kind).dump_python(value, mode="json", exclude_defaults=True)
     return dumped

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from preduce.topo.errors import InputError, ScheduleError, UnknownError
 from preduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
 from preduce.topo.figures.decomposition import DEFAULT, Limits, sectors_of
+from preduce.topo.figures.growth import refuse_growth
 from preduce.topo.figures.large import Large
 from preduce.topo.figures.pipeline import pipeline_figures
 from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
@@ -150,6 +151,7 @@ def figures(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figures:
 
 
 def _prepare(schedule: Schedule, limit: Limits) -> Sectors | Large:
+    refuse_growth(schedule)
     return sectors_of(schedule, limit) or Large(schedule, limit)
 
 
@@ -168,6 +170,7 @@ def _none(schedule: Schedule, reason: str) -> Figures:
 
 
 def _direct(schedule: Schedule, limit: Limits, name: str) -> Sectors:
+    refuse_growth(schedule)
     sectors = sectors_of(schedule, limit)
     if sectors is None:
         raise UnknownError(

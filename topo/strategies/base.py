@@ -201,6 +201,11 @@ class Mixing(Strategy):
         """First rounds that average over all workers before the period starts."""
         return 0
 
+    @property
+    def keeps_matrices(self) -> bool:
+        """Whether every round averages with its own matrix, even where it is open whose progress is in it."""
+        return self.when.takes_all
+
     @abstractmethod
     def steps(self, cluster: Cluster) -> tuple[MixingStep, ...]:
         """What the rounds of one period average.

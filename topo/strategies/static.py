@@ -208,6 +208,11 @@ class Static(Phased):
         return f"{self.when.protocol}-groups" if self.when.protocol else ""
 
     @property
+    def keeps_matrices(self) -> bool:
+        """By a quorum who is late brings what it has, so that all members are in every mean (of shadow models)."""
+        return True
+
+    @property
     def period(self) -> int:
         """The number of phases."""
         return len(self.phases)

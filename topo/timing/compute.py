@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from preduce.topo.errors import InputError
+from preduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -41,8 +42,8 @@ class RandomSlowdown:
 
     def __post_init__(self) -> None:
         """Refuse factors below 0 and what is no probability."""
-        if not self.factor >= 0:
-            raise InputError(f"random slowdown: factor {self.factor}; it is a number >= 0")
+        if not 0 <= self.factor <= LONGEST_SECONDS:
+            raise InputError(f"random slowdown: factor {self.factor}; it is a number in 0..{LONGEST_SECONDS:g}")
         if self.probability is not None and not 0 <= self.probability <= 1:
             raise InputError(f"random slowdown: probability {self.probability}; it lies in 0..1 (default 1/n)")
 
@@ -66,8 +67,11 @@ class RandomDelay:
 
     def __post_init__(self) -> None:
         """Refuse negative delays."""
-        if self.workers < 0 or not 0 <= self.seconds < float("inf"):
-            raise InputError(f"delay: {self.workers} workers by {self.seconds} s; both are numbers >= 0")
+        if self.workers < 0 or not 0 <= self.seconds <= LONGEST_SECONDS:
+            raise InputError(
+                f"delay: {self.workers} workers by {self.seconds} s; both are numbers >= 0, of at most "
+                f"{LONGEST_SECONDS:g} s"
+            )
 
     def disturb(
         self,
@@ -93,8 +97,10 @@ class ShiftingDelay:
 
     def __post_init__(self) -> None:
         """Refuse a range that is empty or negative."""
-        if not 0 <= self.low <= self.high < float("inf"):
-            raise InputError(f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH")
+        if not 0 <= self.low <= self.high <= LONGEST_SECONDS:
+            raise InputError(
+                f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH, of at most {LONGEST_SECONDS:g} s"
+            )
 
     def disturb(
         self,
@@ -126,13 +132,18 @@ class ComputeTimes:
 
     def __post_init__(self) -> None:
         """Refuse negative times and factors."""
-        if not 0 <= self.base < float("inf"):
-            raise InputError(f"compute: {self.base} s; a step computes for a finite time >= 0")
-        if not 0 <= self.jitter < float("inf"):
-            raise InputError(f"jitter: {self.jitter}; it is a coefficient of variation >= 0, such as 0.1")
+        if not 0 <= self.base <= LONGEST_SECONDS:
+            raise InputError(f"compute: {self.base} s; a step computes for 0..{LONGEST_SECONDS:g} s")
+        if not 0 <= self.jitter <= LARGEST_JITTER:
+            raise InputError(
+                f"jitter: {self.jitter}; it is a coefficient of variation in 0..{LARGEST_JITTER:g}, such as 0.1"
+            )
         for worker, factor in self.slowdown:
-            if worker < 0 or not 0 < factor < float("inf"):
-                raise InputError(f"slow {worker}:{factor}: write WORKER:FACTOR with a rank >= 0 and a factor > 0")
+            if worker < 0 or not 0 < factor <= LONGEST_SECONDS:
+                raise InputError(
+                    f"slow {worker}:{factor}: write WORKER:FACTOR with a rank >= 0 and a factor > 0, of at most "
+                    f"{LONGEST_SECONDS:g}"
+                )
         if self.trace is not None and (self.trace.ndim != 2 or not len(self.trace) or not (self.trace >= 0).all()):
             raise InputError("trace: is not a table of seconds >= 0 with one row per step and one column per worker")
 

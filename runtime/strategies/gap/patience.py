@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preduce.runtime.liveness.culprit import listed
 from preduce.runtime.transport.patience import Patience
 from preduce.runtime.transport.waiting import GoneError, Lookout
 
@@ -104,9 +105,4 @@ def _unequal(heartbeat: Heartbeat, lack: Missing, paused: frozenset[int]) -> str
 
 
 def _told(why: str, rank: int, step: int, lack: Missing) -> str:
-    return f"{why} (worker {rank} waited in step {step} for {lack.what} from {_workers(lack.of)})"
-
-
-def _workers(ranks: tuple[int, ...]) -> str:
-    names = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"worker {names}" if len(ranks) == 1 else f"workers {names}"
+    return f"{why} (worker {rank} waited in step {step} for {lack.what} from {listed(lack.of)})"

@@ -58,7 +58,14 @@ class QuorumRunner(Runner, Generic[Sum]):
         reducer.heartbeat.unequal = MET
         self.log = QuorumLog(is_on=reducer.recorder.directory is not None)
         self.driver: QuorumDriver[Sum] = QuorumDriver(machine, run.rank, payload, log=self.log, grace=when.grace * 1e-6)
-        self._mailbox = Mailbox(
+        self._line, self._is_concluded = _free_line(reducer.world), False
+        world = reducer.world.on_host()
+        self.communicators: dict[tuple[int, ...], Communicator] = {}
+        for members in sorted(groups):  # one order for all
+            if not world.has(members, name=self._line):
+                world.create(members, name=self._line)
+            self.communicators[members] = world.communicator(members, name=self._line)
+        self._mailbox = Mailbox(  # last, as it would have to be closed where what follows fails
             reducer.world.store,
             run.rank,
             f"{reducer.key} quorum",
@@ -68,13 +75,6 @@ class QuorumRunner(Runner, Generic[Sum]):
             heartbeat=reducer.heartbeat,
         )
         self.driver.spread = Spread(self._mailbox, len(run.everyone))
-        self._line, self._is_concluded = _free_line(reducer.world), False
-        world = reducer.world.on_host()
-        self.communicators: dict[tuple[int, ...], Communicator] = {}
-        for members in sorted(groups):  # one order for all
-            if not world.has(members, name=self._line):
-                world.create(members, name=self._line)
-            self.communicators[members] = world.communicator(members, name=self._line)
         self.on_host = Reducer(
             world, (), reducer.recorder, reducer.heartbeat, key=f"{reducer.key} quorum", timeout=reducer.timeout
         )
@@ -188,7 +188,12 @@ class QuorumRunner(Runner, Generic[Sum]):
 
 
 def _free_line(world: World) -> str:
-    """The name of communicators that no other optimizer of this process uses; the same on all workers."""
+    """The name of communicators that no other optimizer of this process uses; the same on all workers.
+
+    Each looks at its own process only, and all see the same: lines are taken where optimizers are made and given back
+    in `finish()`, behind the place to which all have come, so in the order of the script; and whoever fails in either
+    place leaves this world (`Ending.guarded`, and `DistributedOptimizer` while it connects).
+    """
     in_use = _lines_in_use.setdefault(world, set())
     name = next(name for number in range(len(in_use) + 1) if (name := f"quorum {number}") not in in_use)
     in_use.add(name)

@@ -1,0 +1,59 @@
+"""What scripts pass to the runtime by hand, checked at the door: one line with place, value, rule and way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+LONGEST_TIMEOUT = 1e9
+"""Seconds, which is 30 years: beyond, torch's own deadlines overflow."""
+
+
+def checked_timeout(timeout: float) -> float:
+    """A timeout as a number of seconds that a deadline can be made of.
+
+    A deadline of NaN would never pass, and one of 0 has passed before anybody could answer.
+
+    Raises:
+        InputError: anything but a number above 0, up to `LONGEST_TIMEOUT`.
+    """
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not is_number or not 0 < timeout <= LONGEST_TIMEOUT:
+        raise InputError(
+            f"timeout: is {timeout!r}; it is a number of seconds above 0, up to {LONGEST_TIMEOUT:.0f}, such as 300"
+        )
+    return float(timeout)
+
+
+def checked_model(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, if it is one.
+
+    Raises:
+        InputError: something else, such as its parameters.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"model: is a {type(model).__name__}; pass the torch.nn.Module whose parameters the optimizer trains"
+        )
+    return model
+
+
+def checked_steps(saved: object) -> int:
+    """The step count that a saved state holds under `preduce`.
+
+    Raises:
+        InputError: it was not written by `DistributedOptimizer.state_dict`.
+    """
+    steps = saved.get("steps") if isinstance(saved, dict) else None
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**53:
+        raise InputError(
+            f"load_state_dict: 'preduce' is {str(saved)[:80]!r}; it holds steps, a whole number >= 0: load what "
+            "optimizer.state_dict() returned, or leave 'preduce' out to keep this run's count"
+        )
+    return steps

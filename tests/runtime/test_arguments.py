@@ -1,0 +1,176 @@
+"""What a script passes by hand and gets wrong: one line at the door, before anybody is contacted."""
+
+import copy
+
+import pytest
+import torch
+
+import preduce
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, Static
+
+PAIR = Schedule("pair", Cluster.regular(1, 2), Static(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))))
+BAD_TIMEOUTS = [0, -1, float("nan"), float("inf"), 1e12, "5", True, None]
+
+
+def wrapped(world, make=None, **options):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    inner = make(model) if make else torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, DistributedOptimizer(inner, model, PAIR, timeout=20, world=world, **options)
+
+
+def trained(model, optimizer, rank, steps=3):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((1, 2), 1.0 + rank)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("timeout", BAD_TIMEOUTS, ids=str)
+def test_a_timeout_that_is_no_deadline_is_refused(timeout):
+    """One of NaN never passed, one of 0 or below had passed before anybody answered."""
+    model = torch.nn.Linear(2, 2)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = "timeout: is .*; it is a number of seconds above 0"
+    with pytest.raises(InputError, match=words):
+        DistributedOptimizer(inner, model, PAIR, timeout=timeout)
+    with pytest.raises(InputError, match=words):
+        preduce.p_reduce([torch.ones(2)], [0, 1], timeout=timeout)
+    with pytest.raises(InputError, match=words):
+        preduce.ScheduleHookState(PAIR, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RANK": "7"}, "RANK is 7 and WORLD_SIZE is 2; ranks are 0..1"),
+        ({"RANK": "-1"}, "RANK is '-1'; it is a number in 0..2147483647"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'; it is a number in 1..2147483647"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT is '65536'; it is a number in 1..65535"),
+    ],
+    ids=str,
+)
+def test_an_environment_that_no_launcher_sets_is_refused(monkeypatch, variables, words):
+    """A rank beyond the workers waited for all of them, itself among them, until its timeout."""
+    started = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    for name, value in (started | variables).items():
+        monkeypatch.setenv(name, value)
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(InputError, match=f"environment: {words}"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, PAIR, timeout=5)
+
+
+def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match=r"model: is a generator; pass the torch\.nn\.Module"):
+        DistributedOptimizer(inner, model.parameters(), PAIR)
+    for schedule, kind in ((None, "NoneType"), ({}, "dict"), (b"{}", "bytes")):
+        with pytest.raises(InputError, match=f"schedule: is a {kind}; pass the path"):
+            DistributedOptimizer(inner, model, schedule)
+    with pytest.raises(InputError, match="must be str or bytes"):
+        preduce.parse_schedule(3)
+    with pytest.raises(InputError, match="save_checkpoint: optimizer is a PosixPath; pass the DistributedOptimizer"):
+        preduce.save_checkpoint(tmp_path, inner)
+    with pytest.raises(InputError, match="load_checkpoint: optimizer is a SGD"):
+        preduce.load_checkpoint(inner, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "group", "options", "words"),
+    [
+        ([torch.ones(2)], [0, 1.5], {}, r"group is '\[0, 1\.5\]'; it lists the ranks"),
+        ([torch.ones(2)], "01", {}, "group is '01'"),
+        ([torch.ones(2)], 3, {}, "group is '3'"),
+        ([torch.ones(2)], [0, 1], {"relax": float("nan")}, "relax is 'nan'; it is a finite number"),
+        ([torch.ones(2)], [0, 1], {"relax": "x"}, "relax is 'x'"),
+        (["x"], [0, 1], {}, "tensor 0 is a str"),
+        ([torch.ones(1).expand(3)], [0, 1], {}, r"tensor 0 is expanded, .* clone\(\)"),
+    ],
+    ids=str,
+)
+def test_p_reduce_refuses_what_it_cannot_average(tensors, group, options, words):
+    """A relax of NaN became everybody's tensors; a group of fractions waited out its timeout."""
+    with pytest.raises(InputError, match=f"p_reduce: {words}"):
+        preduce.p_reduce(tensors, group, **options)
+
+
+@pytest.mark.parametrize(
+    "saved", [7, {}, [1], {"steps": -5}, {"steps": "x"}, {"steps": 1.5}, {"steps": 2**60}], ids=str
+)
+def test_a_state_without_a_step_count_is_refused_before_it_is_loaded(ranks, saved):
+    def work(world):
+        model, optimizer = wrapped(world)
+        trained(model, optimizer, world.rank)
+        state = copy.deepcopy(optimizer.state_dict()) | {"preduce": saved}
+        with pytest.raises(InputError, match=r"load_state_dict: 'preduce' is .*; it holds steps, a whole number >= 0"):
+            optimizer.load_state_dict(state)
+        optimizer.finish()
+        return optimizer.steps
+
+    assert ranks.run(2, work) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda m: torch.optim.SGD([{"params": m.parameters(), "momentum": 0.9}], lr=0.1), "momentum_buffer"),
+        (lambda m: torch.optim.Adam([{"params": m.parameters(), "amsgrad": True}], lr=0.1), "max_exp_avg_sq"),
+    ],
+    ids=["momentum", "amsgrad"],
+)
+def test_averaged_state_is_that_of_each_parameter_group(ranks, make, key):
+    """What only a group's own settings ask for stayed each worker's own, without a word."""
+
+    def work(world):
+        model, optimizer = wrapped(world, make, optimizer_state="average")
+        trained(model, optimizer, world.rank)
+        kept = [optimizer.optimizer.state[p][key].tolist() for p in model.parameters()]
+        optimizer.finish()
+        return kept
+
+    first, second = ranks.run(2, work)
+    assert first == second
+
+
+def test_state_of_other_shapes_is_refused_rather_than_left_out():
+    model = torch.nn.Linear(4, 3)
+    inner = torch.optim.Adafactor(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match=r"Adafactor keeps col_var, row_var in other shapes .*'local'"):
+        DistributedOptimizer(inner, model, PAIR, optimizer_state="average")
+
+
+def test_a_group_added_later_may_come_as_a_generator(ranks):
+    """A generator was read by the check, and an empty group was added without a word."""
+
+    def work(world):
+        model, optimizer = wrapped(world, lambda m: torch.optim.SGD([m[0].weight], lr=0.1))
+        before = model[1].weight.detach().clone()
+        optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.5})
+        trained(model, optimizer, world.rank)
+        optimizer.finish()
+        return len(optimizer.param_groups[1]["params"]), not torch.equal(before, model[1].weight)
+
+    assert ranks.run(2, work) == [(2, True)] * 2
+
+
+def test_a_group_added_later_whose_state_would_not_be_averaged_is_refused(ranks):
+    def work(world):
+        model, optimizer = wrapped(
+            world, lambda m: torch.optim.SGD(m[0].parameters(), lr=0.1), optimizer_state="average"
+        )
+        with pytest.raises(InputError, match="momentum_buffer of the new group was not foreseen"):
+            optimizer.add_param_group({"params": model[1].parameters(), "momentum": 0.9})
+        optimizer.add_param_group({"params": model[1].parameters()})
+        trained(model, optimizer, world.rank)
+        optimizer.finish()
+        return model[1].weight.tolist()
+
+    first, second = ranks.run(2, work)
+    assert first == second

@@ -1,0 +1,93 @@
+"""A worker finds what a process of its own would find: random numbers, streams, and all that it prints arrives."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from helpers import children
+from helpers.warm import WARM
+from preduce.runtime.launcher.fresh_start import fill_standard_descriptors
+from preduce.runtime.launcher.outlet import PlainOutlet
+from preduce.runtime.launcher.signals import terminable
+from preduce.runtime.launcher.supervision import Child, supervise
+
+LOOKS_AROUND = """
+import json, os, random, subprocess, sys
+import numpy, torch
+
+drawn = [torch.rand(1, dtype=torch.float64).item(), float(numpy.random.rand()), random.random()]
+read = subprocess.run(["cat"], capture_output=True, text=True).stdout + sys.stdin.read()
+pipes = sorted(os.readlink(f"/proc/self/fd/{number}") for number in (1, 2))
+places = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd") if int(number) > 2]
+others = [place for place in places if os.path.exists(place) and os.readlink(place) in pipes]
+subprocess.Popen(["sleep", "600"])  # keeps the pipes open
+print(json.dumps({"drawn": drawn, "read": read, "others": others}), end="")
+"""
+
+
+@pytest.mark.processes
+def test_a_worker_draws_and_reads_for_itself_and_its_last_line_needs_no_end(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LOOKS_AROUND)
+    done = WARM.run("preduce", "run", "--workers", "2", script, stdin="ours", environment=children.environment())
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [json.loads(line[4:]) for line in sorted(done.stdout.splitlines())]
+    assert len(found) == 2
+    assert all(one != other for one, other in zip(found[0]["drawn"], found[1]["drawn"], strict=True))
+    assert [(one["read"], one["others"]) for one in found] == [("", [])] * 2
+
+
+class Slow(PlainOutlet):
+    """Draws on a terminal that was suspended when the last worker ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def write(self, text, *, errors):
+        self.lines += text.splitlines()
+
+    def look(self, codes, stage):
+        if None not in codes.values():
+            time.sleep(1)
+
+
+def test_what_lies_in_the_pipes_when_the_last_worker_ends_is_passed_on_however_long_that_takes():
+    ends = [os.pipe() for _ in range(2)]
+    process = subprocess.Popen(["seq", "5000"], stdout=ends[0][1], stderr=ends[1][1])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # with all of it in the pipe, of which this keeps an end
+    os.write(ends[0][1], b"last")
+    outlet = Slow()
+    worker = Child(0, process.pid, -1, {reading: b"" for reading, _ in ends})
+    outlet.write = lambda text, *, errors, write=outlet.write: (time.sleep(1), write(text, errors=errors))
+    assert supervise([worker], HashStore(), 1.0, outlet, survive=False, patient=False) == 0
+    assert outlet.lines == [*(f"[0] {number}" for number in range(1, 5001)), "[0] last"]
+    for descriptors in ends:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    process.wait()
+
+
+def test_no_pipe_takes_the_place_of_a_closed_standard_stream():
+    pid = os.fork()
+    if not pid:
+        os.closerange(0, 3)
+        fill_standard_descriptors()
+        os._exit(min(os.pipe()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) > 2
+
+
+def test_children_can_be_waited_for_also_where_the_parent_ignores_its_own():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with terminable():
+            process = subprocess.Popen(["false"])
+            assert process.wait() == 1
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)

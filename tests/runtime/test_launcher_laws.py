@@ -1,0 +1,131 @@
+"""What a launcher tells its workers, and how it ends them: for all sizes of runs and any order of failures."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+
+from preduce.runtime.launcher import supervision
+from preduce.runtime.launcher.launch import _variables
+from preduce.runtime.launcher.supervision import Child, _Shutdown
+from preduce.topo.errors import FencedError
+
+GRACE = 5.0
+TORCHRUN = {
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE", "OMP_NUM_THREADS",
+}  # fmt: skip
+"""What torchrun sets, but for the port, which is not known yet."""
+
+
+@pytest.mark.parametrize(("num_workers", "num_nodes"), [(1, 1), (6, 1), (6, 2), (6, 3), (6, 6), (8, 2)])
+def test_ranks_number_the_workers_node_by_node_as_torchrun_does(num_workers, num_nodes):
+    each = num_workers // num_nodes
+    told = [_variables(rank, num_workers, num_nodes, None) for rank in range(num_workers)]
+    places = [(node, local) for node in range(num_nodes) for local in range(each)]
+    assert [(int(one["GROUP_RANK"]), int(one["LOCAL_RANK"])) for one in told] == places
+    assert [int(one["RANK"]) for one in told] == list(range(num_workers))
+    assert [one["ROLE_RANK"] for one in told] == [one["RANK"] for one in told]
+    for one in told:
+        assert one.keys() >= TORCHRUN
+        assert int(one["WORLD_SIZE"]) == int(one["ROLE_WORLD_SIZE"]) == num_workers
+        assert (int(one["LOCAL_WORLD_SIZE"]), int(one["GROUP_WORLD_SIZE"])) == (each, num_nodes)
+        assert one["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_cores_are_shared_out_unless_threads_are_said(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def threads(num_workers, said=None):
+        return _variables(0, num_workers, 1, said)["OMP_NUM_THREADS"]
+
+    assert [threads(count) for count in (1, 4, 5, 12, 100)] == ["12", "3", "2", "1", "1"]
+    assert threads(4, 7) == "7"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert (threads(4), threads(4, 7)) == ("2", "7")
+
+
+class Machine:
+    """Processes of which signals are noted, and a clock that is set."""
+
+    def __init__(self, monkeypatch, count=4):
+        self.now, self.sent = 100.0, []
+        self.workers = [Child(rank, 1000 + rank, -1) for rank in range(count)]
+        monkeypatch.setattr(supervision.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(supervision, "_signal_group", lambda child, number: self.sent.append((child.rank, number)))
+
+    def after(self, seconds, shutdown):
+        """Who got which signals within these seconds, a look each tenth of one."""
+        self.sent.clear()
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            shutdown.escalate(self.workers)
+        return list(self.sent)
+
+    def ends(self, shutdown, rank, code):
+        """A worker ends."""
+        self.workers[rank].code = code
+        if code:
+            shutdown.failed(self.workers[rank], self.workers, GRACE)
+
+
+def to_all(number, ranks):
+    return [(rank, number) for rank in ranks]
+
+
+def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_then_ended(monkeypatch):
+    machine, shutdown = Machine(monkeypatch), _Shutdown()
+    machine.ends(shutdown, 2, 0)
+    assert machine.after(10 * GRACE, shutdown) == []
+    machine.ends(shutdown, 1, 7)
+    assert machine.after(GRACE - 0.5, shutdown) == []
+    machine.ends(shutdown, 3, 9)  # later ones neither change the code nor give more time
+    assert shutdown.code == 7
+    assert not shutdown.has_signalled
+    assert machine.after(1.0, shutdown) == to_all(signal.SIGTERM, [0]), "only who still runs"
+    assert shutdown.has_signalled
+    assert machine.after(1.5, shutdown) == []
+    assert machine.after(1.0, shutdown) == to_all(signal.SIGKILL, [0])
+    assert machine.after(60.0, shutdown) == []
+
+
+def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monkeypatch):
+    machine, shutdown = Machine(monkeypatch), _Shutdown()
+    shutdown.asked(143, GRACE, machine.workers)
+    assert machine.sent == to_all(signal.SIGTERM, range(4))
+    assert shutdown.has_signalled
+    assert machine.after(GRACE / 2, shutdown) == []
+    machine.workers[0].code = 0
+    assert machine.after(GRACE / 2 - 0.5, shutdown) == []
+    assert machine.after(1.0, shutdown) == to_all(signal.SIGKILL, [1, 2, 3]), "they were asked before"
+    machine.sent.clear()
+    shutdown.asked(143, GRACE, machine.workers)
+    assert machine.sent == to_all(signal.SIGKILL, [1, 2, 3])
+    assert shutdown.code == 143
+    assert _Shutdown(code=130).has_signalled, "Ctrl-C, of which workers die before they are signalled from here"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_who_survives_lost_workers_ends_by_errors_alone_and_when_nobody_is_left(monkeypatch, seed):
+    """Workers end in any order, each well, by an error, by a signal, or given up by the others."""
+    draw = random.Random(seed)
+    survive, patient = draw.random() < 0.5, draw.random() < 0.5
+    machine, shutdown = Machine(monkeypatch), _Shutdown(survive=survive, patient=patient)
+    lost = (137, FencedError.exit_code)
+    codes = {rank: draw.choice([0, 1, *lost]) for rank in draw.sample(range(4), 4)}
+    first, hurried, ended = 0, False, []
+    for rank, code in codes.items():
+        machine.ends(shutdown, rank, code)
+        ended.append(code)
+        is_lost = code in lost
+        counts = code and not (survive and is_lost and not (len(ended) == 4 and all(one in lost for one in ended)))
+        if counts:
+            first = first or code
+            hurried |= not (patient and is_lost)
+        assert shutdown.code == first, (codes, ended)
+        assert (shutdown.deadline < float("inf")) == hurried, (codes, ended)
