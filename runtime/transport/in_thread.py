@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 
 class InThread(LimitedWork):
-    """Several works as one. They may come of a generator, which then starts them in the thread."""
+    """Several works as one. They may come of a generator, which then starts them in the thread.
+
+    Of an error only the text is kept: its traceback would hold the works, and with them the connections of a group that
+    is to be destroyed so that its other members hear of it.
+    """
 
     def __init__(self, works: Iterable[RunningWork]) -> None:
-        self._error: Exception | None = None
+        self._problem: str | None = None
         self._thread = Background(self._run, works, name="preduce-exchange")
         self._thread.start()
 
@@ -29,7 +33,7 @@ class InThread(LimitedWork):
             for work in works:
                 work.wait()
         except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
-            self._error = error
+            self._problem = str(error) or type(error).__name__
 
     def is_completed(self) -> bool:
         """Whether all have ended, well or not."""
@@ -43,5 +47,5 @@ class InThread(LimitedWork):
     def wait(self) -> None:
         """Wait until all have ended, and raise what a work raised."""
         self._thread.join()
-        if self._error is not None:
-            raise self._error
+        if self._problem is not None:
+            raise RuntimeError(self._problem)
