@@ -31,7 +31,7 @@ nodes they become explicit groups. Random constructions take a seed, are drawn o
 IMPORTS = """
 ## Schedules from elsewhere
 
-`preduce.schedulers.imports.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False)`
+`preduce.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False)`
 reads {formats}. The format is recognised by suffix and content when it is not named. `from_networkx`, beside it, takes
 any networkx graph, `one_peer` runs BlueFog's one-peer rule over it, and `sampled_generator` samples any generator of
 (send ranks, receive ranks). What they return is verified like our own: BlueFog's one-peer rule on a star or a mesh, for

@@ -51,8 +51,11 @@ from .topo.errors import ScheduleError as ScheduleError
 from .topo.errors import StoreLostError as StoreLostError
 from .topo.errors import UnavailableError as UnavailableError
 from .topo.errors import UnknownError as UnknownError
+from .topo.figures import Figure as Figure
+from .topo.figures import FigureLimits as FigureLimits
 from .topo.figures import Figures as Figures
 from .topo.figures import figures as figures
+from .topo.hardware import CodecSeconds as CodecSeconds
 from .topo.hardware import Hardware as Hardware
 from .topo.hardware import Link as Link
 from .topo.hardware import Switch as Switch
@@ -64,6 +67,8 @@ from .topo.schedule import Schedule as Schedule
 from .topo.strategies import AllReduce as AllReduce
 from .topo.strategies import Averaging as Averaging
 from .topo.strategies import Codec as Codec
+from .topo.strategies import Counting as Counting
+from .topo.strategies import Divide as Divide
 from .topo.strategies import Division as Division
 from .topo.strategies import Drain as Drain
 from .topo.strategies import Form as Form
@@ -75,12 +80,15 @@ from .topo.strategies import How as How
 from .topo.strategies import InitiatorRule as InitiatorRule
 from .topo.strategies import Late as Late
 from .topo.strategies import Lockstep as Lockstep
+from .topo.strategies import Missed as Missed
 from .topo.strategies import Mixing as Mixing
 from .topo.strategies import Neighbor as Neighbor
+from .topo.strategies import Order as Order
 from .topo.strategies import Pairwise as Pairwise
 from .topo.strategies import Phased as Phased
 from .topo.strategies import Pipeline as Pipeline
 from .topo.strategies import Quorum as Quorum
+from .topo.strategies import Reducing as Reducing
 from .topo.strategies import Round as Round
 from .topo.strategies import Rounding as Rounding
 from .topo.strategies import Route as Route
@@ -89,15 +97,20 @@ from .topo.strategies import RulePhases as RulePhases
 from .topo.strategies import Sending as Sending
 from .topo.strategies import Server as Server
 from .topo.strategies import Skip as Skip
+from .topo.strategies import Start as Start
 from .topo.strategies import Static as Static
 from .topo.strategies import Strategy as Strategy
 from .topo.strategies import Total as Total
 from .topo.strategies import Way as Way
+from .topo.strategies import Weights as Weights
 from .topo.strategies import Where as Where
 from .topo.timing.compute import ComputeTimes as ComputeTimes
+from .topo.timing.compute import Disturbance as Disturbance
 from .topo.timing.compute import RandomDelay as RandomDelay
 from .topo.timing.compute import RandomSlowdown as RandomSlowdown
 from .topo.timing.compute import ShiftingDelay as ShiftingDelay
+from .topo.timing.tables import Touched as Touched
+from .verify.base import Claim as Claim
 from .verify.base import Proof as Proof
 from .verify.prove import prove as prove
 

@@ -1,4 +1,4 @@
-"""What the command line prints: sentences for people, one JSON document for machines. Tables are in `tables`."""
+"""What the command line prints: sentences for people, one JSON document for machines. Tables are in `report.table`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from preduce.runtime.liveness.uneven_inputs import UnevenInputs
 from preduce.runtime.recorder import Recorder
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.sharding.clipping import remember
-from preduce.runtime.sharding.found import find_tables, layout_of, refuse_other_sizes
+from preduce.runtime.sharding.found import find_tables, layout_of, refuse_other_shapes
 from preduce.runtime.sharding.tables import Tables
 from preduce.runtime.sharding.whole import own_states, whole_states
 from preduce.runtime.strategies import build
@@ -124,8 +124,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             say_alone(self.schedule)
             reached = agreed.world
         else:
-            refuse_other_size(self.schedule, agreed.world)
-            refuse_other_sizes(tables, self.schedule)
+            refuse_other_num_workers(self.schedule, agreed.world)
+            refuse_other_shapes(tables, self.schedule)
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
@@ -462,7 +462,7 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def refuse_other_size(schedule: Schedule, world: World) -> None:
+def refuse_other_num_workers(schedule: Schedule, world: World) -> None:
     """Refuse a schedule for another number of workers than there are.
 
     Raises:

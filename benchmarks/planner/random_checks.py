@@ -16,7 +16,7 @@ from benchmarks.planner.brute_force import all_schedules
 from preduce import Objective, plan
 from preduce.planner.limits import within_gap
 from preduce.planner.measuring import measure
-from preduce.planner.ways import travelling
+from preduce.planner.travel import travelling
 from preduce.topo.errors import InfeasibleError, InputError, PreduceError, UnknownError
 from preduce.topo.strategies.axes import Codec, Form, How, Where
 

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from preduce.topo.cluster import Cluster
-from preduce.topo.figures import Limits, contraction, figures
+from preduce.topo.figures import FigureLimits, contraction, figures
 from preduce.topo.figures.decomposition import DEFAULT
 from preduce.topo.mixing import mixing_sparse
 from preduce.topo.phase import Phase
@@ -41,7 +41,7 @@ from preduce.topo.strategies import GroupPhases, RulePhases, Static
 PERIOD = 8
 GROUP = 4
 NETWORKX_LIMIT = 2_000
-EXPLICIT = Limits(dense_workers=1)
+EXPLICIT = FigureLimits(dense_workers=1)
 
 
 def random_groups(n: int) -> Schedule:

@@ -53,7 +53,7 @@ def command(
     compute: options.Compute = None,
     slow: options.Slow = None,
     jitter: options.Jitter = None,
-    disturb: Annotated[str | None, typer.Option(help="hop[:F], delay:WORKERS:TIME or skew:LOW:HIGH.")] = None,
+    disturb: options.Disturb = None,
     objective: Annotated[
         str,
         typer.Option(

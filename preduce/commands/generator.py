@@ -27,7 +27,7 @@ def command(
     ] = None,
     beside: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Hand out groups until all workers have ended."""
+    """Serve the groups of a `generated` schedule until all workers have ended; `preduce run` starts this by itself."""
     # `--beside PID` ends it with process PID, which started it, and then removes log and address file: see beside.py.
     from preduce.runtime.generator.beside import belongs_to
 

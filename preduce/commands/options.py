@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -56,6 +56,14 @@ Slow = Annotated[
 ]
 Jitter = Annotated[
     float | None, typer.Option(help="Coefficient of variation of a step's computing time, such as 0.1.", min=0)
+]
+Disturb = Annotated[
+    str | None,
+    typer.Option(
+        help="hop[:6x] slows each worker with probability 1/n; delay:W:TIME holds up W random workers in every step; "
+        "skew:LOW:HIGH holds up everybody, the delays shifting.",
+        metavar="KIND",
+    ),
 ]
 TouchedShares = Annotated[
     list[str] | None,
@@ -207,29 +215,6 @@ def choice_or_any(kind: type[E], text: str, option: str) -> E | None:
     return kind(text)
 
 
-def function_of(text: str, place: str) -> Callable[..., Any]:
-    """`train.py:step` → the function.
-
-    Raises:
-        InputError: no such file or function, or a file that fails.
-    """
-    import runpy
-
-    from preduce.topo.errors import InputError
-
-    path, _, name = text.rpartition(":")
-    if not path or not Path(path).is_file():
-        raise InputError(f"{place} {text!r}: write FILE.py:NAME with an existing file")
-    try:
-        named = runpy.run_path(path).get(name)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{place} {text!r}: raised {type(error).__name__}: {' '.join(str(error).split())}") from error
-    if not callable(named):
-        raise InputError(f"{place} {text!r}: {path} defines no function {name!r}")
-    function: Callable[..., Any] = named
-    return function
-
-
 def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:
     """`3:5x` → ((3, 5.0),).
 
@@ -277,8 +262,8 @@ def disturbance_of(text: str) -> "Disturbance":
     from preduce.topo.timing.compute import RandomDelay, RandomSlowdown, ShiftingDelay
     from preduce.topo.units import parse_factor, parse_time
 
-    kind, *rest = text.split(":")
     place = f"--disturb {text!r}"
+    kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:
         return RandomSlowdown(quantity(place, parse_factor, rest[0]) if rest else 6.0)
     if kind == "delay" and len(rest) == 2 and rest[0].isascii() and rest[0].isdigit() and len(rest[0]) <= 10:
@@ -286,7 +271,7 @@ def disturbance_of(text: str) -> "Disturbance":
     if kind == "skew" and len(rest) == 2:
         return ShiftingDelay(*(quantity(place, parse_time, time) for time in rest))
     raise InputError(
-        f"--disturb {text!r}: write hop[:FACTOR] (each worker slow with probability 1/n), delay:WORKERS:TIME (so many "
+        f"{place}: write hop[:FACTOR] (each worker slow with probability 1/n), delay:WORKERS:TIME (so many "
         "random workers held up in every step) or skew:LOW:HIGH (everybody held up, the delays shifting)"
     )
 

@@ -37,6 +37,7 @@ def command(
     from preduce.planner.job import Data
     from preduce.topo.errors import FileProblem
     from preduce.topo.extras import require
+    from preduce.user_function import function_of
 
     claim_stdout(output, as_json=as_json)
     require("torch", purpose="running workers")
@@ -45,7 +46,7 @@ def command(
         raise FileProblem(f"{output}: cannot be written: there is no folder {output.parent}; make it first")
 
     def measure() -> None:
-        build = options.function_of(function, "FUNCTION")
+        build = function_of(function, "pilot")
         pilot = _measured(build, str(kind), steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
         if pilot is not None:
             _report(pilot, output, as_json=as_json)

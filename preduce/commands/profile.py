@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preduce.commands.options import Json, function_of, on_every_worker, quantity
+from preduce.commands.options import Json, on_every_worker, quantity
 
 if TYPE_CHECKING:
     from preduce.runtime.profile import Profile
@@ -35,6 +35,7 @@ def command(
     from preduce.console import claim_stdout
     from preduce.topo.extras import require
     from preduce.topo.units import parse_size
+    from preduce.user_function import function_of
 
     claim_stdout(output, as_json=as_json)
     require("torch", purpose="running workers")

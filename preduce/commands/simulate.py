@@ -18,15 +18,6 @@ MAX_PAIRS = 256
 DRAWN = {"gaps": "gaps over time", "quorum": "rounds over time"}
 """What a picture shows where it is no timeline, by what the facts hold."""
 
-Disturb = Annotated[
-    str | None,
-    typer.Option(
-        help="hop[:6x] slows each worker with probability 1/n; delay:W:TIME holds up W random workers in every step; "
-        "skew:LOW:HIGH holds up everybody, the delays shifting.",
-        metavar="KIND",
-    ),
-]
-
 
 def command(
     schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
@@ -34,7 +25,7 @@ def command(
     compute: options.Compute = None,
     slow: options.Slow = None,
     jitter: options.Jitter = None,
-    disturb: Disturb = None,
+    disturb: options.Disturb = None,
     trace: Annotated[
         Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
     ] = None,
@@ -266,7 +257,6 @@ def _print(
 
     from preduce.console import console, seconds, size
     from preduce.report.runs import runs
-    from preduce.report.table import Column, table
 
     out = console()
     out.print(
@@ -298,6 +288,19 @@ def _print(
     if timeline.free_running:
         common = "apply results when they come to them" if "quorum" in facts else "have no common rounds"
         out.print(f"Workers {common}: the time per step is the mean over the steps of all.", style="dim")
+    _print_where_time_goes(timeline, facts)
+    if free:
+        out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
+    if output is not None:
+        drawn = next((words for name, words in DRAWN.items() if name in facts), "timeline")
+        out.print(f"{'timeline' if output.suffix.lower() == '.json' else drawn} written to {output}")
+
+
+def _print_where_time_goes(timeline: "Timeline", facts: dict[str, Any]) -> None:
+    """A row for each worker, of many for those that wait longest, and their mean."""
+    from preduce.console import console, seconds
+    from preduce.report.table import Column, table
+
     listed = table(
         "Where the time goes",
         "worker",
@@ -315,14 +318,9 @@ def _print(
         listed.add(str(rank), *map(seconds, mine), f"{share:.0%}")
     mean = [float(part.mean()) for part in parts]
     listed.add("mean", *map(seconds, mean), f"{facts['share_waiting']:.0%}", style="bold")
-    out.print(listed)
+    console().print(listed)
     if count > 16:
-        out.print(f"Shown: the 16 of {count} workers that wait longest.", style="dim")
-    if free:
-        out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
-    if output is not None:
-        drawn = next((words for name, words in DRAWN.items() if name in facts), "timeline")
-        out.print(f"{'timeline' if output.suffix.lower() == '.json' else drawn} written to {output}")
+        console().print(f"Shown: the 16 of {count} workers that wait longest.", style="dim")
 
 
 def _print_quorum(found: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """The axes that belong to every candidate: how its sums travel, what may be late, and k, the steps of a round.
 
-How sums travel changes no figure (`planner.ways`), so the choice needs no search.
+How sums travel changes no figure (`planner.travel`), so the choice needs no search.
 
 What may be late, and k, change figures and seconds. The figures of all of them follow from those at pace 1
-(`topo.figures.retimed`), the seconds from stages that are costed once for each way of travelling. The best k is exact
+(`topo.figures.retimed`), the seconds from stages that are costed once for each form and codec. The best k is exact
 where speeds are fixed: the settings are tried in the order of a lower bound on what the objective minimises, until the
 bound passes the best. Gradients of All-Reduce at pace 1 may also come late, to all alike, which changes no figure and
 costs steps of its own; or be sent layer by layer.
@@ -20,7 +20,7 @@ from preduce.planner.measuring import Figures, Label, assembled, pushed_by, step
 from preduce.planner.option import known
 from preduce.planner.preference import Costs, preference
 from preduce.planner.timings import Setting, Timings
-from preduce.planner.ways import coded_words, paying, timed, travelling, ways_of
+from preduce.planner.travel import coded_words, hows_of, paying, timed, travelling
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.strategies.axes import LOCKSTEP, Sending
 
@@ -45,7 +45,7 @@ MOST_SAMPLED = 1
 class Axes:
     """A schedule at pace 1 in lockstep, with all that is the same for every setting of it.
 
-    `timings` are those of each way in which its sums may travel, the finest codec first.
+    `timings` are those of each form and codec in which its sums may travel, the finest codec first.
     """
 
     schedule: Schedule
@@ -65,7 +65,7 @@ class Axes:
         from preduce.topo.figures.evaluate import retimed
 
         base = timed(schedule, LOCKSTEP, 1)
-        timings = tuple(Timings.of(base, job, way) for way in ways_of(base, job))
+        timings = tuple(Timings.of(base, job, costed) for costed in hows_of(base, job))
         return cls(schedule=base, job=job, timings=timings, figures=retimed(base, job.push), usual=job.steps_model)
 
     def options(
@@ -132,16 +132,16 @@ class Axes:
         return None if chosen is None else chosen[1]
 
     def timing(self, setting: Setting) -> Timings:
-        """In the way that pays for this setting: of the finest codec, unless a coarser one saves enough."""
+        """In the form and codec that pay for this setting: of the finest codec, unless a coarser one saves enough."""
         if setting not in self._chosen:
             known = [self.reached(setting, timing) for timing in self.timings] if len(self.timings) > 1 else []
             self._chosen[setting] = self.timings[paying(known, self.job) if known else 0]
         return self._chosen[setting]
 
     def travelling_as(self, how: How) -> Timings | None:
-        """The timings of sums in this form and codec; None if that is not a way of this schedule and job."""
+        """The timings of sums in this form and codec; None if this schedule and job have none such."""
         whole = replace(how, sending=Sending.WHOLE)
-        return next((timing for timing in self.timings if timing.way.how == whole), None)
+        return next((timing for timing in self.timings if timing.costed.how == whole), None)
 
     def reached(self, setting: Setting, timing: Timings) -> Costs:
         """What the objective looks at, once the seconds of a step are known."""

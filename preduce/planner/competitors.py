@@ -12,7 +12,7 @@ from preduce.planner.job import Data
 from preduce.planner.lateness import Lateness
 from preduce.planner.limits import within_gap, within_limits
 from preduce.planner.measuring import Label, measure
-from preduce.planner.ways import timed
+from preduce.planner.travel import timed
 from preduce.planner.work import payer, work_of, work_of_setting
 from preduce.schedulers import registry
 from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock

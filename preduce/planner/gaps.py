@@ -19,7 +19,7 @@ from preduce.planner.limits import within_limits
 from preduce.planner.measuring import measure, pushed_by
 from preduce.planner.option import GapFacts, Option
 from preduce.planner.slowdown import Slowdown
-from preduce.planner.ways import timed
+from preduce.planner.travel import timed
 from preduce.planner.work import payer, work_of
 from preduce.schedulers import registry
 from preduce.topo.errors import PreduceError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.planner import group_quorums, quorums
+from preduce.planner import group_runs, quorums
 from preduce.topo.strategies.quorum import Quorum, Start
 from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.quorum import balance, in_step, sampled
@@ -95,12 +95,12 @@ def _of_groups(option: Option, job: Job, seconds: npt.NDArray[np.float64], locks
     assert option.quorum is not None, "asked before"
     when = option.schedule.strategy.when
     assert isinstance(when, Quorum), "likewise"
-    setting = group_quorums.setting_of(option, when.quorum, job, seconds)
-    rounds = group_quorums.rounds_of(option, setting, job, seconds)
-    if group_quorums.work_of_run(option.schedule, setting, rounds) * len(FACTORS) > MOST_WORK:
+    setting = group_runs.setting_of(option, when.quorum, job, seconds)
+    rounds = group_runs.rounds_of(option, setting, job, seconds)
+    if group_runs.work_of_run(option.schedule, setting, rounds) * len(FACTORS) > MOST_WORK:
         return {}
     found = quorums.run(quorums.by(option, setting), job, ComputeTimes(trace=seconds), rounds)
-    time = group_quorums.measured(option, setting, job, found).time
+    time = group_runs.measured(option, setting, job, found).time
     return {option.quorum.words: lockstep / time if time else 1.0}
 
 

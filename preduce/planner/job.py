@@ -210,17 +210,18 @@ class Job:
     @property
     def weighs_quorums(self) -> bool:
         """Whether quorums are candidates: where they are asked for, or nothing is and the steps of workers differ."""
-        if self.quorum is not None:
-            return self.quorum
-        return self.cluster.num_workers <= MOST_BY_THE_WAY and self.may_weigh_quorums
-
-    @property
-    def may_weigh_quorums(self) -> bool:
-        """Whether they are candidates beside everything else, of no more workers than that is done for."""
         from preduce.planner.slowdown import Slowdown
 
+        if self.quorum is not None:
+            return self.quorum
+        is_small = self.cluster.num_workers <= MOST_BY_THE_WAY
+        return is_small and self.is_open_to_quorums and not Slowdown.of(self).is_even
+
+    @property
+    def is_open_to_quorums(self) -> bool:
+        """Whether they are candidates beside everything else, where steps differ and there are not too many workers."""
         is_open = self.quorum is None and self.when is None and not self.gap and not self.tables
-        return is_open and self.objective is Objective.BALANCED and not Slowdown.of(self).is_even
+        return is_open and self.objective is Objective.BALANCED
 
     def delayed(self, when: When) -> float:
         """How many of All-Reduce's steps more it takes that gradients come late like this, as a part of them."""

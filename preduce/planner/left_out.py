@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from preduce.console import size
 from preduce.planner.competitors import MAX_GRAPH_WORKERS
-from preduce.planner.group_quorums import memory_bytes
+from preduce.planner.group_runs import memory_bytes
 from preduce.planner.slowdown import Slowdown
 from preduce.schedulers.synthesis.cluster_shape import derived_paces
 
@@ -58,6 +58,7 @@ def _of_fewer(job: Job) -> list[str]:
     kinds = ["weighted graphs"]
     if len(derived_paces(job.cluster)) > 1:
         kinds.append("unequal paces")
-    if job.gap is None and not job.tables and not Slowdown.of(job).is_even:
-        kinds.append("neighbours that keep a gap")
-    return [*kinds, *(["quorums"] if job.may_weigh_quorums else [])]
+    others = ["neighbours that keep a gap"] * (job.gap is None and not job.tables) + [
+        "quorums"
+    ] * job.is_open_to_quorums
+    return kinds if not others or Slowdown.of(job).is_even else kinds + others

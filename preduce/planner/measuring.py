@@ -9,7 +9,7 @@ from preduce.planner.job import Data
 from preduce.planner.lateness import Lateness
 from preduce.planner.option import Option, known
 from preduce.planner.steps_model import CORRECTED
-from preduce.planner.ways import Way, coded_words, cost_of, paying, travelling, ways_of
+from preduce.planner.travel import CostedHow, coded_words, cost_of, hows_of, paying, travelling
 from preduce.topo.errors import PreduceError
 from preduce.topo.timing.event_graph import cycle_time
 from preduce.topo.timing.sampling import sample
@@ -61,7 +61,7 @@ class Label:
 
 
 def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: Form | None = None) -> Option:
-    """All figures of one schedule as it stands, at its own pace, in lockstep or late, in the way that pays best.
+    """All figures of one schedule as it stands, at its own pace, lockstep or late, in the form and codec that pay best.
 
     With a `form` it travels in that one and with its own codec.
 
@@ -72,22 +72,22 @@ def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: F
 
     figures = Figures(disagreement(schedule), drift(schedule, job.push), contraction(schedule))
     if form is None:
-        ways = ways_of(schedule, job)
+        costed_hows = hows_of(schedule, job)
     else:
         how = replace(schedule.strategy.how, form=form)
-        ways = (Way(how=how, cost=cost_of(schedule, job, how)),)
+        costed_hows = (CostedHow(how=how, cost=cost_of(schedule, job, how)),)
     options = []
-    for way in ways:
+    for costed in costed_hows:
         named = label or Label(name=schedule.name)
-        if form is None and (words := coded_words(way.how)):
+        if form is None and (words := coded_words(costed.how)):
             named = replace(named, name=" ".join([named.name, *words]))
-        options.append(_measured(schedule, job, named, way, figures))
+        options.append(_measured(schedule, job, named, costed, figures))
     return options[paying([option.costs for option in options], job)]
 
 
-def _measured(schedule: Schedule, job: Job, label: Label, way: Way, figures: Figures) -> Option:
-    runs, form = travelling(schedule, way.how), way.how.form
-    sent = Sent(way.cost.per_step, way.cost.nic_bytes_per_step)
+def _measured(schedule: Schedule, job: Job, label: Label, costed: CostedHow, figures: Figures) -> Option:
+    runs, form = travelling(schedule, costed.how), costed.how.form
+    sent = Sent(costed.cost.per_step, costed.cost.nic_bytes_per_step)
     # The file of what travels so says how it is to be run.
     return assembled(runs, job, label, form=form, sent=sent, seconds=seconds_of(runs, job, form), figures=figures)
 

@@ -5,22 +5,19 @@ torch is imported by the functions, since nothing else of the planner needs it.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.table_prices import IN_ORDER, Table
-from preduce.topo.errors import FileProblem, InputError, PreduceError
+from preduce.topo.errors import InputError, PreduceError
 from preduce.topo.strategies.routes import Gradient, Route, Way
 from preduce.topo.timing.tables import Touched
+from preduce.user_function import function_of, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -245,7 +242,7 @@ def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
         except StopIteration:
             return
         except Exception as error:
-            raise InputError(f"batch {number} raised {_line(error)}") from error
+            raise InputError(f"batch {number} raised {one_line(error)}") from error
         yield batch
 
 
@@ -284,7 +281,7 @@ def _forward(model: torch.nn.Module, batch: Any) -> None:  # noqa: ANN401 - what
             parts = parts[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in takes)]
         model(*parts)
     except Exception as error:
-        raise InputError(f"forward() of a batch raised {_line(error)}") from error
+        raise InputError(f"forward() of a batch raised {one_line(error)}") from error
 
 
 def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
@@ -294,39 +291,13 @@ def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
         FileProblem: there is no such file.
         InputError: it is not written so, or fails.
     """
-    place, sign, name = text.rpartition(":")
-    path = Path(place)
-    if not sign or not name.isidentifier() or path.suffix != ".py":
-        raise InputError(f"--model {text}: write FILE.py:NAME, a file and a function in it that builds the model")
-    if not path.is_file():
-        raise FileProblem(f"{path}: cannot be read: there is no such file")
-    spec = importlib.util.spec_from_file_location(f"_model_of_{path.stem}", path.resolve())
-    assert spec is not None, "a file that ends in .py has a loader"
-    assert spec.loader is not None, "likewise"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # classes of the file find themselves
-    sys.path.insert(0, str(path.resolve().parent))  # as if it were run
+    build = function_of(text, "--model")
     try:
-        spec.loader.exec_module(module)
-        build = getattr(module, name, None)
-        if not callable(build):
-            near = get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise InputError(f"--model {text}: {path} has no function {name}{hint}")
         return build()
     except PreduceError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"--model {text}: raised {_line(error)}") from error
-    finally:
-        with suppress(ValueError):  # the file may have taken it out itself
-            sys.path.remove(str(path.resolve().parent))
-
-
-def _line(error: BaseException) -> str:
-    """An error of a user's code in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+        raise InputError(f"--model {text}: raised {one_line(error)}") from error
 
 
 def _refuse_unknown(touched: Mapping[str, Touched], model: torch.nn.Module) -> None:

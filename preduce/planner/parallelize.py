@@ -18,7 +18,7 @@ from preduce.planner.model_tables import tables_of
 from preduce.planner.routes import choose_routes, refuse_unpriced
 from preduce.planner.table_prices import APPLYING
 from preduce.runtime.arguments import checked_timeout
-from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_size
+from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.sharding.found import embeddings_of
 from preduce.runtime.sharding.touched import await_texts, gather_texts, shares, told, touched_here
@@ -104,7 +104,7 @@ def parallelize(
         reached = world or default_world(
             _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
         )
-        refuse_other_size(schedule, reached)
+        refuse_other_num_workers(schedule, reached)
         decision = _decided(
             reached,
             timeout,

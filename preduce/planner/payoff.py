@@ -10,7 +10,7 @@ from preduce.planner.job import PIPELINE_WIDTH
 from preduce.planner.lateness import Lateness
 from preduce.planner.measuring import Label, seconds_of
 from preduce.planner.pick import ms, permitted
-from preduce.planner.ways import cheapest_ways, coded_words, travelling
+from preduce.planner.travel import cheapest_hows, coded_words, travelling
 from preduce.planner.work import work_of
 from preduce.topo.figures.pipeline import stability_limit
 from preduce.topo.hardware import CodecSeconds
@@ -36,7 +36,7 @@ def late_and_small(chosen: Option, options: Sequence[Option], job: Job) -> list[
 
 
 class _Coded(NamedTuple):
-    """An option in a coded way: seconds per step of all, of the wire, and of coding; and of the wire as numbers are."""
+    """An option with a codec: seconds per step of all, of the wire, and of coding; and of the wire as numbers are."""
 
     how: How
     step: float
@@ -103,9 +103,9 @@ def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str
 
 
 def _coded(option: Option, job: Job) -> list[How]:
-    """The cheapest way of each codec that it may have."""
-    ways = cheapest_ways(option.schedule, job)
-    return [way.how for way in ways if way.how.codec is not Codec.NONE]
+    """The cheapest form of each codec that it may have."""
+    hows = [costed.how for costed in cheapest_hows(option.schedule, job)]
+    return [how for how in hows if how.codec is not Codec.NONE]
 
 
 def _priced(option: Option, job: Job, how: How) -> _Coded:
@@ -113,7 +113,7 @@ def _priced(option: Option, job: Job, how: How) -> _Coded:
     free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
     runs = travelling(option.schedule, how)
     cost, wire = (communication(runs, hardware, form=how.form).per_step for hardware in (job.hardware, free))
-    plain = cheapest_ways(option.schedule, job)[0].cost.per_step
+    plain = cheapest_hows(option.schedule, job)[0].cost.per_step
     return _Coded(how, seconds_of(runs, job, how.form).step, wire, cost - wire, plain)
 
 

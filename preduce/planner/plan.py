@@ -23,7 +23,7 @@ from preduce.planner.quorum_words import quorum_cautions, quorum_reasons
 from preduce.planner.quorums import quorum_options
 from preduce.planner.searched import options_of
 from preduce.planner.shorter import shorter
-from preduce.planner.ways import timed
+from preduce.planner.travel import timed
 from preduce.planner.work import SETTINGS, payer, work_of
 from preduce.schedulers.synthesis.problem import Front, Objective, Status
 from preduce.topo.errors import InfeasibleError, UnknownError

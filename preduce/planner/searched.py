@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from preduce.planner.axes import Axes
 from preduce.planner.lateness import Lateness
 from preduce.planner.measuring import Label, measure
-from preduce.planner.ways import timed
+from preduce.planner.travel import timed
 from preduce.schedulers.synthesis.candidates import LOCKSTEP_CLASS, TOLERANCE
 from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.base import Averaging

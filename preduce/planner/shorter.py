@@ -49,7 +49,7 @@ def shorter(option: Option, job: Job, may_go_on: Callable[[Schedule], bool] = la
     known = Axes.of(schedule, job).travelling_as(option.how)
     if known is None:
         return None
-    costs = known.way.cost.phases
+    costs = known.costed.cost.phases
     left = MAX_RUNS
     for length in range(1, schedule.period):
         served = []

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from preduce.planner.ways import WORTH
+from preduce.planner.travel import WORTH
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.routes import Gradient, Route, Way

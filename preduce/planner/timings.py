@@ -1,4 +1,4 @@
-"""Seconds of a step of a schedule whose sums travel in one way, for every lateness and pace, costed once."""
+"""Seconds of a step of a schedule whose sums travel in one form and codec, for every lateness and pace, costed once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preduce.planner.lateness import Lateness
 from preduce.planner.measuring import Seconds, Sent, seconds_of
-from preduce.planner.ways import cost_of, timed, travelling
+from preduce.planner.travel import cost_of, timed, travelling
 from preduce.topo.strategies.axes import How, Sending
 from preduce.topo.timing.event_graph import TimedPeriod
 
 if TYPE_CHECKING:
     from preduce.planner.job import Job
-    from preduce.planner.ways import Way
+    from preduce.planner.travel import CostedHow
     from preduce.topo.schedule import Schedule
 
 
@@ -32,29 +32,29 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """The stages of a schedule at pace 1 in one way; what was computed is kept."""
+    """The stages of a schedule at pace 1, in one form and codec; what was computed is kept."""
 
     schedule: Schedule
     job: Job
-    way: Way
+    costed: CostedHow
     period: TimedPeriod
     _seconds: dict[Setting, Seconds] = field(default_factory=dict)
     _first: dict[Lateness, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, schedule: Schedule, job: Job, way: Way) -> Timings:
+    def of(cls, schedule: Schedule, job: Job, costed: CostedHow) -> Timings:
         """Cost the stages of a schedule that is at pace 1 in lockstep."""
-        runs = travelling(schedule, way.how)
-        period = TimedPeriod.of(runs, job.hardware, job.compute_times(), form=way.how.form)
-        return cls(schedule=schedule, job=job, way=way, period=period)
+        runs = travelling(schedule, costed.how)
+        period = TimedPeriod.of(runs, job.hardware, job.compute_times(), form=costed.how.form)
+        return cls(schedule=schedule, job=job, costed=costed, period=period)
 
     def how(self, setting: Setting) -> How:
         """How the sums of a setting travel."""
-        return replace(self.way.how, sending=setting.sending)
+        return replace(self.costed.how, sending=setting.sending)
 
     def sent(self, setting: Setting) -> Sent:
         """What a step of a setting sends."""
-        cost = self.way.cost
+        cost = self.costed.cost
         if setting.sending is Sending.LAYERS:
             cost = cost_of(self.schedule, self.job, self.how(setting))
         return Sent(cost.per_round / setting.pace, cost.nic_bytes_per_step / setting.pace)
@@ -69,7 +69,7 @@ class Timings:
         times, pace = self.job.compute_times(), setting.pace
         if not times.is_fixed or setting.sending is Sending.LAYERS:
             runs = travelling(timed(self.schedule, setting.when.when, pace), self.how(setting))
-            return seconds_of(runs, self.job, self.way.how.form)
+            return seconds_of(runs, self.job, self.costed.how.form)
         if not setting.is_late and self.period.steps.max() == self.period.steps.min():
             # Everybody computes as long, so every way through a period gains the same from a longer round.
             return Seconds((self.first(setting.when) + (pace - 1) * times.base) / pace, times.base)

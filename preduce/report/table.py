@@ -48,6 +48,8 @@ class Table:
         kept, widths = self._fit(options.max_width)
         inside = options.update(no_wrap=False, overflow="fold")
         yield ""
+        if self.title:  # by itself, since a table's own title would fold at the table's width
+            yield from console.render(f"[bold]{self.title}[/]", inside)
         yield from console.render(self._drawn(kept, widths), inside)
         if left_out := [column.header for index, column in enumerate(self.columns) if index not in kept]:
             words = f"Too narrow for: {', '.join(left_out)}; a wider terminal or --json shows them."
@@ -88,10 +90,7 @@ class Table:
         from rich import box
         from rich.table import Table as RichTable
 
-        result = RichTable(
-            title=self.title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", show_edge=False,
-            pad_edge=False, padding=(0, 1, 0, 0),
-        )  # fmt: skip
+        result = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for index, width in zip(kept, widths, strict=True):
             column = self.columns[index]
             overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.is_cut else "fold"

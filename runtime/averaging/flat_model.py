@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from preduce.runtime.averaging.bucket import Bucket, Rider, Slot, aligned
-from preduce.runtime.averaging.loads import count_loads
+from preduce.runtime.averaging.load_watch import count_loads
 from preduce.runtime.averaging.optimizer_state import state_keys
 from preduce.topo.errors import InputError
 

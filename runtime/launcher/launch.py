@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from preduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
-from preduce.runtime.launcher.interpreter_end import end_as_python_does, leave_clean_up_to_parent
+from preduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything, leave_clean_up_to_parent
 from preduce.runtime.launcher.orphans import Guardian, die_with_parent
 from preduce.runtime.launcher.outlet import Outlet, PlainOutlet
 from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
@@ -88,8 +88,7 @@ def launch(
         with terminable():
             _import_once()
             raise_unheard()
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_everything()
             fill_standard_descriptors()
             guardian = Guardian()
             try:
@@ -187,26 +186,26 @@ def _fork(
         return Child(rank, pid, go_write, {out_read: b"", err_read: b""})
     code = 70
     try:
-        for descriptor in (go_write, out_read, err_read):
-            os.close(descriptor)
-        settle()
-        os.setpgid(0, 0)
-        if not die_with_parent(parent):
-            os._exit(70)
-        leave_clean_up_to_parent()
-        own_standard_streams(out_write, err_write)
-        port = os.read(go_read, 16).decode()
-        if not port:
-            os._exit(70)
-        os.close(go_read)
-        code = _become_worker(target, args, {**variables, "MASTER_PORT": port})
-    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        try:
+            for descriptor in (go_write, out_read, err_read):
+                os.close(descriptor)
+            settle()
+            os.setpgid(0, 0)
+            if not die_with_parent(parent):
+                os._exit(70)
+            leave_clean_up_to_parent()
+            own_standard_streams(out_write, err_write)
+            port = os.read(go_read, 16).decode()
+            if not port:
+                os._exit(70)
+            os.close(go_read)
+            code = _become_worker(target, args, {**variables, "MASTER_PORT": port})
+        except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
+            traceback.print_exc()
+        with contextlib.suppress(BaseException):
+            flush_everything()
+    finally:  # alone, so that Ctrl-C in the lines before does not let a second launcher out
+        os._exit(code & 0xFF)
 
 
 def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str], variables: Mapping[str, str]) -> int:
@@ -239,12 +238,20 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
         sys.last_value = error
         code = error.exit_code
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-    except BaseException as error:  # noqa: BLE001 - the script's own error, shown as Python would
+    except BaseException as error:  # noqa: BLE001 - the script's own error
         sys.last_value = error
         code = 1
-        traceback.print_exc()
+        _say(error)
     end_as_python_does()
     return code
+
+
+def _say(error: BaseException) -> None:
+    """Show the script's own error as the script wants it shown."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:  # noqa: BLE001 - as Python does
+        traceback.print_exc()
 
 
 def _serve_store(workers: Sequence[Child]) -> Store:
@@ -252,15 +259,14 @@ def _serve_store(workers: Sequence[Child]) -> Store:
 
     It is given a socket that listens on this machine only: by itself it would on all addresses, for anybody.
     """
-    from preduce.runtime.transport.torch_api import TCPStore
+    from preduce.runtime.transport.torch_api import store_on
 
     listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listening.getsockname()[1]
-    store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listening.detach())
+    store = store_on(listening)
     for worker in workers:
         with contextlib.suppress(BrokenPipeError):
             os.write(worker.go, str(port).encode())
         os.close(worker.go)
         worker.go = -1
-    served: Store = store
-    return served
+    return store

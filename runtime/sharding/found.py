@@ -98,7 +98,7 @@ def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
     return lines
 
 
-def refuse_other_sizes(tables: Tables, schedule: Schedule) -> None:
+def refuse_other_shapes(tables: Tables, schedule: Schedule) -> None:
     """Refuse tables that are not as the schedule says; called once all workers are known to have the same model.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-import zlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,9 +13,9 @@ from preduce.runtime.sharding.blocks import blocks
 from preduce.runtime.sharding.calls import Call, Kind
 from preduce.runtime.sharding.columns import Part
 from preduce.runtime.sharding.exchange import Exchange, Shape
-from preduce.runtime.sharding.layout import BlockOnFirst
 from preduce.runtime.sharding.modules import Handle, is_routed, route_module
 from preduce.runtime.sharding.row_code import RowCode
+from preduce.runtime.sharding.spreading import keep_own_state, spread_rows
 from preduce.runtime.sharding.staging import Staging
 from preduce.runtime.sharding.wire import Wire
 from preduce.topo.errors import InputError
@@ -146,8 +145,8 @@ class Tables:
         assert self._exchange is not None, "tables are connected before they are spread"
         for table in self.tables:
             if table.layout is not None:
-                self._spread(table, broadcast=broadcast)
-                _keep_own_state(table, optimizer)
+                spread_rows(self, table, self._device, broadcast=broadcast)
+                keep_own_state(table, optimizer)
             table.copies = [weakref.ref(table.modules[0])]
             for module in table.modules:
                 route_module(module, Handle(self, table, module, 0))
@@ -188,25 +187,6 @@ class Tables:
                     self._exchange.wire.broadcast(rows)
                     if rows is not block:
                         block.copy_(table.staging.to_device(rows, block.device))
-
-    def _spread(self, table: Table, *, broadcast: bool) -> None:
-        layout = table.layout
-        assert layout is not None, "only sharded tables lie apart"
-        whole, table.own = table.parameter.detach(), layout.rows_of(self.rank)
-        if whole.is_meta:
-            shard = torch.empty(len(table.own), table.route.columns, dtype=whole.dtype, device=self._device)
-            shard.copy_(_drawn(table, table.own, self.rank))
-        else:
-            shard = whole[table.staging.to_device(table.own, whole.device)]
-        if broadcast and not whole.is_meta:
-            for first, last in blocks(table):
-                mine = table.own[(table.own >= first) & (table.own < last)]
-                table.put(shard, mine, self.block(table, mine, BlockOnFirst(first), whole[first:last]))
-        if whole.is_meta:
-            drawn = torch.nn.Parameter(shard, table.parameter.requires_grad)
-            torch.utils.swap_tensors(table.parameter, drawn)  # type: ignore[no-untyped-call]
-        else:
-            table.parameter.data = shard
 
     def block(
         self, table: Table, ids: torch.Tensor, layout: Layout, array: torch.Tensor, number: int = 0
@@ -384,31 +364,6 @@ def _on_host(reducer: Reducer) -> Reducer:
     other = Reducer(world, (), reducer.recorder, reducer.heartbeat, key=reducer.key, timeout=reducer.timeout)
     other.verdicts = reducer.verdicts  # the watch over the device knows why a host waited for rows in vain
     return other
-
-
-def _drawn(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
-    """Rows of a table that was made without numbers (on the device `meta`), as `nn.Embedding` draws its own.
-
-    They are drawn on the host, so that they are the same wherever they will lie.
-    """
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{table.name} of worker {rank}".encode()))
-    shard = torch.empty(len(own), table.route.columns, dtype=table.parameter.dtype)
-    shard.normal_(generator=generator)
-    padding = table.modules[0].padding_idx
-    if padding is not None:
-        shard[own == padding] = 0
-    return shard
-
-
-def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
-    """Of what the optimizer keeps of a whole table, this worker's rows."""
-    state = optimizer.state.get(table.parameter, {})
-    for key, value in state.items():
-        if table.is_whole(value):
-            state[key] = table.shard_of(value)
-            if value.is_meta:
-                # Only Adagrad has a state before its first step: one number in all places.
-                state[key] = torch.full_like(table.parameter, optimizer.defaults.get("initial_accumulator_value", 0.0))
 
 
 def _choose_sparse_checks() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, GradBucket, Store, Work
 
 if TYPE_CHECKING:
+    import socket
     from datetime import timedelta
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Work",
     "default_store",
     "nccl_backend",
+    "store_on",
     "sum_options",
 ]
 
@@ -32,6 +35,17 @@ def default_store() -> Store:
     """The store of the initialised process group."""
     store: Store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
     return store
+
+
+def store_on(listening: socket.socket) -> Store:
+    """A store that this process serves on a socket which listens already, and which it takes over."""
+    host, port = listening.getsockname()[:2]
+    # Before torch 2.8 the newer of its two servers refuses such a socket (pytorch/pytorch#150215).
+    libuv_listens = [int(number) for number in torch.__version__.split(".")[:2]] >= [2, 8]
+    served: Store = TCPStore(
+        host, port, None, True, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=libuv_listens,
+    )  # fmt: skip
+    return served
 
 
 def nccl_backend() -> Any:  # noqa: ANN401 - a class that CPU builds of torch do not have

@@ -156,17 +156,19 @@ def replayed_groups(case, results):
 
 
 def group_quorum_problems(case, results):
-    """Quorums that are too small and progress that is too old."""
+    """Quorums that are too small, progress that is too old, and what members have read of one another."""
     when, found = case.schedule.strategy.when, []
     for segment in range(case.meets + 1):
         base = results[0]["rounds"][segment - 1] if segment else 0
-        calls, begun = {}, {}
+        calls, begun, finished = {}, {}, {}
         for rank, result in enumerate(results):
             for event in events_of(case, result, segment):
                 if event.kind == "called":
                     calls[rank, event.numbers[0]] = event.round
                 if event.kind == "begun":
                     begun[event.round, rank] = event.numbers
+                if event.kind == "finished":
+                    finished[event.round, rank] = event.numbers
         last = {rank: max((r for (r, w), some in begun.items() if w == rank and some), default=-1) for rank in range(4)}
         for (round_, rank), numbers in begun.items():
             ages = [round_ - calls[rank, number] for number in numbers]
@@ -175,6 +177,8 @@ def group_quorum_problems(case, results):
             group = case.schedule.group_of(rank, base + round_)
             members = (rank,) if group is None else group.members
             come = sum(bool(begun[round_, w]) for w in members)
+            if finished[round_, rank] != tuple(len(begun[round_, w]) for w in members):
+                found.append(f"segment {segment}: worker {rank} read {finished[round_, rank]} in round {round_}")
             if all(last[w] >= round_ for w in members) and come < when.needed(len(members)):
                 found.append(f"segment {segment}: round {round_} of {members} has {come}")
     return found

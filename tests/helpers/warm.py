@@ -121,7 +121,7 @@ class Warm:
 
     def close(self):
         if self._process is not None:
-            self._process.terminate()
+            self._process.kill()
             self._process.wait()
 
 
@@ -163,6 +163,9 @@ def _settle(descriptors, cwd, environment, session):
         os.close(descriptor)
     if session:
         os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in a shell's background, or under nohup, ignores
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -172,6 +175,7 @@ def _settle(descriptors, cwd, environment, session):
         open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115 - until the process ends
         for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
     )
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
 
 def main():

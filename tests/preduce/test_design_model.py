@@ -1,6 +1,7 @@
 """`preduce design --model`: what is read from a user's file, what steps touch, and the schedule that comes of it."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from preduce.topo.hardware import Hardware, Link
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Route, Routes, Way
 from preduce.topo.timing.tables import Touched
+from preduce.user_function import function_of
 from preduce.verify.certificate import confirm
 
 CLUSTER = Cluster.regular(2, 2)
@@ -257,3 +259,33 @@ def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
         "forward() hands its weight to linear, too, which needs all rows",
     )
     assert len(tags.ways) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("raise ValueError('no\\n data')", "--step {0}:step: {0} raised ValueError: no data"),
+        ("import sys\nsys.exit(2)", "ended the program when it was executed; put what makes it a program under"),
+        ("def stop(): ...", "has no function step; did you mean stop?"),
+    ],
+)
+def test_a_file_that_cannot_be_executed_is_named_and_no_bug_of_ours(tmp_path, text, words):
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    with pytest.raises(InputError) as refusal:
+        function_of(f"{file}:step", "--step")
+    assert words.format(file) in str(refusal.value)
+
+
+def test_a_file_is_executed_as_if_it_were_run_without_arguments(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["preduce", "design", "2x2"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_train.py").write_text("seven = 7\n")
+    (tmp_path / "later_train.py").write_text("eight = 8\n")
+    (tmp_path / "train.py").write_text(
+        "import sys\nfrom beside_train import seven\ngiven = sys.argv[1:]\n"
+        "def step():\n    from later_train import eight\n    return [given, seven, eight]\n"
+    )
+    assert function_of(f"{tmp_path}/train.py:step", "--step")() == [[], 7, 8]
+    assert sys.argv == ["preduce", "design", "2x2"]
+    assert sys.path[-1] == str(tmp_path)

@@ -16,7 +16,7 @@ from preduce.planner.lateness import Lateness
 from preduce.planner.measuring import Label, measure
 from preduce.planner.preference import preference
 from preduce.planner.searched import with_bound
-from preduce.planner.ways import timed
+from preduce.planner.travel import timed
 from preduce.schedulers import registry
 from preduce.schedulers.synthesis.age_bound import dual_bound
 from preduce.schedulers.synthesis.problem import Problem

@@ -11,7 +11,8 @@ import pytest
 
 from preduce import Job, load_schedule, plan
 from preduce.planner import group_quorums, quorums
-from preduce.planner.group_quorums import Trials, based, figures_of, of_calls, period_of, sizes_of, starts_of
+from preduce.planner.group_quorums import Trials, based, starts_of
+from preduce.planner.group_runs import figures_of, of_calls, period_of, sizes_of
 from preduce.planner.imbalance import imbalances
 from preduce.planner.left_out import not_weighed
 from preduce.planner.measuring import measure

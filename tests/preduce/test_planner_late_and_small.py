@@ -22,7 +22,7 @@ from preduce.planner.payoff import late_and_small
 from preduce.planner.pick import pick, reasons
 from preduce.planner.steps_model import FITTED
 from preduce.planner.timings import Setting
-from preduce.planner.ways import WORTH, cheapest_ways, timed, travelling, ways_of
+from preduce.planner.travel import WORTH, cheapest_hows, hows_of, timed, travelling
 from preduce.schedulers import registry
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
@@ -116,10 +116,10 @@ def test_on_a_fast_wire_no_codec_is_picked_and_the_answer_says_why() -> None:
     assert {option.how.codec for option in options} == {Codec.NONE}
     plain = next(option for option in options if option.name.startswith("allreduce "))
     (said,) = late_and_small(plain, options, asked)
-    way = next(way for way in cheapest_ways(plain.schedule, asked) if way.how.codec is Codec.INT8)
+    costed = next(costed for costed in cheapest_hows(plain.schedule, asked) if costed.how.codec is Codec.INT8)
     free = job(replace(FAST, codec=(("int8", CodecSeconds()),)))
-    wire = measure(travelling(plain.schedule, way.how), free, form=way.how.form).communication
-    coding, saved = way.cost.per_step - wire, plain.communication - wire
+    wire = measure(travelling(plain.schedule, costed.how), free, form=costed.how.form).communication
+    coding, saved = costed.cost.per_step - wire, plain.communication - wire
     assert coding > saved
     assert f"would cost {coding * 1e3:.4g} ms for coding and save {saved * 1e3:.4g} ms of wire per step" in said
 
@@ -199,12 +199,12 @@ def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are() ->
 
 def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less() -> None:
     schedule = timed(registry.build("node-then-all", Cluster.parse("4x4")), LOCKSTEP, 1)
-    ways = ways_of(schedule, job(codec=None))
-    assert [way.how.codec for way in ways] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
-    costs = [way.cost.per_round for way in ways]
+    hows = hows_of(schedule, job(codec=None))
+    assert [costed.how.codec for costed in hows] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
+    costs = [costed.cost.per_round for costed in hows]
     assert costs == sorted(costs, reverse=True)
     slow = replace(THIN, codec=(("int8", CodecSeconds(1.0, 1.0)), ("float16", CodecSeconds(1.0, 1.0))))
-    assert [way.how.codec for way in ways_of(schedule, job(slow, codec=None))] == [Codec.NONE]
+    assert [costed.how.codec for costed in hows_of(schedule, job(slow, codec=None))] == [Codec.NONE]
 
 
 def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 import threading
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.warm import WARM
 from preduce.__main__ import main
 from preduce.report.watch import screen
 from preduce.report.watch.history import Gaps, Speed, gaps_of
@@ -61,10 +61,11 @@ import os, sys
 import preduce.report.watch.screen as screen
 from preduce.__main__ import main
 screen.LINE_SECONDS = screen.DRAW_SECONDS = 0.4
-terminal, *arguments = sys.argv[1:]
-code = main(arguments)
-os.dup2(int(terminal), 1), os.dup2(int(terminal), 2), os.close(int(terminal))
-sys.exit(code or main(arguments))
+terminal = os.dup(0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+code = main(sys.argv[1:])
+os.dup2(terminal, 1), os.dup2(terminal, 2), os.close(terminal)
+sys.exit(code or main(sys.argv[1:]))
 """
 
 
@@ -207,21 +208,21 @@ def twice(tmp_path_factory):
     (folder / "train.py").write_text(SCRIPT)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 8, 110, 0, 0))
-    arguments = [str(theirs), "run", "--watch", "--schedule", str(folder / "s.json"), str(folder / "train.py")]
+    arguments = ["run", "--watch", "--schedule", str(folder / "s.json"), str(folder / "train.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "OMP_NUM_THREADS": "1"}
     seen = bytearray()
     reader = threading.Thread(target=_read_to_the_end, args=(ours, seen))
     reader.start()
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", QUICK, *arguments], env=environment, text=True, pass_fds=[theirs],
-            stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=110,
-        )  # fmt: skip
+        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+            streams = [theirs, out.fileno(), err.fileno()]
+            code = WARM.start("-c", QUICK, *arguments, streams=streams, environment=environment).wait(110)
     finally:
         os.close(theirs)
         reader.join()
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr, seen.decode()
+    out, err = ((folder / name).read_text() for name in ("out", "err"))
+    assert code == 0, err
+    return out, err, seen.decode()
 
 
 @pytest.mark.processes

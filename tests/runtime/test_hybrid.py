@@ -129,6 +129,28 @@ def test_parallelize_measures_what_steps_touch_and_trains_by_the_planners_choice
     assert all((state[name] - wanted[name]).abs().max() < 1e-12 for name in wanted)
 
 
+@pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
+def test_tables_begin_as_worker_0_has_them_whatever_the_others_had(ranks, way):
+    case = Case(way=way, dtype=torch.float64)
+
+    def act(world):
+        model = Model(case)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + world.rank).add_(world.rank)
+        model, _ = start(case, world, model)
+        words, bags, _ = data_of(case)
+        with torch.no_grad():
+            return model.words(words), model.bag(bags.view(-1, 2)), model.state_dict()
+
+    plain, (words, bags, _) = Model(case), data_of(case)
+    said = ranks.run(4, act)
+    for rows, sums, _ in said:
+        assert torch.equal(rows, plain.words(words))
+        assert torch.equal(sums, plain.bag(bags.view(-1, 2)))
+    assert all(torch.equal(value, said[0][2][name]) for name, value in plain.state_dict().items())
+
+
 def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
     case = Case("adagrad", padding=3)
 
@@ -136,7 +158,9 @@ def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
         model = Model(case)
         with torch.device("meta"):
             model.words = torch.nn.Embedding(WORDS, WIDTH, padding_idx=3)
-        model, optimizer = start(case, world, model)
+        inner = torch.optim.Adagrad(model.parameters(), lr=0.25, initial_accumulator_value=0.5)
+        optimizer = preduce.DistributedOptimizer(inner, model, schedule_of(case), world=world, timeout=20)
+        assert torch.equal(inner.state[model.words.weight]["sum"], torch.full(model.words.weight.shape, 0.5))
         train(case, model, optimizer, part_of(data_of(case), world.rank), None)
         return len(model.words.weight), model.state_dict()["words.weight"]
 

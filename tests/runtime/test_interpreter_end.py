@@ -1,13 +1,17 @@
 """A forked worker ends as a Python program does, and cleans up only after itself."""
 
+import multiprocessing
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from helpers import children
 from helpers.warm import WARM
+from preduce.runtime.launcher.interpreter_end import leave_clean_up_to_parent
 
 pytestmark = pytest.mark.processes
 
@@ -50,6 +54,26 @@ sys.exit(5)
 """
 
 
+ENDS_BADLY = """
+import ctypes, os, signal, sys, time
+
+class Interrupted:
+    def __getattr__(self, name):
+        return getattr(sys.__stdout__, name)
+    def flush(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+if os.environ["RANK"] == "1":
+    sys.stdout = Interrupted()
+    ctypes.CDLL(None).puts(b"of C")
+    sys.exit(2**40 + 3)
+time.sleep(1)
+sys.excepthook = lambda kind, error, where: print("hooked:", kind.__name__, error)
+raise ValueError("a bug")
+"""
+
+
 def run(*arguments, stdin=""):
     return WARM.run("preduce", "run", *arguments, stdin=stdin, environment=children.environment())
 
@@ -73,3 +97,28 @@ def test_a_worker_ends_as_a_python_program_does(tmp_path):
         folders.append(Path(lines[0].removeprefix("folder ")))
         assert lines[1:] == ["pool", "thread", "exit function", "log"]
     assert not any(folder.exists() for folder in folders)
+
+
+def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_nobody(tmp_path):
+    """A forked child that gets past its end would go on as a second launcher, and end the workers before it."""
+    script = tmp_path / "script.py"
+    script.write_text(ENDS_BADLY)
+    done = run("--workers", "2", script)
+    assert sorted(done.stdout.splitlines()) == ["[0] hooked: ValueError a bug", "[1] of C"]
+    assert done.returncode == 3
+    assert done.stderr.startswith("preduce: worker 1 ended with exit code 3 and no message")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_worker_does_not_take_the_daemonic_processes_of_its_launcher_for_its_own():
+    """What multiprocessing knows of, it ends when the interpreter does."""
+    begun = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    begun.start()
+    pid = os.fork()
+    if not pid:
+        leave_clean_up_to_parent()
+        os._exit(len(multiprocessing.active_children()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert begun in multiprocessing.active_children()
+    begun.kill()
+    begun.join()

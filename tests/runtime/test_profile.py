@@ -143,4 +143,4 @@ def test_a_step_function_that_is_missing_is_named(tmp_path) -> None:
     (tmp_path / "train.py").write_text("x = 1\n")
     done = run("--workers", "2", "--step", f"{tmp_path}/train.py:step")
     assert done.returncode == 65
-    assert "defines no function 'step'" in done.stderr
+    assert "has no function step" in done.stderr

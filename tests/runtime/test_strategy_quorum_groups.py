@@ -1,11 +1,13 @@
 """Quorums of groups at run time: the mean is kept exactly, and NumPy gets the same models by schedule and log."""
 
 import os
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,11 @@ import torch
 from helpers.group_quorum_runs import group_quorum_problems, make_group_case, replayed_groups, run_group_case
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.runtime.strategies.quorum.driver import Begun
+from preduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
+from preduce.runtime.transport.tags import tag_of
+from preduce.runtime.transport.waiting import GoneError
+from preduce.schedulers.protocols.partial import Share
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group, Phase
@@ -50,11 +57,11 @@ def test_the_mean_of_models_is_kept_and_rounds_mix_by_the_schedule(ranks, block)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_groups_that_go_half_of_the_way_keep_the_mean_as_well(ranks, seed):
-    pairings = (((0, 1), (2, 3)), ((0, 2), (1, 3)), (tuple(range(4)),))
-    half = [Phase.from_groups(4, [Group(members, Fraction(1, 2)) for members in some]) for some in pairings]
+def test_groups_that_go_a_part_of_the_way_keep_the_mean_as_well(ranks, seed):
+    parts = ((Fraction(1, 4), ((0, 1), (2, 3))), (1, ((0, 2), (1, 3))), (Fraction(1, 2), (tuple(range(4)),)))
+    phases = [Phase.from_groups(4, [Group(members, part) for members in groups]) for part, groups in parts]
     case = make_group_case(seed)
-    strategy = replace(case.schedule.strategy, phases=GroupPhases(tuple(half)))
+    strategy = replace(case.schedule.strategy, phases=GroupPhases(tuple(phases)))
     case = replace(case, schedule=replace(case.schedule, strategy=strategy))
     assert_kept(case, ranks.run(4, lambda world: run_group_case(case, world)))
 
@@ -111,6 +118,27 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
     assert results == [[12.0, 12.0]] * 4
 
 
+@pytest.mark.parametrize("grace", [20_000_000, 20_000], ids=["long", "short"])
+def test_a_round_that_may_begin_waits_for_a_members_own_progress_as_long_as_its_grace(ranks, grace):
+    """Worker 0 begins a second round; the others come a little later, or not before it has gone on."""
+    gone_on = threading.Event()
+
+    def work(world):
+        model, optimizer = wrapped(world, grace=grace, staleness=4)
+        optimizer.runner.log.is_on = True
+        push(model, optimizer, 4.0)
+        if world.rank:
+            assert gone_on.wait(0.3 if grace > 1e6 else 15) == (grace < 1e6)
+        push(model, optimizer, 4.0)
+        if not world.rank:
+            gone_on.set()
+        optimizer.finish()
+        return [event.numbers for event in optimizer.runner.log.events if event.kind == "finished"]
+
+    found = ranks.run(4, work)
+    assert grace < 1e6 or found == [[(1, 1), (1, 1, 1, 1)]] * 4
+
+
 def test_a_checkpoint_loses_no_progress(ranks, tmp_path):
     def work(world, *, resumes):
         model, optimizer = wrapped(world, staleness=2, pace=2)
@@ -129,15 +157,74 @@ def test_a_checkpoint_loses_no_progress(ranks, tmp_path):
     assert ranks.run(4, lambda world: work(world, resumes=True)) == [[2 * one, 2 * one]] * 4
 
 
+def test_what_was_done_since_a_checkpoint_is_gone_when_it_is_loaded_again(ranks, tmp_path):
+    """Progress that rounds have not seen, corrections that the training has not, and results on their way."""
+
+    def work(world):
+        model, optimizer = wrapped(world, staleness=2)
+
+        def push_all(factor):
+            for _ in range(3):
+                time.sleep(0.003 * world.rank)
+                push(model, optimizer, factor * 4**world.rank)
+
+        push_all(1.0)
+        save_checkpoint(optimizer, tmp_path)
+        saved = model.weight.detach().clone()
+        push_all(1024.0)
+        load_checkpoint(optimizer, tmp_path)
+        assert torch.equal(model.weight, saved)
+        push_all(1.0)
+        optimizer.finish()
+        return model.weight.detach().flatten().tolist()
+
+    one = 6 * (1 + 4 + 16 + 64) / 4
+    assert ranks.run(4, work) == [[one, one]] * 4
+
+
 def test_sixteen_bits_have_an_array_of_their_own_for_what_members_tell(ranks):
     def work(world):
         model, optimizer = wrapped(world, dtype=torch.bfloat16)
         for _ in range(3):
             push(model, optimizer, 4.0)
         optimizer.finish()
+        shadows = optimizer.runner.shadows
+        assert shadows.room(shadows.depart()).dtype is torch.float32, "in which counts, ages and tags are exact"
         return model.weight.detach().flatten().tolist()
 
     assert ranks.run(4, work) == [[12.0, 12.0]] * 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_members_read_what_each_of_them_has_told_and_notice_who_is_elsewhere(seed):
+    """Any counts, ages and ends, in the places of any group; what is read is the sum of what was written."""
+    draw = random.Random(seed)
+    size = draw.randrange(2, 7)
+    shares = [
+        Share(40, tuple(range(count := draw.choice([0, 1, 2, 500]))),
+              40 - draw.randrange(30) if count else -1, draw.random() < 0.5)
+        for _ in range(size)
+    ]  # fmt: skip
+    specials = [draw.random() < 0.2 for _ in range(size)]
+    length = room_for(draw.randrange(size, 9))  # that of the largest group
+    rooms = [torch.full((length,), 7.0) for _ in range(size)]
+    bringing = SimpleNamespace(room=lambda place: rooms[place], is_special=lambda place: specials[place])
+    thread = RoundsThread(SimpleNamespace(close=None), bringing, None, None, None)
+    here, there = tag_of("run", 3, 40), tag_of("run", 3, 41)
+
+    def told(tags):
+        for place, (share, tag) in enumerate(zip(shares, tags, strict=True)):
+            thread._write(Begun(3, 40, share, place), tag, SimpleNamespace(size=size, place=place))
+        total = torch.stack(rooms).sum(0)
+        for room in rooms:
+            room.copy_(total)
+
+    told([here] * size)
+    for place in range(size):
+        assert thread._read(Begun(3, 40, shares[place], place), here, size) == (shares, any(specials))
+    told([*[here] * (size - 1), there])
+    with pytest.raises(GoneError, match="different rounds"):
+        thread._read(Begun(3, 40, shares[0], 0), here, size)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, ScheduleError, UnknownError
 from preduce.topo.figures import (
-    Limits,
+    FigureLimits,
     contraction,
     disagreement,
     drift,
@@ -389,4 +389,11 @@ def test_limits_choose_the_method() -> None:
     phases = tuple(Phase.from_labels(a.reshape(-1)) for a in (labels // 8, labels % 8))
     schedule = Schedule("grid", Cluster.parse("8x8"), Static(phases=GroupPhases(phases)))
     assert "dense" in contraction(schedule).how
-    assert "Lanczos" in contraction(schedule, limit=Limits(dense_workers=10)).how
+    assert "Lanczos" in contraction(schedule, limit=FigureLimits(dense_workers=10)).how
+
+
+def test_a_gap_of_nothing_is_no_rounding_error():
+    """Groups inside nodes only: the largest eigenvalue is 1 up to rounding, and the gap is not negative."""
+    inside = Static(phases=RulePhases((2,), ((Block((0, 1)),),) * 4))
+    gap = figures(Schedule("s", Cluster.regular(2, 2), inside)).spectral_gap
+    assert (gap.slem.value, gap.sigma.value) == (0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, UnknownError
-from preduce.topo.figures import Kind, Limits, contraction, disagreement, drift, figures, n_eff, radius, rounds_to
+from preduce.topo.figures import FigureLimits, Kind, contraction, disagreement, drift, figures, n_eff, radius, rounds_to
 from preduce.topo.figures.chain import Chain
 from preduce.topo.figures.circulant import circulant_sectors
 from preduce.topo.figures.decomposition import dense_sectors
@@ -25,7 +25,7 @@ from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Averaging, GroupPhases, Late, Neighbor, Round, Static
 
-LARGE = Limits(dense_workers=1, probes=4, seconds=20.0)
+LARGE = FigureLimits(dense_workers=1, probes=4, seconds=20.0)
 
 
 def random_groups(
@@ -92,7 +92,7 @@ def test_both_chains_have_the_norm_of_the_period_product(relax: bool) -> None:
 def test_sampled_figures_lie_within_their_error(options: dict[str, object]) -> None:
     schedule = random_groups(200, 3, 4, 11, **options)  # type: ignore[arg-type]
     sectors = dense_sectors(schedule)
-    limit = Limits(dense_workers=1, probes=64, seconds=20.0)
+    limit = FigureLimits(dense_workers=1, probes=64, seconds=20.0)
     pairs = [
         (disagreement(schedule, limit=limit), disagreement_of(sectors)),
         (drift(schedule, "worker", limit=limit), drift_of(sectors, "worker")),
@@ -142,7 +142,7 @@ def test_time_limit_is_kept_and_said() -> None:
     n = 2000
     pairs = [Phase.from_groups(n, [(i, (i + 1) % n) for i in range(s, n, 2)]) for s in (0, 1)]
     schedule = Schedule("slow ring", Cluster.regular(n, 1), Static(phases=GroupPhases(tuple(pairs))))
-    found = disagreement(schedule, limit=Limits(dense_workers=1, seconds=0.2, probes=1))
+    found = disagreement(schedule, limit=FigureLimits(dense_workers=1, seconds=0.2, probes=1))
     assert found.value is None
     assert "time limit" in found.how
 

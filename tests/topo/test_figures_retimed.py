@@ -9,7 +9,7 @@ import pytest
 from preduce.schedulers import registry
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
-from preduce.topo.figures import Limits, contraction, disagreement, drift
+from preduce.topo.figures import FigureLimits, contraction, disagreement, drift
 from preduce.topo.figures.evaluate import retimed
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
@@ -48,7 +48,7 @@ def test_workers_that_never_agree_do_so_at_no_pace():
 
 
 def test_a_sampled_figure_keeps_its_enclosure_and_says_what_was_not_sampled():
-    known = retimed(SCHEDULES[-1], "worker", limit=Limits(dense_workers=3, seconds=0.2))
+    known = retimed(SCHEDULES[-1], "worker", limit=FigureLimits(dense_workers=3, seconds=0.2))
     at_two, once = known.disagreement_at(2, late=True), known.disagreement
     assert at_two.value == pytest.approx(2 * once.value + 2.5 * 6 / 7)
     assert at_two.kind is once.kind

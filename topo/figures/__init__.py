@@ -10,7 +10,7 @@ from preduce.topo.figures.circulant import circulant_spectrum as circulant_spect
 from preduce.topo.figures.circulant import product_spectrum as product_spectrum
 from preduce.topo.figures.circulant import torus_spectrum as torus_spectrum
 from preduce.topo.figures.circulant import walsh_spectrum as walsh_spectrum
-from preduce.topo.figures.decomposition import Limits as Limits
+from preduce.topo.figures.decomposition import FigureLimits as FigureLimits
 from preduce.topo.figures.evaluate import contraction as contraction
 from preduce.topo.figures.evaluate import disagreement as disagreement
 from preduce.topo.figures.evaluate import drift as drift

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FigureLimits:
     """Sizes and times at which methods change.
 
     Up to `dense_workers` unstructured schedules are solved directly; above, contraction takes at most `lanczos_steps`
@@ -39,10 +39,10 @@ class Limits:
     seed: int = 0
 
 
-DEFAULT = Limits()
+DEFAULT = FigureLimits()
 
 
-def sectors_of(schedule: Schedule, limit: Limits = DEFAULT) -> Sectors | None:
+def sectors_of(schedule: Schedule, limit: FigureLimits = DEFAULT) -> Sectors | None:
     """The cheapest direct decomposition, None if the schedule is too large for each: classes, Fourier, dense.
 
     Raises:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from preduce.topo.errors import InputError, ScheduleError, UnknownError
 from preduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
-from preduce.topo.figures.decomposition import DEFAULT, Limits, sectors_of
+from preduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
 from preduce.topo.figures.growth import refuse_growth
 from preduce.topo.figures.large import Large
 from preduce.topo.figures.pipeline import pipeline_figures
-from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
+from preduce.topo.figures.rate import ZERO, contraction_of, contraction_per_start, radius_of, rounds_until
 from preduce.topo.figures.retimed import Retimed
 from preduce.topo.figures.sectors import spectral_norms
 from preduce.topo.figures.spectral_gaps import GapKind, spectral_gap
@@ -27,7 +27,7 @@ MAX_START_WORK = 2**30
 """Up to this many multiplications `figures` also lists the contraction from every start."""
 
 
-def contraction(schedule: Schedule, *, start: int = 0, limit: Limits = DEFAULT) -> Figure:
+def contraction(schedule: Schedule, *, start: int = 0, limit: FigureLimits = DEFAULT) -> Figure:
     """‖W_T … W_1 − J‖₂ over the period that starts at phase `start`: 0 is exact consensus, below 1 means convergence.
 
     Raises:
@@ -40,7 +40,7 @@ def contraction(schedule: Schedule, *, start: int = 0, limit: Limits = DEFAULT) 
     return _contraction(schedule, sectors, start)
 
 
-def radius(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
+def radius(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figure:
     """The spectral radius of the period product off the mean; the same for every start, at most the contraction.
 
     Raises:
@@ -49,7 +49,7 @@ def radius(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
     return _radius(_prepare(schedule, limit), None)
 
 
-def disagreement(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
+def disagreement(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figure:
     """Steady-state mean squared distance to the mean under unit noise in every step; infinite if never converging.
 
     Raises:
@@ -58,7 +58,7 @@ def disagreement(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
     return _disagreement(_prepare(schedule, limit))
 
 
-def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limits = DEFAULT) -> Figure:
+def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureLimits = DEFAULT) -> Figure:
     """The same under a constant random push: one per worker, or one shared by the workers of each node.
 
     Raises:
@@ -70,7 +70,7 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limits 
     return _drift(_prepare(schedule, limit), push)
 
 
-def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limits = DEFAULT) -> Retimed:
+def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureLimits = DEFAULT) -> Retimed:
     """What the figures of a schedule at one step a round in lockstep say about every other pace, and about late.
 
     Raises:
@@ -95,7 +95,7 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limit
     )
 
 
-def n_eff(schedule: Schedule, gamma: float = 0.95, *, limit: Limits = DEFAULT) -> float:
+def n_eff(schedule: Schedule, gamma: float = 0.95, *, limit: FigureLimits = DEFAULT) -> float:
     """The effective number of neighbours at γ: 1 without averaging, n for all-reduce in every step.
 
     Raises:
@@ -106,7 +106,7 @@ def n_eff(schedule: Schedule, gamma: float = 0.95, *, limit: Limits = DEFAULT) -
     return effective_neighbours_of(_direct(schedule, limit, "n_eff"), gamma)
 
 
-def rounds_to(schedule: Schedule, epsilon: float = 1e-6, *, limit: Limits = DEFAULT) -> int | None:
+def rounds_to(schedule: Schedule, epsilon: float = 1e-6, *, limit: FigureLimits = DEFAULT) -> int | None:
     """The least number of rounds after which ‖W_t … W_1 − J‖₂ ≤ epsilon; None if that never happens.
 
     Raises:
@@ -119,7 +119,7 @@ def rounds_to(schedule: Schedule, epsilon: float = 1e-6, *, limit: Limits = DEFA
     return rounds_until(_direct(schedule, limit, "rounds"), epsilon)
 
 
-def figures(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figures:
+def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
     """All figures. What cannot be computed has value None and says why; nothing is refused.
 
     Rules cost the same for any number of nodes; explicit schedules are exact up to `limit.dense_workers` workers and
@@ -150,7 +150,7 @@ def figures(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figures:
     )
 
 
-def _prepare(schedule: Schedule, limit: Limits) -> Sectors | Large:
+def _prepare(schedule: Schedule, limit: FigureLimits) -> Sectors | Large:
     refuse_growth(schedule)
     return sectors_of(schedule, limit) or Large(schedule, limit)
 
@@ -169,7 +169,7 @@ def _none(schedule: Schedule, reason: str) -> Figures:
     return Figures(period, schedule.num_workers, distinct, nothing, nothing, nothing, Drift(nothing, nothing), gaps)
 
 
-def _direct(schedule: Schedule, limit: Limits, name: str) -> Sectors:
+def _direct(schedule: Schedule, limit: FigureLimits, name: str) -> Sectors:
     refuse_growth(schedule)
     sectors = sectors_of(schedule, limit)
     if sectors is None:
@@ -225,7 +225,7 @@ def _one_minus(figure: Figure, name: str) -> Figure:
         return figure
     return replace(
         figure,
-        value=1 - figure.value,
+        value=0.0 if abs(1 - figure.value) < ZERO else 1 - figure.value,
         how=f"1 - {name} of the period product: {figure.how}",
         lower=None if figure.upper is None else 1 - figure.upper,
         upper=None if figure.lower is None else 1 - figure.lower,

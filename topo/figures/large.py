@@ -18,7 +18,7 @@ from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
-    from preduce.topo.figures.decomposition import Limits
+    from preduce.topo.figures.decomposition import FigureLimits
     from preduce.topo.round import MixingStep
     from preduce.topo.schedule import Schedule
 
@@ -35,7 +35,7 @@ STUDENT_99 = {2: 63.7, 3: 9.93, 4: 5.85, 5: 4.61, 6: 4.04, 7: 3.71, 8: 3.5, 9: 3
 class Large:
     """A large schedule, prepared once for all of its figures."""
 
-    def __init__(self, schedule: Schedule, limit: Limits) -> None:
+    def __init__(self, schedule: Schedule, limit: FigureLimits) -> None:
         """Keep the schedule; everything else is prepared when first needed."""
         self.schedule = schedule
         self.limit = limit

@@ -1,4 +1,4 @@
-"""Loads: notice `load_state_dict` on a model, which changes parameters between steps without being a step.
+"""Load watch: notice `load_state_dict` on a model, which changes parameters between steps without being a step.
 
 Runners that count whatever changed since an exchange as progress would send a loaded model to the others as such.
 """

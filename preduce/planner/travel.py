@@ -1,8 +1,8 @@
-"""The ways in which a schedule's sums may travel: form, codec and where it is for, each with what it costs.
+"""How a schedule's sums may travel: form, codec and where it is for, each with what it costs.
 
 They change no figure. Of the forms the cheapest is as good as all of them, since phases that cost no more make no step
 slower; ties go to the ring, which every backend has. A codec changes numbers, so a coarser one has to pay: only those
-that communicate less than every finer one are ways, and `paying` decides among them setting by setting.
+that communicate less than every finer one are taken, and `paying` decides among them setting by setting.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One schedule's sums in one form and codec."""
+class CostedHow:
+    """How one schedule's sums may travel, and what that costs."""
 
     how: How
     cost: Communication
 
 
-def ways_of(schedule: Schedule, job: Job) -> tuple[Way, ...]:
-    """The cheapest way of each codec that communicates less than all finer ones, the finest first."""
-    ways: list[Way] = []
-    for way in cheapest_ways(schedule, job):
-        if not ways or _cheapness(way) < min(map(_cheapness, ways)):
-            ways.append(way)
-    return tuple(ways)
+def hows_of(schedule: Schedule, job: Job) -> tuple[CostedHow, ...]:
+    """The cheapest of each codec that communicates less than all finer ones, the finest first."""
+    chosen: list[CostedHow] = []
+    for costed in cheapest_hows(schedule, job):
+        if not chosen or _cheapness(costed) < min(map(_cheapness, chosen)):
+            chosen.append(costed)
+    return tuple(chosen)
 
 
-def cheapest_ways(schedule: Schedule, job: Job) -> list[Way]:
-    """The cheapest way of each codec that the job and the strategy allow, the finest first.
+def cheapest_hows(schedule: Schedule, job: Job) -> list[CostedHow]:
+    """The cheapest of each codec that the job and the strategy allow, the finest first.
 
     Where a strategy refuses codecs, or the form is one to compare with, sums travel as they are.
     """
     able = (*schedule.strategy.forms, Form.TREE)  # a tree is a cost to compare with, of any kind
     forms = [form for form in job.forms if form in able] or [Form.RING]
-    ways = []
+    cheapest = []
     for codec in codecs_of(schedule, job):
         hows = [how for form in forms for how in _hows(form, codec)]
-        ways.append(min((Way(how=how, cost=cost_of(schedule, job, how)) for how in hows), key=_cheapness))
-    return ways
+        cheapest.append(min((CostedHow(how=how, cost=cost_of(schedule, job, how)) for how in hows), key=_cheapness))
+    return cheapest
 
 
 def codecs_of(schedule: Schedule, job: Job) -> tuple[Codec, ...]:
@@ -77,8 +77,8 @@ def _hows(form: Form, codec: Codec) -> list[How]:
     return hows
 
 
-def _cheapness(way: Way) -> float:
-    return float(f"{way.cost.per_round:.{DIGITS}g}")
+def _cheapness(costed: CostedHow) -> float:
+    return float(f"{costed.cost.per_round:.{DIGITS}g}")
 
 
 def cost_of(schedule: Schedule, job: Job, how: How) -> Communication:
@@ -111,7 +111,7 @@ def coded_words(how: How) -> list[str]:
 
 
 def paying(known: Sequence[Costs], job: Job) -> int:
-    """Which of the costs of several ways, the finest first, to take: the finest that is as good as the best.
+    """Which of several costs, those of the finest codec first, to take: the finest that is as good as the best.
 
     As good is what lies within `WORTH` of it. Those that keep the limits come first.
     """
