@@ -145,5 +145,22 @@ def test_a_refusal_before_any_connection_says_nothing(store):
     lines.close()
 
 
+def test_a_connection_to_itself_is_nobody(store, monkeypatch):
+    """Once in 28,232 times the kernel takes the dead worker's own port to connect from."""
+    lines, pids = started(store, 2)
+
+    def to_itself(place, _timeout):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        connection.bind(place)
+        connection.connect(place)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", to_itself)
+    end(pids)
+    assert noted(store, 1, DEADLINE) is not None
+    lines.close()
+
+
 def test_a_store_in_memory_has_no_lifelines():
     assert lifelines_of(HashStore(), 0, 2, "1") is None

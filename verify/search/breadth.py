@@ -143,23 +143,34 @@ class Breadth:
             return
         rows = np.array(self.states[first:last], dtype=np.int64)
         self._measure_gaps(rows)
-        distinct: dict[tuple[int, ...], list[int]] = {}
+        distinct: dict[tuple[int, ...], list[tuple[int, State]]] = {}
         for number, prop in enumerate(self.properties):
             if isinstance(prop, PerState):
-                for offset, state in enumerate(self.states[first:last]):
-                    if problem := prop.check(View(self.system, state)):
-                        self._violated(prop.name, first + offset, problem)
-                        break
+                self._check_states(prop, self._seen[number], first, last)
             for columns in self._columns_of(prop):
                 if columns not in distinct:
-                    distinct[columns] = _first_rows(rows, columns)
-                for offset in distinct[columns]:
-                    piece = tuple(int(rows[offset, column]) if column >= 0 else 0 for column in columns)
+                    distinct[columns] = _first_pieces(rows, columns)
+                for offset, piece in distinct[columns]:
                     if (columns, piece) not in self._seen[number]:
                         self._seen[number].add((columns, piece))
                         if problem := self._problem(prop, columns, piece):
                             self._violated(prop.name, first + offset, problem)
                             break
+
+    def _check_states(self, prop: PerState, settled: set[tuple[Any, ...]], first: int, last: int) -> None:
+        """Check whole states; only once where the processes alone gave the answer, which then is that of all such."""
+        size = self.system.size
+        for index in range(first, last):
+            state = self.states[index]
+            processes = state[:size]
+            if processes in settled:
+                continue
+            view = View(self.system, state)
+            if problem := prop.check(view):
+                self._violated(prop.name, index, problem)
+                return
+            if not view.decoded:
+                settled.add(processes)
 
     def _columns_of(self, prop: Property) -> list[tuple[int, ...]]:
         """The parts of a state that a property looks at, once for each process or pair that it speaks of."""
@@ -201,8 +212,11 @@ class Breadth:
         self.gaps = best if self.gaps is None else np.maximum(self.gaps, best)
 
 
-def _first_rows(rows: npt.NDArray[np.int64], columns: tuple[int, ...]) -> list[int]:
-    """The first row of each distinct content of some columns, ascending; −1 stands for a column that is not there."""
+def _first_pieces(rows: npt.NDArray[np.int64], columns: tuple[int, ...]) -> list[tuple[int, State]]:
+    """The first row of each distinct content of some columns, ascending, with the content.
+
+    −1 stands for a column that is not there; its content is 0.
+    """
     key = np.zeros(len(rows), dtype=np.int64)
     span = 1
     for column in (c for c in columns if c >= 0):
@@ -213,5 +227,9 @@ def _first_rows(rows: npt.NDArray[np.int64], columns: tuple[int, ...]) -> list[i
         key = key * size + rows[:, column]
         span *= size
     _, where = np.unique(key, return_index=True)
-    first: list[int] = np.sort(where).tolist()
-    return first
+    where.sort()
+    pieces = np.zeros((len(where), len(columns)), dtype=np.int64)
+    for number, column in enumerate(columns):
+        if column >= 0:
+            pieces[:, number] = rows[where, column]
+    return list(zip(where.tolist(), map(tuple, pieces.tolist()), strict=True))

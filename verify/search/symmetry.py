@@ -6,24 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.base import Symmetric
-from preduce.verify.search.system import Stopped
+from preduce.verify.search.system import Stopped, WorkedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from preduce.verify.search.system import State, System
-
-
-class _Renamed(dict[int, int]):
-    """The numbers of values under one renaming, each worked out when it is first asked for."""
-
-    def __init__(self, work_out: Callable[[int], int]) -> None:
-        super().__init__()
-        self._work_out = work_out
-
-    def __missing__(self, number: int) -> int:
-        renamed = self[number] = self._work_out(number)
-        return renamed
 
 
 class Symmetry:
@@ -38,15 +24,15 @@ class Symmetry:
         self._width = system.size + len(system.channels)
         self._images = [self._image(p) for p in self.permutations]
 
-    def _image(self, p: tuple[int, ...]) -> list[tuple[int, _Renamed]]:
+    def _image(self, p: tuple[int, ...]) -> list[tuple[int, WorkedOut]]:
         """For each place of a renamed state, the place from which its number comes, and what it becomes there."""
         size, channels = self.system.size, self.system.channels
         places = {pair: size + index for index, pair in enumerate(channels)}
-        contents = _Renamed(partial(self._rename_content, p))
+        contents = WorkedOut(partial(self._rename_content, p))
         contents[0] = 0
         image = [(0, contents)] * self._width
         for process in range(size):
-            image[p[process]] = (process, _Renamed(partial(self._rename_local, p, process)))
+            image[p[process]] = (process, WorkedOut(partial(self._rename_local, p, process)))
         for (u, v), place in places.items():
             image[places[p[u], p[v]]] = (place, contents)
         return image

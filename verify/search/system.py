@@ -10,13 +10,14 @@ suspicions left).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable, Suspecting
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from preduce.verify.search.network import Network
 
@@ -67,6 +68,18 @@ class Interned:
         return number
 
 
+class WorkedOut(dict[int, Any]):
+    """What belongs to each number, worked out when it is first asked for."""
+
+    def __init__(self, work_out: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._work_out = work_out
+
+    def __missing__(self, number: int) -> Any:  # noqa: ANN401 - whatever is worked out
+        value = self[number] = self._work_out(number)
+        return value
+
+
 class System:
     """A machine under a network. `start` is the first state; `successors` lists what may happen next."""
 
@@ -87,9 +100,13 @@ class System:
         self._suspects = tuple(machine.suspects) if network.suspicions and isinstance(machine, Suspecting) else ()
         if network.suspicions and not self._suspects:
             raise InputError("network: suspicions: in this protocol nobody takes another process for dead")
-        self._moves: list[dict[int, tuple[Move, ...]]] = [{} for _ in range(self.size)]
-        self._deliveries: list[dict[int, tuple[tuple[int, Move], ...]]] = [{} for _ in range(self._budget)]
-        self._pushed: dict[int, int] = {}
+        # By process, the moves of a local state; by place, with its target, what comes of a content and a local state.
+        self._moves = [(process, WorkedOut(partial(self._work_out, process))) for process in range(self.size)]
+        self._deliveries = {
+            place: (self._ends[place][1], WorkedOut(partial(self._work_out_delivery, place)))
+            for place in range(self.size, self._budget)
+        }
+        self._pushed = WorkedOut(self._push)
         self._lowered: dict[tuple[int, int, int], int] = {}
         self._suspicions: dict[tuple[int, int, int], Move] = {}
 
@@ -107,31 +124,22 @@ class System:
     def successors(self, state: State, *, lower: bool = False) -> list[tuple[Label, State]]:
         """Everything that may happen in a state, with the state that it leads to; `lower` applies `lowered` to it."""
         found = []
-        for process in range(self.size):
-            moves = self._moves[process].get(state[process])
-            if moves is None:
-                moves = self._work_out(process, state[process])
-            for move in moves:
+        for process, moves in self._moves:
+            for label, local, sends, rises in moves[state[process]]:
                 after = list(state)
-                after[process] = move.local
-                if move.sends:
-                    self._post(after, move.sends)
-                found.append((move.label, self.lowered(tuple(after)) if lower and move.rises else tuple(after)))
-        for place in range(self.size, self._budget):
-            content = state[place]
-            if content:
-                target = self._ends[place][1]
-                key = content << BITS | state[target]
-                deliveries = self._deliveries[place].get(key)
-                if deliveries is None:
-                    deliveries = self._work_out_delivery(place, content, state[target])
-                for rest, move in deliveries:
+                after[process] = local
+                if sends:
+                    self._post(after, sends)
+                found.append((label, self.lowered(tuple(after)) if lower and rises else tuple(after)))
+        for place, (target, deliveries) in self._deliveries.items():
+            if content := state[place]:
+                for rest, (label, local, sends, rises) in deliveries[content << BITS | state[target]]:
                     after = list(state)
                     after[place] = rest
-                    after[target] = move.local
-                    if move.sends:
-                        self._post(after, move.sends)
-                    found.append((move.label, self.lowered(tuple(after)) if lower and move.rises else tuple(after)))
+                    after[target] = local
+                    if sends:
+                        self._post(after, sends)
+                    found.append((label, self.lowered(tuple(after)) if lower and rises else tuple(after)))
         if self._budgets:
             found += ((label, self.lowered(after) if lower else after) for label, after in self._mishaps(state))
         return found
@@ -195,47 +203,38 @@ class System:
 
     def _work_out(self, process: int, local: int) -> tuple[Move, ...]:
         events = () if local == self.stopped else self.machine.ready(process, self.locals.values[local])
-        moves = tuple(self._move("step", process, local, event) for event in events)
-        self._moves[process][local] = moves
-        return moves
+        return tuple(self._move("step", process, local, event) for event in events)
 
-    def _work_out_delivery(self, place: int, content: int, local: int) -> tuple[tuple[int, Move], ...]:
+    def _work_out_delivery(self, place: int, key: int) -> tuple[tuple[int, Move], ...]:
+        """What comes of a content and the local state of its receiver, which share the key."""
+        content, local = key >> BITS, key & (1 << BITS) - 1
         source, target = self._ends[place]
         queue = self.contents.values[content]
         picks = [queue.index(m) for m in dict.fromkeys(queue)] if self.network.reorder else [0]
-        result = tuple(
+        return tuple(
             (
                 self.contents(queue[:pick] + queue[pick + 1 :]),
                 self._move("deliver", target, local, Received(source, self.messages.values[queue[pick]]), place),
             )
             for pick in picks
         )
-        self._deliveries[place][content << BITS | local] = result
-        return result
 
-    def _push(self, content: int, message: int) -> int:
-        key = content << BITS | message
-        number = self._pushed.get(key)
-        if number is None:
-            queue = (*self.contents.values[content], message)
-            number = self._pushed[key] = self.contents(tuple(sorted(queue)) if self.network.reorder else queue)
-        return number
+    def _push(self, key: int) -> int:
+        """A content with one more message, of which both share the key."""
+        queue = (*self.contents.values[key >> BITS], key & (1 << BITS) - 1)
+        return self.contents(tuple(sorted(queue)) if self.network.reorder else queue)
 
     def _post(self, state: list[int], sends: tuple[tuple[int, int], ...]) -> None:
         """Put messages on their channels; without delay hand them over at once, and what they cause as well."""
         if self.network.delay:
             for place, message in sends:
                 if state[self._ends[place][1]] != self.stopped:
-                    state[place] = self._push(state[place], message)
+                    state[place] = self._pushed[state[place] << BITS | message]
             return
         waiting = list(sends)
         for place, message in waiting:  # the list grows while it is walked
-            target = self._ends[place][1]
-            content = self._push(0, message)
-            deliveries = self._deliveries[place].get(content << BITS | state[target])
-            if deliveries is None:
-                deliveries = self._work_out_delivery(place, content, state[target])
-            move = deliveries[0][1]
+            target, deliveries = self._deliveries[place]
+            move = deliveries[self._pushed[message] << BITS | state[target]][0][1]
             state[target] = move.local
             waiting += move.sends
 
@@ -244,7 +243,7 @@ class System:
         for place in range(self.size, self._budget):
             if state[place] and (losses or duplicates):
                 source, target = self._ends[place]
-                for rest, move in self._deliveries[place][state[place] << BITS | state[target]]:
+                for rest, move in self._deliveries[place][1][state[place] << BITS | state[target]]:
                     event = Received(source, move.label.event.message)
                     if losses:
                         label = Label("lose", target, event, place, ())

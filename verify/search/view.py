@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 class View:
     """The processes' states (None where a process has crashed) and, decoded when asked for, the messages in flight.
 
-    Most properties are settled by the processes alone, and millions of states are looked at.
+    Most properties are settled by the processes alone, and millions of states are looked at; so `decoded` says whether
+    messages were asked for.
     """
 
-    __slots__ = ("_state", "_system", "processes")
+    __slots__ = ("_state", "_system", "decoded", "processes")
 
     def __init__(self, system: System, state: State) -> None:
-        self._system, self._state = system, state
+        self._system, self._state, self.decoded = system, state, False
         values, stopped = system.locals.values, system.stopped
         self.processes: tuple[Any, ...] = tuple(
             [None if number == stopped else values[number] for number in state[: system.size]]
@@ -28,4 +29,5 @@ class View:
     @property
     def in_flight(self) -> Mapping[tuple[int, int], tuple[Any, ...]]:
         """The messages on their way per (source, destination), oldest first."""
+        self.decoded = True
         return {(u, v): messages for u, v, messages in self._system.in_flight(self._state)}
