@@ -157,7 +157,6 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
     [
         ("version", True),
         ("round", -1),
-        ("round", 2**60),
         ("number", 0),
         ("num_workers", 0),
         ("workers", [{"steps": -1}]),
