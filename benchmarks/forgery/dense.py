@@ -77,7 +77,10 @@ def steady_figures(raw: Document, listed: Groups, matrices: list[Matrix]) -> dic
     is_late = when != "lockstep" and "pipeline" not in when  # a pipeline's parameters are equal
     scales = [np.ones(n) for _ in matrices]
     if strategy.get("averaging", "mean") != "mean":
-        scales = [_group_paces(phase, paces) / paces for phase in listed or [None] * len(matrices)]
+        if listed is None:
+            scales = [_round_paces(one["edges"], paces) / paces for one in strategy["rounds"]]
+        else:
+            scales = [_group_paces(phase, paces) / paces for phase in listed]
     node = _node_of(raw["cluster"], n)
     both = {
         "drift-worker": np.eye(n),
@@ -87,9 +90,14 @@ def steady_figures(raw: Document, listed: Groups, matrices: list[Matrix]) -> dic
     return result | {name: _drift(matrices, paces, scales, pushes, is_late=is_late) for name, pushes in both.items()}
 
 
-def _group_paces(phase: list[tuple[list[int], float]] | None, paces: Numbers) -> Matrix:
-    if phase is None:
-        return np.full(len(paces), paces.mean())
+def _round_paces(edges: list[list[int]], paces: Numbers) -> Matrix:
+    """Who has no edge in a round takes no part in it."""
+    result = paces.astype(float)
+    result[sorted({worker for edge in edges for worker in edge})] = paces.mean()
+    return result
+
+
+def _group_paces(phase: list[tuple[list[int], float]], paces: Numbers) -> Matrix:
     result = paces.astype(float)
     for group, _ in phase:
         result[list(group)] = paces[list(group)].mean()

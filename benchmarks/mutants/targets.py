@@ -31,9 +31,25 @@ CHECKED = (
 )  # fmt: skip
 TABLE_CLAIMS = "tests/verify/test_table_claims.py"
 QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
-LOOKED_UP = ("tests/runtime/test_hybrid.py", "tests/runtime/test_row_codes.py", "tests/runtime/test_hybrid_bytes.py")
-HYBRID = (("tests/runtime/test_hybrid_faults.py",), ("tests/runtime/test_hybrid_state.py",))
-SHARDING = ("calls", "columns", "exchange", "layout", "row_code", "staging", "table", "tables", "whole", "wire")
+LOOKED_UP = (
+    "tests/runtime/test_hybrid.py",
+    "tests/runtime/test_row_codes.py",
+    *(f"tests/runtime/test_hybrid_{name}.py" for name in ("bytes", "faults", "after_mistakes")),
+)
+HYBRID = (LOOKED_UP, ("tests/runtime/test_hybrid_state.py",))
+SHARDING = (
+    "calls",
+    "columns",
+    "exchange",
+    "layout",
+    "row_code",
+    "spreading",
+    "staging",
+    "table",
+    "tables",
+    "whole",
+    "wire",
+)
 ROUTES = (("tests/preduce/test_planner_routes.py",), ("tests/preduce/test_design_model.py",))
 GROUP_QUORUMS = "tests/runtime/test_strategy_quorum_groups.py"
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
@@ -103,12 +119,19 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/verdicts.py": (("tests/runtime/test_device_path.py",),),
-    **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/tables", "checker/claims/tables")},
+    **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/claims/tables")},
+    "verify/checker/tables.py": ((TABLE_CLAIMS, "tests/topo/test_routes.py"),),
     **{f"verify/{name}.py": ((QUORUM_CLAIMS,),) for name in ("quorum_groups", "checker/claims/quorum_groups")},
     **{f"preduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
-    "preduce/planner/group_quorums.py": (("tests/preduce/test_planner_group_quorums.py",),),
-    **{f"runtime/sharding/{name}.py": (LOOKED_UP, *HYBRID) for name in SHARDING},
-    **{f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("groups", "shadows")},
+    **{
+        f"preduce/planner/{name}.py": (("tests/preduce/test_planner_group_quorums.py",),)
+        for name in ("group_quorums", "group_runs")
+    },
+    **{f"runtime/sharding/{name}.py": HYBRID for name in SHARDING},
+    **{
+        f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),)
+        for name in ("driver", "groups", "rounds", "shadows")
+    },
     "runtime/liveness/heartbeat.py": (("tests/runtime/test_culprit.py",), ("tests/runtime/test_who_has_gone_on.py",)),
     "runtime/launcher/launch.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_processes.py",)),
     "runtime/launcher/supervision.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_orphans.py",)),

@@ -27,12 +27,12 @@ def not_reached(entries: Sequence[str], gaps: Sequence[str], quorums: Sequence[s
     """
     said = []
     if entries:
-        said.append(f"the time did not reach {len(entries)} catalogue entries ({', '.join(entries)}); more of it does")
+        said.append(f"the time did not reach, of the catalogue: {', '.join(entries)}; more of it does")
     for missed, what in ((gaps, "graphs and settings of a gap"), (quorums, "quorums")):
         if missed:
-            said.append(f"the time did not reach {len(missed)} {what} ({'; '.join(missed)})")
+            said.append(f"the time did not reach, of {what}: {'; '.join(missed)}")
     if num_found:
-        said.append(f"the time did not reach the figures of {num_found} schedules that the search found")
+        said.append(f"the time did not reach the figures of what the search found ({num_found})")
     return said
 
 

@@ -15,14 +15,14 @@ from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.averaging.reduction import Reduction
 from preduce.runtime.averaging.riders import load_riders
 from preduce.runtime.averaging.weights import unit_weights
-from preduce.runtime.transport.background import Background
+from preduce.runtime.transport.in_thread import InThread
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from preduce.runtime.transport.waiting import GoneError, LimitedWork
+from preduce.runtime.transport.waiting import GoneError
 from preduce.topo.errors import UnavailableError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from fractions import Fraction
 
     from preduce.runtime.averaging.bucket import Bucket
@@ -109,7 +109,7 @@ class PeerReducer(Reducer):
         except (GoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         if not self.streams.runs_ahead:
-            reduction.works = [_InThread(reduction.works)]
+            reduction.works = [InThread(_taken([*reduction.works]))]
         return reduction
 
     def wait(self, reduction: Reduction) -> None:
@@ -186,33 +186,7 @@ class PeerReduction(Reduction):
         self.heard: dict[tuple[int, int], list[torch.Tensor]] = {}
 
 
-class _InThread(LimitedWork):
-    """Several point-to-point works as one that can be polled."""
-
-    def __init__(self, works: Sequence[RunningWork]) -> None:
-        self._error: Exception | None = None
-        self._thread = Background(self._run, list(works), name="preduce-exchange")
-        self._thread.start()
-
-    def _run(self, works: list[RunningWork]) -> None:
-        try:
-            while works:
-                works[0].wait()
-                works.pop(0)
-        except RuntimeError as error:
-            self._error = error
-
-    def is_completed(self) -> bool:
-        """Whether all have ended, well or not."""
-        return not self._thread.is_alive()
-
-    def ended_within(self, seconds: float) -> bool:
-        """Wait until all have ended, at most so long."""
-        self._thread.join(seconds)
-        return self.is_completed()
-
-    def wait(self) -> None:
-        """Raise what a work raised."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+def _taken(works: list[RunningWork]) -> Iterator[RunningWork]:
+    """Each work, of which nothing is kept once it has been waited for."""
+    while works:
+        yield works.pop(0)

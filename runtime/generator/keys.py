@@ -6,8 +6,10 @@ through the store, which anybody who reaches its port can read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import stat
 import sys
 from dataclasses import asdict, dataclass
@@ -62,9 +64,11 @@ class JobKeys:
             raw = json.loads(text)
             fits = isinstance(raw, dict) and set(raw) <= names and all(isinstance(v, str) for v in raw.values())
             keys = cls(**raw) if fits else None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             keys = None
-        if keys is None or any(len(key) not in (0, KEY_LENGTH) for key in asdict(keys).values()):
+        if keys is None or any(
+            len(key) != KEY_LENGTH and (key or name != "service_secret") for name, key in asdict(keys).items()
+        ):
             raise InputError(f"{source}: does not hold the keys of a job; let `preduce generator` write them")
         return keys
 
@@ -74,13 +78,18 @@ class JobKeys:
         Raises:
             FileProblem: it cannot be written.
         """
+        target = Path(path)
+        # Beside its place, then renamed: half a key file would be taken for the keys of the job that is started next.
+        beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
         try:
-            Path(path).unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
                 stream.write(self.text())
-        except OSError as error:
-            raise FileProblem(f"{path}: cannot be written: {error.strerror}") from None
+            beside.replace(target)
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise FileProblem(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> JobKeys:

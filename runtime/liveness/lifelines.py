@@ -129,11 +129,15 @@ class Lifelines:
         if host.startswith(("127.", "::1")) and (host, machine) != self._host:
             return True  # another machine's own loopback: whoever listens there on this machine is somebody else
         try:
-            self._connections[rank] = socket.create_connection((host, port), CONNECT_SECONDS)
+            connection = socket.create_connection((host, port), CONNECT_SECONDS)
         except ConnectionRefusedError:
             return True
         except OSError:
-            pass
+            return False
+        if connection.getsockname() == connection.getpeername():
+            connection.close()  # from a port that nobody listens at to itself, which the kernel joins
+            return True
+        self._connections[rank] = connection
         return False
 
     def _note(self, rank: int) -> None:

@@ -37,7 +37,7 @@ LENGTH = 8
 SAME = 5
 """The first of them, in which workers that do the same agree."""
 PROBLEM, LONGEST = 5, 6
-"""Places of whether there is a problem, and of the most rows that are asked of one member."""
+"""Places of whether there is a problem, and of the most that goes to one member: rows asked of it, or bytes brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,11 @@ class Met:
         kinds = self.said[:, 0].tolist()
         ended = (place for place, kind in enumerate(kinds) if kind == Kind.ANY)
         return {self.members[place]: Call.read(self.said[place]) for place in ended}
+
+    @property
+    def longest(self) -> int:
+        """The most rows that a member asks of another one, or the most bytes that it brings to one."""
+        return int(self.said[:, LONGEST].max())
 
     @property
     def with_problem(self) -> int | None:

@@ -31,6 +31,10 @@ class Part:
         return Part(ids, sums.index_add_(0, inverse, self.rows))
 
 
+Parts = dict[int, Part]
+"""Rows by the index of their table."""
+
+
 def by_member(part: Part, members: torch.Tensor, size: int) -> tuple[Part, torch.Tensor, torch.Tensor]:
     """The part in order of the member that each row goes to, that order, and how many go to each, int64 [size]."""
     order = torch.argsort(members, stable=True)
@@ -73,3 +77,15 @@ def put_together(message: torch.Tensor, counts: torch.Tensor, like: Sequence[tor
 def width_of(column: torch.Tensor) -> int:
     """Bytes of a row."""
     return column.element_size() * column.shape[1:].numel()
+
+
+def asked_in(parts: Parts) -> torch.Tensor | None:
+    """The rows that a lookup asks for; None in other operations."""
+    return next((part.ids for part in parts.values() if part.rows is None), None)
+
+
+def restored(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Rows in the order that they had before they were put into `order`."""
+    back = torch.empty_like(rows)
+    back[order] = rows
+    return back

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from preduce.runtime.sharding.calls import Call, Kind, Met
-from preduce.runtime.sharding.columns import Part, by_member, dealt, put_together, width_of
+from preduce.runtime.sharding.columns import Part, asked_in, by_member, dealt, put_together, restored, width_of
+from preduce.runtime.sharding.inside import Inside
 from preduce.runtime.transport.notes import Notes
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from preduce.runtime.sharding.columns import Parts
     from preduce.runtime.sharding.layout import Layout
     from preduce.runtime.sharding.row_code import RowCode
     from preduce.runtime.sharding.wire import Wire
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
 
 ID = torch.int32
 """How row numbers travel, and ranks."""
-Parts = dict[int, Part]
-"""Rows by the index of their table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,14 @@ class Exchange:
             return self._perform(self._with_problem(call, problem or self._problem), parts, source)
 
     def _perform(self, call: Call, parts: Parts | None, source: Source) -> Outcome:
-        inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
+        inside = Inside(self, call, parts or {}, source) if self.wire.node is not None else None
         bring, doing, mates = (parts or {}, call, None) if inside is None else (inside.bring, inside.doing, inside.met)
         if doing.kind is Kind.REDUCE:
             bring = self._coded(bring)
         owners = self.wire.owners
         counts, ordered, orders = self.addressed(owners, bring, self._owners(bring, source, doing))
-        met = self.wire.meet(owners, call, counts, self.round(), asked_in(ordered), mates=mates)
+        brings = self._brings(ordered, counts) if doing.kind is Kind.REDUCE else 0
+        met = self.wire.meet(owners, call, counts, self.round(), asked_in(ordered), brings=brings, mates=mates)
         did = self._agreed(met)
         if did.kind in (Kind.LOOKUP, Kind.WHOLE):
             rows, odd = self._answered(did, ordered, counts, met, source)
@@ -128,7 +129,7 @@ class Exchange:
             code = self.code_of_rows(did)
             return Outcome(did, met, rows=rows if code is None else code.decode(rows))
         if did.kind is Kind.REDUCE:
-            return Outcome(did, met, parts=self._brought(did, bring, ordered, counts, met.counts))
+            return Outcome(did, met, parts=self._brought(did, bring, ordered, counts, met))
         return Outcome(did, met)
 
     def _with_problem(self, call: Call, problem: str) -> Call:
@@ -227,17 +228,24 @@ class Exchange:
         if wanted is None:
             ids = asked[did.table].ids if did.table in asked else torch.empty(0, dtype=torch.int64)
             what = f"rows asked for of {name}"
-            wanted = wire.swap(what, owners, ids.to(ID), sends, receives, moment=moment).long()
+            wanted = wire.swap(what, owners, ids.to(ID), sends, receives, moment=moment, longest=met.longest).long()
         rows = answer(layout.place_of(wanted))
         code, odd = self.code_of_rows(did), None
         if code is not None:
             plain, rows = rows, code.encode(rows)
             problem = code.problem(name, "a row that it hands out", plain, rows)
             odd = wire.rank if self._with_problem(did, problem).has_problem else None
-        return self.handed(did, owners, rows, (receives, sends), odd)
+        return self.handed(did, owners, rows, (receives, sends), odd, longest=met.longest)
 
     def handed(
-        self, did: Call, group: Communicator, rows: torch.Tensor, counts: tuple[list[int], list[int]], odd: int | None
+        self,
+        did: Call,
+        group: Communicator,
+        rows: torch.Tensor,
+        counts: tuple[list[int], list[int]],
+        odd: int | None,
+        *,
+        longest: int = 0,
     ) -> tuple[torch.Tensor, int | None]:
         """Hand a lookup's rows to a group, so many to each member and from each; with codes goes who has odd rows.
 
@@ -247,18 +255,25 @@ class Exchange:
         what = f"rows of {self.shapes[did.table].name}{' in a node' if group is self.wire.node else ''}"
         moment = did.step, self.round()
         if self.code_of_rows(did) is None:
-            return self.wire.swap(what, group, rows, *counts, moment=moment), None
+            return self.wire.swap(what, group, rows, *counts, moment=moment, longest=longest), None
         # Everybody has to know, also who asks for nothing here.
         rows, said = self.wire.swap_with_word(
-            what, group, rows, *counts, word=-1 if odd is None else odd, moment=moment
+            what, group, rows, *counts, word=-1 if odd is None else odd, moment=moment, longest=longest
         )
         return rows, min((rank for rank in said if rank >= 0), default=None)
 
-    def _brought(
-        self, did: Call, bring: Parts, ordered: Parts, counts: torch.Tensor, said: torch.Tensor
-    ) -> dict[int, Part]:
+    def _brings(self, ordered: Parts, counts: torch.Tensor) -> int:
+        """The most bytes that this worker brings to one owner."""
+        total = torch.zeros(len(counts), dtype=torch.int64)
+        for table, part in ordered.items():
+            if part.rows is not None and self.shapes[table].layout is not None:
+                total += (counts[:, table] - 1) * (ID.itemsize + width_of(part.rows))
+        return int(total.max())
+
+    def _brought(self, did: Call, bring: Parts, ordered: Parts, counts: torch.Tensor, met: Met) -> dict[int, Part]:
         """Bring gradients where they belong and add up what came; for tables that some worker brought."""
         sums: dict[int, Part] = {}
+        said = met.counts
         some = (said > 0).any(0).tolist()
         theirs = (said - 1).clamp(min=0)
         to_owners = [t for t, shape in enumerate(self.shapes) if some[t] and shape.layout is not None]
@@ -266,7 +281,9 @@ class Exchange:
         mine = (counts - 1).clamp(min=0)
         if to_owners:
             parts = [ordered.get(t) or self._nothing_coded(t) for t in to_owners]
-            came = self.swapped(self.wire.owners, did, parts, mine[:, to_owners], theirs[:, to_owners])
+            came = self.swapped(
+                self.wire.owners, did, parts, mine[:, to_owners], theirs[:, to_owners], longest=met.longest
+            )
             sums |= {t: self._decoded(t, part).coalesced() for t, part in zip(to_owners, came, strict=True)}
         if to_all:
             parts = [bring.get(t) or self._nothing_coded(t) for t in to_all]
@@ -275,7 +292,14 @@ class Exchange:
         return sums
 
     def swapped(
-        self, group: Communicator, did: Call, parts: Sequence[Part], mine: torch.Tensor, theirs: torch.Tensor
+        self,
+        group: Communicator,
+        did: Call,
+        parts: Sequence[Part],
+        mine: torch.Tensor,
+        theirs: torch.Tensor,
+        *,
+        longest: int = 0,
     ) -> list[Part]:
         """Exchange parts of several tables with a group; what came of each, from all members in turn."""
         columns = columns_of(parts)
@@ -290,6 +314,7 @@ class Exchange:
             sends,
             sizes.sum(1).tolist(),
             moment=(did.step, self.round()),
+            longest=longest,
         )
         return parts_of(put_together(came, counts, columns), len(parts))
 
@@ -317,68 +342,6 @@ class Exchange:
         return part if code is None or part.rows is None else Part(part.ids, code.decode(part.rows))
 
 
-class _Inside:
-    """The first half of an operation, inside a node: its collectors learn what all of the node ask for or bring."""
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        call: Call,
-        parts: Parts,
-        source: Source,
-    ) -> None:
-        node = exchange.wire.node
-        assert node is not None, "made only where there is one"
-        self._exchange, self._node = exchange, node
-        self.doing = call
-        self.bring: Parts = {}
-        self._inverse = torch.empty(0, dtype=torch.int64)
-        lookup = call.kind in (Kind.LOOKUP, Kind.WHOLE)
-        targets: dict[int, torch.Tensor | None] = {}
-        for table, part in parts.items():
-            layout = source(call)[0] if lookup else exchange.shapes[table].layout
-            collector = part.ids % node.size if layout is None else exchange.collectors[layout.owner_of(part.ids)]
-            targets[table] = collector
-        counts, ordered, self._orders = exchange.addressed(node, parts, targets)
-        self.met = met = exchange.wire.meet(node, call, counts, exchange.round(), asked_in(ordered))
-        self._counts, self._theirs = (counts - 1).clamp(min=0), (met.counts - 1).clamp(min=0)
-        if met.agreed is None or met.with_problem is not None:
-            return  # everybody hears of it when all workers meet
-        self.doing = met.agreed
-        tables = (met.counts > 0).any(0).nonzero().view(-1).tolist()
-        if not tables:
-            return
-        if met.ids is not None:
-            ids, self._inverse = torch.unique(met.ids, return_inverse=True)
-            self.bring = {tables[0]: Part(ids)}
-            return
-        nothing = [exchange.nothing(t) for t in tables]
-        if self.doing.kind is not Kind.REDUCE:
-            nothing = [Part(part.ids) for part in nothing]
-        sent = [ordered.get(t) or none for t, none in zip(tables, nothing, strict=True)]
-        came = exchange.swapped(node, self.doing, sent, self._counts[:, tables], self._theirs[:, tables])
-        if self.doing.kind is Kind.REDUCE:
-            self.bring = {t: part.coalesced() for t, part in zip(tables, came, strict=True)}
-        else:
-            ids, self._inverse = torch.unique(came[0].ids, return_inverse=True)
-            self.bring = {tables[0]: Part(ids)}
-
-    def handed_out(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
-        """The rows that this worker asked for, from the collectors of its node; it hands out what it collected.
-
-        And the first worker whose rows do not fit, of which this one or another of the node has heard.
-        """
-        exchange = self._exchange
-        mine, theirs = self._counts[:, did.table].tolist(), self._theirs[:, did.table].tolist()
-        rows, odd = exchange.handed(did, self._node, rows[self._inverse], (theirs, mine), odd)
-        return restored(rows, self._orders[did.table]) if did.table in self._orders else rows, odd
-
-
-def asked_in(parts: Parts) -> torch.Tensor | None:
-    """The rows that a lookup asks for; None in other operations."""
-    return next((part.ids for part in parts.values() if part.rows is None), None)
-
-
 def columns_of(parts: Sequence[Part]) -> list[torch.Tensor]:
     """Row numbers of all parts, then their rows where they have any."""
     ids = [part.ids.to(ID) for part in parts]
@@ -389,10 +352,3 @@ def parts_of(columns: Sequence[torch.Tensor], num_parts: int) -> list[Part]:
     """The inverse of `columns_of`."""
     ids, rows = columns[:num_parts], columns[num_parts:]
     return [Part(one.long(), rows[place] if rows else None) for place, one in enumerate(ids)]
-
-
-def restored(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Rows in the order that they had before they were put into `order`."""
-    back = torch.empty_like(rows)
-    back[order] = rows
-    return back

@@ -14,6 +14,8 @@ import torch
 
 from preduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
 from preduce.runtime.sharding.columns import dealt, put_together, width_of
+from preduce.runtime.transport.in_rounds import goes_in_rounds, rounds
+from preduce.runtime.transport.in_thread import InThread
 from preduce.runtime.transport.waiting import GoneError
 from preduce.topo.errors import UnavailableError
 from preduce.topo.timing.tables import ROOM
@@ -55,6 +57,7 @@ class Wire:
         self.coalesces = coalesces and 1 < max(sizes) < world.size
         self.node = _made(world, mates) if self.coalesces and len(mates) > 1 else None
         """The workers of this node; None where rows are not coalesced, or it is alone on its node."""
+        self._node_size = max(sizes)
         self._places = _places_on_nodes(self.nodes)
         self.owners = self.everyone
         """Those from whom this worker asks rows, and to whom it brings gradients: all workers. Where the nodes are
@@ -93,6 +96,7 @@ class Wire:
         round_: int,
         asked: torch.Tensor | None = None,
         *,
+        brings: int = 0,
         mates: Met | None = None,
     ) -> Met:
         """Tell all members of a group what this worker does, and hear what they do.
@@ -103,6 +107,7 @@ class Wire:
             counts: for each member and table 0, or 1 more than its rows, int64 [members, tables].
             round_: for reports.
             asked: the rows that this worker asks for in a lookup, of one table, in order of members.
+            brings: the most bytes that it brings to one member afterwards.
             mates: what the workers of this node said before, who do not all talk to this group themselves.
 
         Raises:
@@ -111,6 +116,7 @@ class Wire:
         room = self._rooms.setdefault(group.members, _Room())
         said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
         said[:, LONGEST] = 0
+        said[0, LONGEST] = brings
         calls = said.numel()
         told = calls + counts.shape[1]
         mine = counts.new_zeros(group.size, told + room.size // 2)
@@ -134,7 +140,7 @@ class Wire:
         met = self._heard(group, theirs[:, :calls].reshape(-1, LENGTH), theirs[:, calls:told])
         did, ids = met.agreed, None
         if did is not None and did.kind is Kind.LOOKUP:
-            most = int(met.said[:, LONGEST].max())
+            most = met.longest
             if most <= room.size:
                 used = room.used_by((met.counts[:, did.table] - 1).clamp(min=0))
                 ids = theirs.view(torch.int32)[:, 2 * told :][used].long()
@@ -159,17 +165,27 @@ class Wire:
         receives: Sequence[int],
         *,
         moment: Moment,
+        longest: int = 0,
     ) -> torch.Tensor:
         """Hand rows to the members of a group, `sends` to each in order of places; returns theirs, in the same order.
+
+        `longest` is what all know to be the most rows that any of them sends to another; if these are long, they go in
+        rounds of pairs, except inside a node.
 
         Raises:
             PeerLostError: a member is gone.
         """
         theirs = rows.new_empty((sum(receives), *rows.shape[1:]))
-        width = rows.element_size() * (rows.shape[1:].numel())
+        width = width_of(rows)
         source, target = rows.contiguous().view(-1).view(torch.uint8), theirs.view(-1).view(torch.uint8)
         out, back = [width * count for count in sends], [width * count for count in receives]
-        self._run(what, group, moment, lambda: group.all_to_all(target, source, back, out), num_bytes=rows.nbytes)
+
+        def start() -> RunningWork:
+            if self._crosses(group) and goes_in_rounds(longest * width, group.size, self._node_size):
+                return InThread(rounds(group, target, source, back, out))
+            return group.all_to_all(target, source, back, out)
+
+        self._run(what, group, moment, start, num_bytes=rows.nbytes)
         self._count(group, out)
         return theirs
 
@@ -183,6 +199,7 @@ class Wire:
         *,
         word: int,
         moment: Moment,
+        longest: int = 0,
     ) -> tuple[torch.Tensor, list[int]]:
         """The same, with a number of four bytes before the rows for each member; returns theirs, and their numbers.
 
@@ -193,7 +210,9 @@ class Wire:
         message, out = dealt(columns, torch.tensor([[1, count] for count in sends]))
         counts = torch.tensor([[1, count] for count in receives])
         back = (counts * torch.tensor([width_of(column) for column in columns])).sum(1).tolist()
-        words, theirs = put_together(self.swap(what, group, message, out, back, moment=moment), counts, columns)
+        most = longest and 4 + longest * width_of(rows)
+        came = self.swap(what, group, message, out, back, moment=moment, longest=most)
+        words, theirs = put_together(came, counts, columns)
         return theirs, words.view(-1).tolist()
 
     def broadcast(self, array: torch.Tensor) -> None:
@@ -227,6 +246,10 @@ class Wire:
         else:
             self.bytes_across += sent
         return [part[:length] for part, length in zip(gathered.view(group.size, longest), lengths, strict=True)]
+
+    def _crosses(self, group: Communicator) -> bool:
+        """Whether anything of this group crosses from one node to another."""
+        return group is not self.node and len(set(self.nodes)) > 1
 
     def _count(self, group: Communicator, sent: Sequence[int]) -> None:
         here = self.nodes[self.rank]

@@ -1,5 +1,7 @@
 """The check of links finds what is broken, and nothing else."""
 
+import re
+
 from docs import links
 
 
@@ -25,3 +27,10 @@ def test_a_broken_link_is_named_with_its_place(tmp_path, monkeypatch, capsys):
         "a.md:8: (missing.md) there is no such file",
     ]
     assert said.out == "6 links in 2 pages, 4 broken\n"
+
+
+def test_blocks_of_code_open_as_the_site_reads_them():
+    """A second bare word, and the site takes the block's end for the beginning of the next: headings vanish."""
+    opening = re.compile(r'^```(?:[\w-]*|[\w-]+ title="\w+")$')
+    lines = [line for page in links.pages() for line in page.read_text(encoding="utf-8").splitlines()]
+    assert [line for line in lines if line.startswith("```") and not opening.match(line)] == []

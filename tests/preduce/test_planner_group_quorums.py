@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from preduce import Job, load_schedule, plan
-from preduce.planner import group_quorums, quorums
+from preduce.planner import group_quorums, group_runs, quorums
 from preduce.planner.group_quorums import Trials, based, starts_of
 from preduce.planner.group_runs import figures_of, of_calls, period_of, sizes_of
 from preduce.planner.imbalance import imbalances
@@ -29,8 +29,9 @@ from preduce.topo.figures import disagreement, drift
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Group, Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Quorum, Static
+from preduce.topo.strategies import GroupPhases, Lockstep, Quorum, Static
 from preduce.topo.timing.compute import RandomSlowdown
+from preduce.topo.timing.cost import communication
 from preduce.verify import prove
 from preduce.verify.certificate import confirm
 
@@ -112,6 +113,8 @@ def test_everything_proposed_is_proved_confirmed_and_runs(planned, tmp_path):
         assert facts.bound == loaded.strategy.when.staleness
         assert facts.memory_bytes == 4 * THIN.model_bytes
         assert option.step_seconds * pace == pytest.approx(facts.gradients / facts.gradients_per_second)
+        sums = replace(option.schedule, strategy=replace(option.schedule.strategy, when=Lockstep()))
+        assert option.nic_bytes == pytest.approx(communication(sums, ONE_SLOW).nic_bytes_per_step, rel=0.1)
         late = job().steps_model.late * facts.delay
         stretch = job().steps_model.stretch(float(option.disagreement), 0.0) + late
         assert option.stretch == pytest.approx(6 * pace / facts.gradients * stretch)
@@ -119,6 +122,17 @@ def test_everything_proposed_is_proved_confirmed_and_runs(planned, tmp_path):
     pick = planned.pick
     timeline = simulate(pick.schedule, ONE_SLOW, compute=job().compute_times(), num_rounds=200, seed=3, form=pick.form)
     assert pick.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
+
+
+@pytest.mark.parametrize("pace", [1, 3])
+def test_a_round_costs_what_its_sums_do_however_many_steps_it_has(pace):
+    asked = job("2x2")
+    phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [range(4)]))
+    schedule = Schedule("s", asked.cluster, Static(phases=GroupPhases(phases), pace=pace))
+    (base,) = based([measure(schedule, group_quorums._calm(asked))], asked)
+    costs = group_runs._costs(base, asked)
+    assert costs.sum_seconds == pytest.approx(communication(schedule, ONE_SLOW, form=base.form).per_round)
+    assert costs.word == max(ONE_SLOW.inside.latency, ONE_SLOW.nic.latency)
 
 
 def trials(asked, effort=100.0):

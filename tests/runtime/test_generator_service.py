@@ -356,3 +356,30 @@ def test_a_compacted_log_restores_the_same_state(tmp_path):
     second.close()
     assert (second.state.buffers, second.state.answers, second.sessions) == (state.buffers, state.answers, sessions)
     assert second.state.epoch == state.epoch + 1
+
+
+def test_a_key_file_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
+    """A full disk left an empty file, which the next start took for the keys."""
+    path, old = tmp_path / "keys", JobKeys.make()
+    old.write(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(FileProblem, match="keys: cannot be written: No space left on device"):
+        JobKeys.make().write(path)
+    assert JobKeys.read(path) == old
+    assert [entry.name for entry in tmp_path.iterdir()] == ["keys"]
+
+
+@pytest.mark.parametrize("text", ["", "[" * 4000, "{}", '{"service_public": ""}', '{"other": "x"}', "[1]", "\ud800"])
+def test_what_are_no_keys_is_said_without_showing_them(text):
+    with pytest.raises(InputError, match="k: does not hold the keys of a job"):
+        JobKeys.parse(text, "k")
+    keys = JobKeys.make()
+    assert JobKeys.parse(keys.text(), "k") == keys
+    assert JobKeys.parse(keys.for_workers().text(), "k") == keys.for_workers()
+    with pytest.raises(InputError):
+        JobKeys.parse(keys.text().replace(keys.worker_secret, ""), "k")

@@ -110,12 +110,16 @@ def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open(store):
     end(pids)
     noted(store, 1, DEADLINE)
     fresh = Lifelines(store, 0, 2, "2", LOCAL)
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.write(writing, b"x")  # it runs, so it has closed what it must not keep
         time.sleep(60)
         os._exit(0)
     _, _, port = json.loads(Notes(store, "lifeline/2").read("address/0") or "")
-    time.sleep(0.2)
+    assert os.read(reading, 1) == b"x"
+    os.close(reading)
+    os.close(writing)
     fresh.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 1.0)
@@ -142,6 +146,23 @@ def test_a_refusal_before_any_connection_says_nothing(store):
     lines = Lifelines(store, 0, 2, "1", LOCAL)
     lines.start()
     assert noted(store, 1, 0.8) is None
+    lines.close()
+
+
+def test_a_connection_to_itself_is_nobody(store, monkeypatch):
+    """Once in 28,232 times the kernel takes the dead worker's own port to connect from."""
+    lines, pids = started(store, 2)
+
+    def to_itself(place, _timeout):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        connection.bind(place)
+        connection.connect(place)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", to_itself)
+    end(pids)
+    assert noted(store, 1, DEADLINE) is not None
     lines.close()
 
 

@@ -1,5 +1,6 @@
 """Waits inside the library: they have a limit, end when the operation does, and keep an error for who waits."""
 
+import itertools
 import sys
 import threading
 
@@ -8,6 +9,7 @@ import torch
 
 from helpers.warm import WARM
 from preduce.runtime.codecs.coding import Coding
+from preduce.runtime.transport import waiting
 from preduce.runtime.transport.communicators import HostWork, LimitedShortWork
 from preduce.runtime.transport.waiting import LimitedWork
 from preduce.topo.strategies.axes import Codec, How
@@ -131,3 +133,50 @@ def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(ranks):
         return summed, tensor.tolist()
 
     assert ranks.run(2, run) == [([3.0] * 3, [0.0] * 3)] * 2
+
+
+class Signs:
+    """What the others have noted, and who looks at it when."""
+
+    def __init__(self, clock):
+        self.clock, self.count, self.glances, self.looks, self.watched = clock, 0, [], [], []
+
+    def news(self):
+        self.glances.append(self.clock[0])
+        return self.count
+
+    def watch(self, members):
+        self.watched.append(members)
+
+    def gone(self, members, round_):
+        self.looks.append((round(self.clock[0], 2), members, round_))
+        return "worker 1 left" if self.count == 2 else None
+
+
+@pytest.mark.parametrize("size", [2, waiting.MAX_WATCHED, waiting.MAX_WATCHED + 1])
+def test_who_waits_glances_often_and_looks_closely_at_times_and_at_news(monkeypatch, size):
+    clock, members, said = [0.0], tuple(range(size)), []
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
+    signs = Signs(clock)
+    lookout = waiting.Lookout(signs, members, 7)
+    for tick in range(1, 401):  # of 0.01 s
+        clock[0] = tick / 100
+        signs.count = (tick >= 150) + (tick >= 360)
+        assert lookout.next >= clock[0] - 0.01
+        said.append(lookout.gone())
+    apart = [later - earlier for earlier, later in itertools.pairwise([0.0, *signs.glances])]
+    assert all(0.19 < one < 0.22 for one in apart)
+    times = [when for when, *_ in signs.looks]
+    expected = [1.0, 1.5, times[1] + 1.0, 3.6]  # by the clock, at news, by the clock from there, at news
+    assert all(0 <= when - due < 0.22 for when, due in zip(times, expected, strict=True)), times
+    assert {look[1:] for look in signs.looks} == {(members, 7)}
+    assert signs.watched == ([members] * 4 if size <= waiting.MAX_WATCHED else [])
+    assert [one for one in said if one] == ["worker 1 left"]
+
+
+@pytest.mark.parametrize("waited", [0.0, 1e-4, 1e-3, 0.01, 0.1, 60.0])
+def test_the_end_of_a_wait_is_noticed_within_a_part_of_it(waited):
+    pause = waiting.pause_after(waited)
+    assert waiting.SHORTEST <= pause <= max(waiting.SHORTEST, waited / waiting.SHARE)
+    assert pause <= waiting.LONGEST
+    assert pause == waiting.LONGEST or pause >= waited / waiting.SHARE

@@ -157,28 +157,38 @@ def test_a_checkpoint_loses_no_progress(ranks, tmp_path):
     assert ranks.run(4, lambda world: work(world, resumes=True)) == [[2 * one, 2 * one]] * 4
 
 
-def test_what_was_done_since_a_checkpoint_is_gone_when_it_is_loaded_again(ranks, tmp_path):
+@pytest.mark.parametrize("by", ["checkpoint", "state dicts"])
+def test_what_was_done_since_a_state_was_kept_is_gone_when_it_is_loaded_again(ranks, tmp_path, by):
     """Progress that rounds have not seen, corrections that the training has not, and results on their way."""
 
     def work(world):
-        model, optimizer = wrapped(world, staleness=2)
+        model, optimizer = wrapped(world, staleness=2, pace=2)
 
-        def push_all(factor):
-            for _ in range(3):
+        def push_all(factor, count):
+            for _ in range(count):
                 time.sleep(0.003 * world.rank)
                 push(model, optimizer, factor * 4**world.rank)
 
-        push_all(1.0)
-        save_checkpoint(optimizer, tmp_path)
-        saved = model.weight.detach().clone()
-        push_all(1024.0)
-        load_checkpoint(optimizer, tmp_path)
-        assert torch.equal(model.weight, saved)
-        push_all(1.0)
+        push_all(1.0, 4)
+        if by == "checkpoint":
+            save_checkpoint(optimizer, tmp_path)
+            kept = model.weight.detach().clone()
+        else:
+            with optimizer.mean_model():
+                kept, own = model.weight.detach().clone(), optimizer.state_dict()
+        push_all(1024.0, 3)  # one step of a round that does not end
+        if by == "checkpoint":
+            load_checkpoint(optimizer, tmp_path)
+        else:
+            model.load_state_dict({"weight": kept})
+            optimizer.load_state_dict(own)
+        assert torch.equal(model.weight, kept)
+        push_all(1.0, 4)
+        assert not torch.equal(model.weight, kept + 4 * 4**world.rank), "rounds average as before"
         optimizer.finish()
         return model.weight.detach().flatten().tolist()
 
-    one = 6 * (1 + 4 + 16 + 64) / 4
+    one = 8 * (1 + 4 + 16 + 64) / 4
     assert ranks.run(4, work) == [[one, one]] * 4
 
 

@@ -13,7 +13,7 @@ from preduce.topo.document.schema import schedule_schema
 from preduce.topo.document.writer import schedule_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+) (schedule|cluster)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r'^```(\w+) title="(schedule|cluster)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
 SCHEDULES = [text for _, what, text in BLOCKS if what == "schedule"]
 
 

@@ -15,7 +15,8 @@ from preduce.verify import checker
 from preduce.verify.prove import PROVERS, prove
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
-EXAMPLES = [text.encode() for text in re.findall(r"^```json schedule\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+SCHEDULES = re.compile(r'^```json title="schedule"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+EXAMPLES = [text.encode() for text in SCHEDULES.findall(PAGE)]
 
 
 def test_documents_provers_and_runners_know_the_same_kinds():

@@ -263,3 +263,42 @@ def test_the_contraction_of_200_workers_is_certified_to_a_millionth(kind):
     forged = {**claim.entry, "squared": str(Fraction(true**2 * (1 - 1e-9)))}
     with pytest.raises(checker.Refusal, match="larger one"):
         checker.CLAIMS["contraction/factor"].check(shape, forged, "claim")
+
+
+@pytest.mark.parametrize("when", [{}, {"when": Late()}], ids=["lockstep", "late"])
+def test_a_worker_without_edges_in_a_round_is_not_normalised(when):
+    """As it runs: figures and bounds took its progress for normalised, and 1.16 stood as proved where it is 1.74."""
+    n, paces = 3, (1, 1, 3)
+    rounds = [[(0, 1), (1, 0)], [(0, 1), (1, 0)], [(0, 1), (1, 2), (2, 0)]]
+    schedule = Schedule(
+        "apart",
+        Cluster.regular(n, 1),
+        Neighbor(
+            rounds=tuple(Round.from_edges(n, [(*edge, Fraction(1, 2)) for edge in edges]) for edges in rounds),
+            pace=paces,
+            averaging=Averaging.STEP_NORMALISED,
+            **when,
+        ),
+    )
+    off, covariance, squares = np.eye(n) - 1 / n, np.zeros((n, n)), []
+    for k in range(3000):
+        edges = rounds[k % 3]
+        factor = [5 / 3 / pace if any(i in edge for edge in edges) else 1.0 for i, pace in enumerate(paces)]
+        matrix = np.eye(n)
+        for source, target in edges:
+            matrix[target, source] += 0.5
+            matrix[target, target] -= 0.5
+        for instant in (1, 2):  # worker 2 has made so many of its 3 steps, the others none of their 1
+            done = np.diag([instant // 3, instant // 3, instant])
+            squares.append(np.trace(off @ (covariance + done) @ off) / n)
+        noise = np.diag([pace * c * c for pace, c in zip(paces, factor, strict=True)])
+        covariance = matrix @ covariance @ matrix.T + noise if when else matrix @ (covariance + noise) @ matrix.T
+        covariance = off @ covariance @ off
+        squares.append(np.trace(covariance) / n)
+    exact = np.mean(squares[-9 * 100 :])
+    assert disagreement(schedule).value == pytest.approx(exact, rel=1e-9)
+    claim = prove_disagreement(schedule)
+    assert claim.entry is not None
+    assert exact <= float(Fraction(claim.entry["at_most"])) < exact * (1 + 1e-5)
+    raw = dump_schedule(schedule)
+    assert "disagreement" in list(checker.check(dict(prove(schedule).certificate), checker.read_schedule(raw)))

@@ -76,12 +76,13 @@ def _sums(distinct: npt.NDArray[np.int64], instants: int) -> tuple[npt.NDArray[n
 def group_paces(steps: tuple[MixingStep, ...], paces: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """The mean pace of each worker's group in each phase, shape (T, n); a worker that skips is its own group.
 
-    Rounds of weighted averaging have no groups: there the mean pace of all workers stands.
+    Rounds of weighted averaging have no groups: there the mean pace of all workers stands for each that has an edge.
     """
     result = np.empty((len(steps), len(paces)))
     for t, step in enumerate(steps):
         if not isinstance(step, Phase):
-            result[t] = paces.mean()
+            result[t] = paces
+            result[t, np.union1d(step.sources, step.targets)] = paces.mean()
             continue
         result[t] = paces
         if len(step):

@@ -18,7 +18,8 @@ tell each other what they do and how much follows, which is a latency more, and 
 lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
 for a few more than were asked for, for which no bytes are charged. At the end of backward that is done once for all
 tables, whose gradients then travel together; so tables share these latencies (`Exchange.meetings`). What the strategy
-sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's.
+sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's. Long messages that go in rounds of
+pairs (docs/hybrid.md) are priced as all others, by their bytes and a latency for each.
 
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
 links nor aggregation, are `parallax_per_gpu` and `parallax_per_machine`.

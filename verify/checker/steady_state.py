@@ -120,12 +120,16 @@ def read_steps(schedule: Schedule, place: str, work: Work) -> Steps:
 def _means(schedule: Schedule, t: int, paces: Sequence[int]) -> list[Fraction]:
     """What each place pushes in round t: its pace, or with step-normalised averages the mean pace of its group.
 
-    A place that skips is its own group, and in weighted graphs, which have no groups, all workers are one.
+    A place that skips is its own group. Weighted graphs have no groups: whoever has an edge in the round pushes the
+    mean pace of all workers.
     """
     means = list(map(Fraction, paces))
-    if schedule.is_step_normalised:
-        listed = [(range(len(paces)), (), 1)] if schedule.rounds else schedule.phases[t]
-        for members, _, _ in listed:
+    if schedule.is_step_normalised and schedule.rounds:
+        everybody = Fraction(sum(paces), len(paces))
+        for target, source, _ in schedule.rounds[t]:
+            means[target] = means[source] = everybody
+    elif schedule.is_step_normalised:
+        for members, _, _ in schedule.phases[t]:
             mean = Fraction(sum(paces[member] for member in members), len(members))
             for member in members:
                 means[member] = mean

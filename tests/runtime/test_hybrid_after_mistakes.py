@@ -1,0 +1,62 @@
+"""Scripts that catch a mistake with tables of their own route and go on: each mistake is told once, to all alike."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from helpers.hybrid_runs import WORDS, Case, Model, data_of, part_of, start
+from preduce.runtime.transport.notes import Notes
+from preduce.topo.errors import InputError
+
+CASE = Case("adam", dtype=torch.float64)
+
+
+def test_a_script_that_goes_on_after_a_mistake_hears_of_the_next_one_and_gets_its_rows(ranks, monkeypatch):
+    values, wait_for, slow = Model(CASE).words.weight.detach(), Notes.wait_for, []
+
+    def later(notes, key):
+        if threading.get_ident() in slow:
+            time.sleep(0.15)  # meanwhile worker 2 makes the next mistake
+        return wait_for(notes, key)
+
+    monkeypatch.setattr(Notes, "wait_for", later)
+
+    def run(world):
+        model, _ = start(CASE, world)
+        said, ids = [], torch.tensor([1, 5, 28]) - world.rank % 2
+        if world.rank == 1:
+            slow.append(threading.get_ident())
+        for number, culprit in enumerate((2, 2, 0, 3)):
+            try:
+                with torch.no_grad():
+                    model.words(ids + (number + 1) * WORDS * (world.rank == culprit))
+            except InputError as error:
+                said.append(str(error).removesuffix("; its rows are 0..28"))
+        with torch.no_grad():
+            assert torch.equal(model.words(ids), values[ids])
+        return said
+
+    lines = [f"worker {rank}: parameter 'words.weight': index {index} is out of range"
+             for rank, index in ((2, 30), (2, 59), (0, 88), (3, 116))]  # fmt: skip
+    assert ranks.run(4, run) == [lines] * 4
+
+
+def test_gradients_of_one_table_that_do_not_fit_stop_all_and_the_script_may_go_on(ranks):
+    case = replace(CASE, codec="float16", coalesces=False)
+    values = Model(case).words.weight.detach()
+
+    def run(world):
+        model, optimizer = start(case, world)
+        words, bags, _ = (array[0, 0] for array in part_of(data_of(case), world.rank))
+        (model.words(words).sum() * (1e6 if world.rank == 3 else 1.0) + model.bag(bags).sum()).backward()
+        with pytest.raises(InputError) as refusal:
+            optimizer.step()
+        with torch.no_grad():
+            assert torch.equal(model.words(words), values[words]), "which are multiples of 1/8"
+        return str(refusal.value)
+
+    (line,) = set(ranks.run(4, run))
+    assert line.startswith("worker 3: parameter 'words.weight': a gradient that it brings has ")
