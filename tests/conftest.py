@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preduce.topo.schedule import Schedule
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of later collections of garbage what stays to the end: torch and all tests are a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -119,7 +119,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/verdicts.py": (("tests/runtime/test_device_path.py",),),
-    **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/tables", "checker/claims/tables")},
+    **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/claims/tables")},
+    "verify/checker/tables.py": ((TABLE_CLAIMS, "tests/topo/test_routes.py"),),
     **{f"verify/{name}.py": ((QUORUM_CLAIMS,),) for name in ("quorum_groups", "checker/claims/quorum_groups")},
     **{f"preduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{

@@ -161,8 +161,8 @@ def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str
     """The directory as a path, where both arguments are what they should be and stand in their order."""
     if not hasattr(optimizer, "ending"):
         raise InputError(f"{who}: optimizer is a {type(optimizer).__name__}; pass the DistributedOptimizer first")
-    if not isinstance(directory, (str, os.PathLike)):
-        raise InputError(f"{who}: directory is a {type(directory).__name__}; pass a path")
+    if not isinstance(directory, (str, os.PathLike)) or "\0" in str(directory):
+        raise InputError(f"{who}: directory is {str(directory)[:80]!r}, a {type(directory).__name__}; pass a path")
     return Path(directory)
 
 

@@ -82,10 +82,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise NewerFormatError("version", f"is {version}, newer than {VERSION}, which this preduce reads", str(place))
     workers = manifest.get("workers")
     if (
-        version != VERSION
+        type(version) is not int
+        or version != VERSION
         or not all(isinstance(manifest.get(key), str) for key in ("schedule", "schedule_sha256", "model_sha256"))
         or not isinstance(manifest.get("lineage"), str)
-        or not all(type(manifest.get(key)) is int for key in ("num_workers", "round", "number"))
+        or not all(
+            type(number := manifest.get(key)) is int and least <= number < 2**53
+            for key, least in (("num_workers", 1), ("round", 0), ("number", 1))
+        )
         or not isinstance(workers, list)
         or len(workers) != manifest["num_workers"]
         or not all(entry is None or _is_entry(entry) for entry in workers)
@@ -96,7 +100,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and type(entry.get("steps")) is int
+    if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+        return False
+    steps = entry.get("steps")
+    return type(steps) is int and 0 <= steps < 2**53
 
 
 def source_of(manifest: Mapping[str, Any], rank: int) -> int:

@@ -15,6 +15,7 @@ from preduce.topo.document.descriptors import descriptor_to_read
 from preduce.topo.document.reader import parse_json, read_bytes
 from preduce.topo.document.schedule import parse_schedule
 from preduce.topo.errors import InputError, ScheduleError
+from preduce.topo.graphs.weights import refuse_unknown
 
 if TYPE_CHECKING:
     import os
@@ -95,6 +96,7 @@ def _imported(
     *,
     one_peer: bool,
 ) -> Schedule:
+    refuse_unknown(weights)  # also where the file has weights of its own, so that a mistyped name is not passed over
     data = read_bytes(path)
     # What is connected to a descriptor has no name that says anything; the schedule's name is made from this one.
     name = PurePath(path).name if descriptor_to_read(path) is None else "imported"
@@ -104,7 +106,7 @@ def _imported(
     if chosen == "preduce":
         return parse_schedule(data)
     if chosen not in formats():
-        raise ScheduleError(f"format {format!r}: is not one of {', '.join(formats())}{hint(chosen, formats())}")
+        raise ScheduleError(f"format {chosen!r}: is not one of {', '.join(formats())}{hint(chosen, formats())}")
     reader: Callable[..., Any] = _GRAPHS[chosen] if chosen in _GRAPHS else _SCHEDULES[chosen]
     keywords = [key for key, p in inspect.signature(reader).parameters.items() if p.kind is p.KEYWORD_ONLY]
     known = set(keywords) - {"cluster", "name"}

@@ -121,7 +121,7 @@ def test_nothing_fires_where_the_run_is_over_before(running, sleepers):
         os.kill(process.pid, signal.SIGKILL)
     for process in sleepers[:-1]:
         process.wait()
-    time.sleep(0.05)
+    os.waitid(os.P_PID, sleepers[-1].pid, os.WEXITED | os.WNOWAIT)
     carry_out(injectors.kill_worker, running)
     assert not running.outcome.fired
 

@@ -8,6 +8,7 @@ and first variables is the warm process's.
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import random
@@ -186,6 +187,7 @@ def main():
     with contextlib.suppress(ImportError):
         launch._import_once()
     build_app()
+    gc.freeze()  # so that no command collects, and copies, what all of them share
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         module, sys.argv[1:] = _serve(listener)
     if module == "-c":

@@ -15,8 +15,9 @@ from helpers.warm import WARM
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state import checkpoint
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.runtime.state.shelf import MANIFEST, read_manifest
 from preduce.topo.cluster import Cluster
-from preduce.topo.errors import FileProblem, InputError
+from preduce.topo.errors import DocumentError, FileProblem, InputError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Late, Pairwise, Server
 
@@ -149,6 +150,29 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
         assert restored == before[rank]
         assert extra == {"epoch": 4, "rank": rank}
         assert (steps, round_) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("version", True),
+        ("round", -1),
+        ("number", 0),
+        ("num_workers", 0),
+        ("workers", [{"steps": -1}]),
+    ],
+)
+def test_a_manifest_of_numbers_that_cannot_be_is_none(tmp_path, key, value):
+    """A round of -1 was what a run resumed from."""
+    entry = {"sha256": "0" * 64, "steps": 3}
+    facts = {"format": "preduce.checkpoint", "version": 1, "schedule": "s", "schedule_sha256": "1", "model_sha256": "2"}
+    facts |= {"num_workers": 1, "round": 3, "number": 1, "lineage": "a", "workers": [entry]}
+    (tmp_path / MANIFEST).write_text(json.dumps(facts))
+    assert read_manifest(tmp_path) == facts
+    changed = [entry | value[0]] if key == "workers" else value
+    (tmp_path / MANIFEST).write_text(json.dumps(facts | {key: changed}))
+    with pytest.raises(DocumentError, match="is not what save_checkpoint writes"):
+        read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["flipped byte", "missing file", "no manifest", "bad manifest", "cut file"])

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from preduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
-from preduce.runtime.liveness.heartbeat import Heartbeat
+from preduce.runtime.liveness.heartbeat import UNEQUAL, Heartbeat
 from preduce.runtime.liveness.lifelines import closed_notes
 from preduce.runtime.liveness.uneven_inputs import UnevenInputs
 from preduce.runtime.transport import waiting
@@ -82,7 +82,7 @@ def test_who_waits_in_a_later_gathering_of_the_same_round_has_been_in_this_one()
         assert slow.elsewhere((0, 1), 12) is None
         quick.gather("mean_model()", 12)
         assert slow.elsewhere((0, 1), 12) is None
-    assert "worker 1 waits for all in mean_model() after 12 rounds" in str(slow.elsewhere((0, 1), 12))
+    assert slow.elsewhere((0, 1), 12) == f"worker 1 waits for all in mean_model() after 12 rounds: {UNEQUAL}"
     assert slow.elsewhere((0, 1), 11) is None
 
 

@@ -153,8 +153,9 @@ def test_a_table_of_another_size_is_refused_even_where_it_has_the_size_of_a_shar
     def run(world):
         model, _ = start(Case(), world)
         state = {name: torch.zeros(value.shape) for name, value in Model(Case()).state_dict().items()}
-        state["words.weight"] = torch.zeros(model.words.weight.shape)
-        with pytest.raises(InputError, match="×4, and the table is 29×4"):
-            model.load_state_dict(state)
+        for rows, columns in (model.words.weight.shape, (29, 5)):
+            state["words.weight"] = torch.zeros(rows, columns)
+            with pytest.raises(InputError, match=f"is {rows}×{columns}, and the table is 29×4"):
+                model.load_state_dict(state)
 
     ranks.run(4, run)

@@ -110,12 +110,16 @@ def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open(store):
     end(pids)
     noted(store, 1, DEADLINE)
     fresh = Lifelines(store, 0, 2, "2", LOCAL)
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.write(writing, b"x")  # it runs, so it has closed what it must not keep
         time.sleep(60)
         os._exit(0)
     _, _, port = json.loads(Notes(store, "lifeline/2").read("address/0") or "")
-    time.sleep(0.2)
+    assert os.read(reading, 1) == b"x"
+    os.close(reading)
+    os.close(writing)
     fresh.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 1.0)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.random_schedules import Quadratic
+from helpers.signs import Signs
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.transport.mailbox import Mailbox
 from preduce.runtime.transport.waiting import GoneError
@@ -23,16 +24,6 @@ from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.strategies.server import Server
 
 zmq = pytest.importorskip("zmq")
-
-
-class Signs:
-    """Nobody is ever gone."""
-
-    def gone(self, members, round_=None):
-        return None
-
-    def last_seen(self, rank):
-        return "waits"
 
 
 class Pair:

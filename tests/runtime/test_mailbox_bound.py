@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.signs import Signs
 from helpers.warm import WARM
 from preduce.runtime.transport import arrays
 from preduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
@@ -25,26 +26,6 @@ from preduce.topo.errors import UnavailableError
 
 pytest.importorskip("zmq")
 MB = 10**6
-
-
-class Signs:
-    """Signs of life of workers of whom nobody is gone, until somebody says so."""
-
-    why = None
-    asked = 0
-
-    def gone(self, members, round_=None):
-        self.asked += 1
-        return self.why
-
-    def news(self):
-        return self.asked
-
-    def watch(self, members):
-        pass
-
-    def waits_for(self, members, seconds):
-        return f"waits for worker {members[0]} for more than {seconds:g} s"
 
 
 class Boxes:
@@ -235,6 +216,8 @@ def test_waiting_for_room_ends_when_the_run_does():
     gate, errors = threading.Event(), queue.SimpleQueue()
     with Boxes(ignore, lambda message: gate.wait(), bound=Bound(1, 2 * MB)) as (sender, _):
         sender.send(1, "one")
+        wait, waits = sender._wait, threading.Event()
+        sender._wait = lambda *arguments: (waits.set(), wait(*arguments))
 
         def send():
             try:
@@ -243,9 +226,9 @@ def test_waiting_for_room_ends_when_the_run_does():
                 errors.put(str(error))
 
         threading.Thread(target=send).start()
-        time.sleep(0.1)
+        assert waits.wait(20)
         sender.abandon()
-        assert "the run ended while this worker waited for room to send worker 1 0 bytes" in errors.get(timeout=5)
+        assert "the run ended while this worker waited for room to send worker 1 0 bytes" in errors.get(timeout=20)
         gate.set()
 
 
@@ -443,7 +426,7 @@ def test_what_is_urgent_overtakes_arrays_and_each_connection_keeps_its_order():
         for number in range(2):
             sender.send(1, "token", (number,), urgent=True)
         sender.send_newest(1, "token", (2,), urgent=True)
-        time.sleep(0.1)
+        time.sleep(0.5)  # until all of it is there
         held.set()
         soon(lambda: len(heard) == 10)
     for kind, count in (("array", 6), ("token", 3)):

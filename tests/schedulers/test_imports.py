@@ -311,8 +311,11 @@ def test_missing_files_and_unknown_formats(tmp_path):
         import_schedule(tmp_path / "absent.json")
     path = tmp_path / "a.txt"
     path.write_text("0 1\n")
-    with pytest.raises(ScheduleError, match="did you mean graphml"):
+    with pytest.raises(ScheduleError, match=r"format 'graphmll': is not one of .*did you mean graphml"):
         import_schedule(path, format="graphmll")
+    path.write_text("0 1 0.5\n1 0 0.5\n")  # weights of its own
+    with pytest.raises(ScheduleError, match="weights: 'nope' is not one of"):
+        import_schedule(path, weights="nope")
     with pytest.raises(ScheduleError, match="it takes directed"):
         import_schedule(path, k=3)
 

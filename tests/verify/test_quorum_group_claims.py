@@ -94,6 +94,8 @@ def test_what_is_proved_is_confirmed_and_true_and_no_other_number_is(name):
     assert set(claimed) == {name for name, claim in claims.items() if claim.status is Status.PROVED}
     assert all(len(claim.explanation) > 40 for claim in claims.values())
     assert STARTED[name] in claims["quorum"].explanation
+    assert claims["quorum"].witness == {"at_least": claimed["quorum"]["at_least"]}
+    assert claims["staleness"].witness == {"rounds": claimed["staleness"]["rounds"]}
     first = certificate["claims"][0]
     for entry in certificate["claims"]:
         assert oracle.is_true(entry, raw), entry

@@ -31,9 +31,18 @@ def weigh(graph: Graph, method: str = "metropolis") -> Round:
     Raises:
         ScheduleError: an unknown method, or a graph that the method cannot weigh.
     """
+    refuse_unknown(method)
+    return METHODS[method](graph)
+
+
+def refuse_unknown(method: str) -> None:
+    """Refuse a name that no method has.
+
+    Raises:
+        ScheduleError: as said.
+    """
     if method not in METHODS:
         raise ScheduleError(f"weights: {method!r} is not one of {', '.join(METHODS)}")
-    return METHODS[method](graph)
 
 
 def constant(graph: Graph, weight: Fraction) -> Round:
