@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -109,10 +109,13 @@ class Results:
     def merged(self, newer: Results) -> Results:
         """With the rows, words and curves of a newer run in the place of their older ones; the others stay as they are.
 
-        Notes are about rows: they stay while an older row does. Figures keep their order, and so do their settings.
+        Rows name the commit of the run that they are of, unless that is the newest. Notes are about rows: they stay
+        while an older row does. Figures keep their order, and so do their settings.
         """
         fresh = {row.key: row for row in newer.rows}
-        kept = {row.key: row for row in self.rows} | fresh
+        commit = newer.commit or self.commit
+        of = "" if commit == self.commit else self.commit
+        kept = {row.key: replace(row, commit=row.commit or of) for row in self.rows} | fresh
         figures = list(dict.fromkeys(figure for figure, _ in kept))
         ordered = sorted(kept.values(), key=lambda row: figures.index(row.figure))
         some_older = any(row.key not in fresh for row in self.rows)
@@ -120,7 +123,7 @@ class Results:
         curves = {(curve.plot, curve.name): curve for curve in (*self.curves, *newer.curves)}
         return Results(
             paper=self.paper,
-            commit=newer.commit or self.commit,
+            commit=commit,
             rows=tuple(ordered),
             why={figure: words for figure, words in {**self.why, **newer.why}.items() if figure in figures},
             notes=tuple(notes),
