@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-PARTS := others waits processes proofs commands running strategies schedulers
+PARTS := waits proofs running commands processes strategies schedulers others
 
 .PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
@@ -21,9 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/preduce demo
 
-# The suite runs in parts, four side by side: first those that mostly wait, so that two cores are never idle, and what only computes gives way to
-# the others. Of the run-time, files that mostly wait, and those of strategies and tables, go apart. Lines interleave, each with its part's name;
-# any failing fails the whole. Bytecode is kept even where it is switched off: the processes that tests start would compile all sources again.
+# The suite runs in parts, three side by side: one that mostly waits beside the longest, and what only computes gives way to the others. Of the
+# run-time, files that mostly wait, and those of strategies and tables, go apart. Lines interleave, each with its part's name; any failing fails
+# the whole. Bytecode is kept even where it is switched off: the processes that tests start would compile all sources again.
 WAITS := $(addprefix tests/runtime/,test_waits.py test_checkpoint.py)
 PROCESSES := $(addprefix tests/runtime/,test_processes.py test_orphans.py conformance)
 COMPUTING := tests/schedulers tests/topo tests/verify
@@ -43,7 +43,7 @@ test: export OPENBLAS_NUM_THREADS = 1
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)  ## the whole test suite
 	@rm -f build/test-*.txt; status=0; \
-	$(MAKE) --no-print-directory --jobs=4 --keep-going $(PARTS:%=test-%) || status=$$?; \
+	$(MAKE) --no-print-directory --jobs=3 --keep-going $(PARTS:%=test-%) || status=$$?; \
 	echo; for part in $(PARTS); do echo "test-$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
 
 $(PARTS:%=test-%): $(STAMP)
