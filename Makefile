@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
-	$(BIN)/preduce demo
+	$(BIN)/partreduce demo
 
 # The suite runs in parts, three side by side: one that mostly waits beside the longest, and what only computes gives way to the others. Of the
 # run-time, files that mostly wait, and those of strategies and tables, go apart. Lines interleave, each with its part's name; any failing fails
@@ -28,12 +28,12 @@ WAITS := $(addprefix tests/runtime/,test_waits.py test_checkpoint.py)
 PROCESSES := $(addprefix tests/runtime/,test_processes.py test_orphans.py conformance)
 COMPUTING := tests/schedulers tests/topo tests/verify
 STRATEGIES := $(foreach name,strategy_* hybrid* parallelize sharding row_codes device_*,$(wildcard tests/runtime/test_$(name).py))
-OTHERS := $(filter-out $(COMPUTING) tests/preduce tests/runtime tests/helpers tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+OTHERS := $(filter-out $(COMPUTING) tests/partreduce tests/runtime tests/helpers tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 test-schedulers: FILES = tests/schedulers
 test-proofs: FILES = tests/topo tests/verify
 test-running: FILES = tests/runtime $(WAITS:%=--ignore=%) $(PROCESSES:%=--ignore=%) $(STRATEGIES:%=--ignore=%)
 test-strategies: FILES = $(STRATEGIES)
-test-commands: FILES = tests/preduce
+test-commands: FILES = tests/partreduce
 test-waits: FILES = $(WAITS)
 test-processes: FILES = $(PROCESSES)
 test-others: FILES = $(OTHERS)
@@ -54,7 +54,7 @@ check: $(STAMP)  ## style, types, layers, schema, links between documents
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m preduce.topo.document.schema --check
+	$(BIN)/python -m partreduce.topo.document.schema --check
 	$(BIN)/python -m docs.links
 
 docs: $(STAMP)  ## the documentation as a site: build/site/index.html

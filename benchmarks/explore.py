@@ -17,11 +17,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.hop import Hop
-from preduce.topo.strategies.gap import Gap
-from preduce.verify.explore import Network, NoDeadlock, explore
-from preduce.verify.pairing import shortest_deadlock
-from preduce.verify.properties import (
+from partreduce.schedulers.protocols.hop import Hop
+from partreduce.topo.strategies.gap import Gap
+from partreduce.verify.explore import Network, NoDeadlock, explore
+from partreduce.verify.pairing import shortest_deadlock
+from partreduce.verify.properties import (
     group_generator_array,
     group_generator_suite,
     hop_array,
@@ -34,7 +34,7 @@ from preduce.verify.properties import (
 )
 
 if TYPE_CHECKING:
-    from preduce.verify.explore import Exploration
+    from partreduce.verify.explore import Exploration
 
 PROTOCOLS = ("Hop", "group generator", "AD-PSGD", "partial all-reduce", "quorum of groups")
 
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def _draw(path: Path) -> None:
-    from preduce.report.gaps import draw_trace
+    from partreduce.report.gaps import draw_trace
 
     lost = explore(Hop(hop_suite.both_ways(3), Gap()), properties=(NoDeadlock(),), network=Network(losses=1))
     trace = lost.findings[0].trace

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import preduce
+import partreduce
 from docs.links import ROOT, links, pages, target_of
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ PAGES = ROOT / "build" / "pages"
 REFERENCE = "docs/reference.md"
 HEAD = """# API reference
 
-Every public name, from its docstring. All are imported on first use: `import preduce` costs nothing. What is not here
-is internal and may change; how the rooms behind it hang together is told in [the architecture](architecture.md).
+Every public name, from its docstring. All are imported on first use: `import partreduce` costs nothing. What is not
+here is internal and may change; how the rooms behind it hang together is told in [the architecture](architecture.md).
 """
 
 
 def reference() -> str:
     """The page that mkdocstrings fills."""
-    return HEAD + "".join(f"\n::: preduce.{name}\n" for name in sorted(preduce.__all__, key=str.lower))
+    return HEAD + "".join(f"\n::: partreduce.{name}\n" for name in sorted(partreduce.__all__, key=str.lower))
 
 
 def first_sentence(path: Path) -> str:

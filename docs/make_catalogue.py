@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preduce.schedulers import registry
+from partreduce.schedulers import registry
 
 if TYPE_CHECKING:
-    from preduce.schedulers.entry import Entry, Parameter
+    from partreduce.schedulers.entry import Entry, Parameter
 
 TARGET = Path(__file__).with_name("catalogue.md")
 
 HEAD = """# Catalogue
 
-Every schedule that `preduce design CLUSTER --using NAME` builds, generated from the registry by
-`python docs/make_catalogue.py`. `preduce catalogue NAME` explains one of them, and says whether it fits a cluster.
+Every schedule that `partreduce design CLUSTER --using NAME` builds, generated from the registry by
+`python docs/make_catalogue.py`. `partreduce catalogue NAME` explains one of them, and says whether it fits a cluster.
 
 n is the number of workers. *Degree* is the most messages that a worker sends in a round, *period* the rounds until the
 schedule repeats. Rules hold for any number of equal nodes and stay one page long for a million workers; on unequal
@@ -31,7 +31,7 @@ nodes they become explicit groups. Random constructions take a seed, are drawn o
 IMPORTS = """
 ## Schedules from elsewhere
 
-`preduce.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False)`
+`partreduce.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False)`
 reads {formats}. The format is recognised by suffix and content when it is not named. `from_networkx`, beside it, takes
 any networkx graph, `one_peer` runs BlueFog's one-peer rule over it, and `sampled_generator` samples any generator of
 (send ranks, receive ranks). What they return is verified like our own: BlueFog's one-peer rule on a star or a mesh, for
@@ -44,10 +44,10 @@ Base-(k+1) repository, `graph.w_list`. Its node file names workers only, and bec
 
 Decimal weights become the fractions they stand for (0.333333333 is 1/3), 32-bit numbers those with denominators up to
 1,000 that they round (11184811/16777216 is 2/3). Weights that balance at every worker up to 1e-7 are balanced exactly,
-and own weights are what the others leave. Whatever was recognised or changed is said: `preduce import` prints it as
+and own weights are what the others leave. Whatever was recognised or changed is said: `partreduce import` prints it as
 notes, and `import_schedule` appends it to a list given as `notes`.
 
-`preduce gaps` reads edge lists and node-link files with the same readers, which refuse the same files. It asks them
+`partreduce gaps` reads edge lists and node-link files with the same readers, which refuse the same files. It asks them
 only who sends to whom: weights do not matter to it, and the nodes of an edge list need not be ranks.
 """
 
@@ -70,7 +70,7 @@ def section(entry: Entry) -> str:
 
 
 def page() -> str:
-    from preduce.schedulers.imports import formats
+    from partreduce.schedulers.imports import formats
 
     entries = [registry.entry(name) for name in registry.names()]
     rows = [

@@ -1,23 +1,23 @@
 """The job of train_digits.py as a function of its seed, for a pilot: what does averaging less, or late, cost *it*?
 
-preduce pilot examples/pilot_digits.py:pilot --workers 4
-torchrun --nproc-per-node 4 -m preduce pilot examples/pilot_digits.py:pilot
+partreduce pilot examples/pilot_digits.py:pilot --workers 4
+torchrun --nproc-per-node 4 -m partreduce pilot examples/pilot_digits.py:pilot
 """
 
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-import preduce
+import partreduce
 
 digits = load_digits()
 order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-images = preduce.shard((torch.tensor(digits.data, dtype=torch.float32) / 16)[order][:1500])
-labels = preduce.shard(torch.tensor(digits.target)[order][:1500])
+images = partreduce.shard((torch.tensor(digits.data, dtype=torch.float32) / 16)[order][:1500])
+labels = partreduce.shard(torch.tensor(digits.target)[order][:1500])
 data = torch.utils.data.TensorDataset(images, labels)
 
 
-def pilot(seed: int) -> preduce.PilotJob:
+def pilot(seed: int) -> partreduce.PilotJob:
     """The job of this worker, from the seed alone: parameters, and the order of the batches."""
     torch.manual_seed(seed)
     model = nn.Sequential(
@@ -37,6 +37,6 @@ def pilot(seed: int) -> preduce.PilotJob:
     def loss(batch: list[torch.Tensor]) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    return preduce.PilotJob(
+    return partreduce.PilotJob(
         model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.2), batches=batches, loss=loss
     )

@@ -1,6 +1,6 @@
 """Train a small network on scikit-learn's digits: an ordinary single-process PyTorch script plus three lines (marked).
 
-preduce run --workers 8 examples/train_digits.py schedule.json
+partreduce run --workers 8 examples/train_digits.py schedule.json
 torchrun --nproc-per-node 8 examples/train_digits.py schedule.json
 """
 
@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-import preduce  # line 1
+import partreduce  # line 1
 
 torch.manual_seed(0)
 digits = load_digits()
@@ -18,7 +18,7 @@ order = torch.randperm(len(digits.target))
 images = (torch.tensor(digits.data, dtype=torch.float32) / 16)[order]
 labels = torch.tensor(digits.target)[order]
 test_images, test_labels = images[1500:], labels[1500:]
-images, labels = preduce.shard(images[:1500]), preduce.shard(labels[:1500])  # line 2
+images, labels = partreduce.shard(images[:1500]), partreduce.shard(labels[:1500])  # line 2
 
 model = nn.Sequential(
     nn.Unflatten(1, (1, 8, 8)),
@@ -31,7 +31,7 @@ model = nn.Sequential(
     nn.Linear(32 * 16, 10),
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-optimizer = preduce.DistributedOptimizer(optimizer, model, sys.argv[1], timeout=60)  # line 3
+optimizer = partreduce.DistributedOptimizer(optimizer, model, sys.argv[1], timeout=60)  # line 3
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=150)
 
 generator = torch.Generator().manual_seed(optimizer.rank)

@@ -1,25 +1,25 @@
 """A table of 50,000 words by rows over all workers: a single-device script plus three lines (marked).
 
-preduce run --workers 4 --nodes 2 examples/train_words.py 2x2
+partreduce run --workers 4 --nodes 2 examples/train_words.py 2x2
 """
 
 import sys
 
 import torch
 
-import preduce  # line 1
+import partreduce  # line 1
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.EmbeddingBag(50_000, 64), torch.nn.Linear(64, 2))
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 words = [(torch.rand(64, 8) ** 4 * 50_000).long() for _ in range(48)]  # frequent ones first, as in real text
-words = preduce.shard(words)  # line 2
-model, optimizer = preduce.parallelize(model, optimizer, sys.argv[1], batches=words)  # line 3
+words = partreduce.shard(words)  # line 2
+model, optimizer = partreduce.parallelize(model, optimizer, sys.argv[1], batches=words)  # line 3
 for batch in words:
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(model(batch), (batch.float().mean(1) > 10_000).long())
     loss.backward()
-    preduce.clip_grad_norm_(model.parameters(), 1.0)
+    partreduce.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 optimizer.finish()
 state = model.state_dict()  # all workers call it; worker 0 has the whole table

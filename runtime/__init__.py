@@ -1,7 +1,7 @@
 """Runs a schedule: `torch.distributed` strategies, handshake, recorder, launcher, and the virtual-time engine.
 
-Users import its names from `preduce`; torch is imported with the first of them that needs it.
+Users import its names from `partreduce`; torch is imported with the first of them that needs it.
 """
 
-if __name__ != "preduce.runtime":  # the folder's own name would make a second copy of every class in it
-    raise ImportError("this folder is the package preduce.runtime; import it by that name")
+if __name__ != "partreduce.runtime":  # the folder's own name would make a second copy of every class in it
+    raise ImportError("this folder is the package partreduce.runtime; import it by that name")

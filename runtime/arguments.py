@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ def checked_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def checked_steps(saved: object) -> int:
-    """The step count that a saved state holds under `preduce`.
+    """The step count that a saved state holds under `partreduce`.
 
     Raises:
         InputError: it was not written by `DistributedOptimizer.state_dict`.
@@ -53,7 +53,7 @@ def checked_steps(saved: object) -> int:
     steps = saved.get("steps") if isinstance(saved, dict) else None
     if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**53:
         raise InputError(
-            f"load_state_dict: 'preduce' is {str(saved)[:80]!r}; it holds steps, a whole number >= 0: load what "
-            "optimizer.state_dict() returned, or leave 'preduce' out to keep this run's count"
+            f"load_state_dict: 'partreduce' is {str(saved)[:80]!r}; it holds steps, a whole number >= 0: load what "
+            "optimizer.state_dict() returned, or leave 'partreduce' out to keep this run's count"
         )
     return steps

@@ -7,44 +7,44 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
-from preduce.runtime.arguments import checked_model, checked_steps, checked_timeout
-from preduce.runtime.averaging.applier import Applier
-from preduce.runtime.averaging.common_start import ADVICE
-from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from preduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
-from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.liveness.heartbeat import Heartbeat
-from preduce.runtime.liveness.uneven_inputs import UnevenInputs
-from preduce.runtime.recorder import Recorder
-from preduce.runtime.schedule_file import read_schedule
-from preduce.runtime.sharding.clipping import remember
-from preduce.runtime.sharding.found import find_tables, layout_of, refuse_other_shapes
-from preduce.runtime.sharding.tables import Tables
-from preduce.runtime.sharding.whole import own_states, whole_states
-from preduce.runtime.strategies import build
-from preduce.runtime.strategies.alone import Alone
-from preduce.runtime.strategies.base import Run
-from preduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
-from preduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
-from preduce.runtime.transport.hierarchical import chosen_form, formed
-from preduce.runtime.transport.notes import note_stage
-from preduce.runtime.transport.rendezvous import forget
-from preduce.runtime.watch.teller import tell
-from preduce.runtime.worker.agreement import Policies, agree, facts_of
-from preduce.runtime.worker.codec import fact_of, with_codec
-from preduce.runtime.worker.ending import Ending
-from preduce.runtime.worker.meeting import Meeting
-from preduce.runtime.worker.paces import refuse_other_paces
-from preduce.runtime.worker.stepper import Stepper
-from preduce.topo.errors import InputError, PreduceError
+from partreduce.runtime.arguments import checked_model, checked_steps, checked_timeout
+from partreduce.runtime.averaging.applier import Applier
+from partreduce.runtime.averaging.common_start import ADVICE
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
+from partreduce.runtime.recorder import Recorder
+from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.sharding.clipping import remember
+from partreduce.runtime.sharding.found import find_tables, layout_of, refuse_other_shapes
+from partreduce.runtime.sharding.tables import Tables
+from partreduce.runtime.sharding.whole import own_states, whole_states
+from partreduce.runtime.strategies import build
+from partreduce.runtime.strategies.alone import Alone
+from partreduce.runtime.strategies.base import Run
+from partreduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
+from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
+from partreduce.runtime.transport.hierarchical import chosen_form, formed
+from partreduce.runtime.transport.notes import note_stage
+from partreduce.runtime.transport.rendezvous import forget
+from partreduce.runtime.watch.teller import tell
+from partreduce.runtime.worker.agreement import Policies, agree, facts_of
+from partreduce.runtime.worker.codec import fact_of, with_codec
+from partreduce.runtime.worker.ending import Ending
+from partreduce.runtime.worker.meeting import Meeting
+from partreduce.runtime.worker.paces import refuse_other_paces
+from partreduce.runtime.worker.stepper import Stepper
+from partreduce.topo.errors import InputError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from preduce.runtime.strategies.base import Runner
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.strategies.base import Runner
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.schedule import Schedule
 
 DEFAULT_TIMEOUT = 300.0
 Batch = TypeVar("Batch")
@@ -100,7 +100,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         world: World | None = None,
     ) -> None:
         self.reasons: tuple[str, ...] = ()
-        """Why each table goes its way, where `preduce.parallelize` chose."""
+        """Why each table goes its way, where `partreduce.parallelize` chose."""
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
@@ -296,12 +296,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.ending.guard(self.ending.finish)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, plus this worker's steps under `preduce`.
+        """The wrapped optimizer's, plus this worker's steps under `partreduce`.
 
         Where tables are spread over the workers, all of them call it, and worker 0's holds the whole tables' states.
         """
         state = whole_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
-        state["preduce"] = {"steps": self.steps, "schedule": self.schedule.name}
+        state["partreduce"] = {"steps": self.steps, "schedule": self.schedule.name}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -312,9 +312,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
-                `preduce` holds no step count.
+                `partreduce` holds no step count.
         """
-        steps = None if (own := state_dict.get("preduce")) is None else checked_steps(own)
+        steps = None if (own := state_dict.get("partreduce")) is None else checked_steps(own)
         if steps is not None and self.runner.needs_round_start and steps % self.run.pace:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self.run.pace} steps, whose beginning "
@@ -325,7 +325,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if self.runner.agrees_on_end:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self._refuse_other_steps(steps)
-        theirs = {key: value for key, value in state_dict.items() if key != "preduce"}
+        theirs = {key: value for key, value in state_dict.items() if key != "partreduce"}
         self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
         if steps is not None:
             if self.runner.drains_together:
@@ -346,7 +346,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise InputError(
                 f"load_state_dict: the workers' states are of steps {', '.join(map(str, found))}, and with a quorum "
                 "only those of one place where all meet belong together; take them inside mean_model(), or use "
-                "preduce.save_checkpoint()"
+                "partreduce.save_checkpoint()"
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -411,7 +411,7 @@ def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
     """
     try:
         yield
-    except PreduceError as error:
+    except PartreduceError as error:
         if not isinstance(error, InputError):
             world.abandon()
             forget(world)

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.document.writer import write_file
-from preduce.topo.errors import FileProblem
+from partreduce.topo.document.writer import write_file
+from partreduce.topo.errors import FileProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

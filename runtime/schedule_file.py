@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from preduce.topo.errors import InputError
-from preduce.topo.schedule import Schedule
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
 
 
 def read_schedule(schedule: Schedule | str | Path) -> Schedule:
@@ -22,10 +22,10 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
     if not isinstance(schedule, (str, os.PathLike)):
         raise InputError(
             f"schedule: is a {type(schedule).__name__}; pass the path of a schedule file, or a Schedule: "
-            "preduce.parse_schedule(data) reads one from bytes"
+            "partreduce.parse_schedule(data) reads one from bytes"
         )
-    from preduce.topo.document.schedule import load_schedule
-    from preduce.verify.certificate import confirm
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.verify.certificate import confirm
 
     loaded = load_schedule(Path(schedule))
     if loaded.certificate:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.schedule import Schedule
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.strategies.base import Strategy
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.strategies.base import Strategy
 
 Value = int | float | str | tuple[int, ...] | None
 """What a parameter may hold; None means that the entry chooses for the cluster."""
@@ -93,8 +93,8 @@ class Entry:
 
     `make(cluster, **parameters)` builds the strategy; `refuse(cluster, **parameters)` says in one sentence why it
     cannot and what the nearest possible thing is, or returns None. `condition`, `degree`, `period` and `figures` are
-    the words that `preduce catalogue` prints: conditions on the cluster, messages a worker sends per round, rounds in a
-    period, and known figures.
+    the words that `partreduce catalogue` prints: conditions on the cluster, messages a worker sends per round, rounds
+    in a period, and known figures.
     """
 
     name: str

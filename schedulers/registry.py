@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.catalogue.graphs import GRAPHS
-from preduce.schedulers.catalogue.rounds import PER_ROUND
-from preduce.schedulers.catalogue.rules import RULES
-from preduce.schedulers.entry import hint
-from preduce.topo.errors import ScheduleError
+from partreduce.schedulers.catalogue.graphs import GRAPHS
+from partreduce.schedulers.catalogue.rounds import PER_ROUND
+from partreduce.schedulers.catalogue.rules import RULES
+from partreduce.schedulers.entry import hint
+from partreduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from preduce.schedulers.entry import Entry
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
+    from partreduce.schedulers.entry import Entry
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.schedule import Schedule
 
 _ENTRIES: dict[str, Entry] = {row.name: row for row in (*RULES, *GRAPHS, *PER_ROUND)}
 
@@ -31,7 +31,7 @@ def entry(name: str) -> Entry:
     """
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key not in _ENTRIES:
-        suggestion = hint(key, _ENTRIES) or "; `preduce catalogue` lists them"
+        suggestion = hint(key, _ENTRIES) or "; `partreduce catalogue` lists them"
         raise ScheduleError(f"no schedule family {name!r}{suggestion}")
     return _ENTRIES[key]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 
 def pytest_collection_finish() -> None:
@@ -23,7 +23,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def stored(tmp_path: Path) -> Callable[[Schedule], Path]:
     """Writes a schedule into the test's folder, under its own name, and gives the path."""
-    from preduce import write_schedule
+    from partreduce import write_schedule
 
     def store(schedule: Schedule) -> Path:
         path = tmp_path / f"{schedule.name}.json"

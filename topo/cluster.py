@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
+    from partreduce.topo.hardware import Hardware
 
 MAX_WORKERS = 2**31 - 1
 

@@ -1,6 +1,6 @@
 """The one error tree of the project. Every error says place, value, rule and way out in one line.
 
-    PreduceError                      exit code
+    PartreduceError                      exit code
     ├── InputError (also ValueError)  65   a file, an argument or a model that breaks a stated rule
     │   ├── DocumentError             65   a JSON or YAML document; carries the place inside it
     │   ├── ScheduleError             65   a schedule that cannot be built as asked
@@ -23,13 +23,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class PreduceError(Exception):
-    """Base of every error that preduce raises on purpose."""
+class PartreduceError(Exception):
+    """Base of every error that partreduce raises on purpose."""
 
     exit_code: ClassVar[int] = 70
 
 
-class InputError(PreduceError, ValueError):
+class InputError(PartreduceError, ValueError):
     """Input that breaks a stated rule."""
 
     exit_code: ClassVar[int] = 65
@@ -58,25 +58,25 @@ class HandshakeError(InputError):
     """Workers that disagree before the first step."""
 
 
-class RefutedError(PreduceError):
+class RefutedError(PartreduceError):
     """A claim that is false."""
 
     exit_code: ClassVar[int] = 1
 
 
-class UnknownError(PreduceError):
+class UnknownError(PartreduceError):
     """A limit was reached before an answer was."""
 
     exit_code: ClassVar[int] = 3
 
 
-class InfeasibleError(PreduceError):
+class InfeasibleError(PartreduceError):
     """Proved: no answer within the limits exists in the class that the message names."""
 
     exit_code: ClassVar[int] = 4
 
 
-class UnavailableError(PreduceError):
+class UnavailableError(PartreduceError):
     """A worker, service or store that did not answer in time."""
 
     exit_code: ClassVar[int] = 69
@@ -92,19 +92,19 @@ class StoreLostError(UnavailableError):
     exit_code: ClassVar[int] = 75
 
 
-class FileProblem(PreduceError, OSError):  # noqa: N818 - "error" is what OSError already says
+class FileProblem(PartreduceError, OSError):  # noqa: N818 - "error" is what OSError already says
     """A file that cannot be read or written."""
 
     exit_code: ClassVar[int] = 74
 
 
-class FencedError(PreduceError):
+class FencedError(PartreduceError):
     """This worker is no longer part of the job."""
 
     exit_code: ClassVar[int] = 76
 
 
-class MissingFeatureError(PreduceError):
+class MissingFeatureError(PartreduceError):
     """An optional dependency or a machine feature that is absent."""
 
     exit_code: ClassVar[int] = 77

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.errors import MissingFeatureError
+from partreduce.topo.errors import MissingFeatureError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +20,7 @@ EXTRAS = {
     "safetensors": ("safetensors", "service"),
     "sklearn": ("scikit-learn", "demo"),
 }
-"""Module → the library's name and the extra of preduce that brings it."""
+"""Module → the library's name and the extra of partreduce that brings it."""
 
 
 def is_installed(module: str) -> bool:
@@ -36,7 +36,7 @@ def missing(modules: Iterable[str], purpose: str) -> MissingFeatureError:
     names = [EXTRAS[module][0] for module in modules]
     extras = ",".join(dict.fromkeys(EXTRAS[module][1] for module in modules))
     words = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return MissingFeatureError(f"{purpose} needs {words}; install it with: pip install 'preduce[{extras}]'")
+    return MissingFeatureError(f"{purpose} needs {words}; install it with: pip install 'partreduce[{extras}]'")
 
 
 def require(*modules: str, purpose: str) -> None:

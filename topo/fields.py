@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from preduce.topo.errors import ScheduleError
+from partreduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler

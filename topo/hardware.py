@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Phase
-from preduce.topo.round import MixingStep, Round
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import MixingStep, Round
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from scipy.sparse import csr_array
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 
 MAX_DENSE_WORKERS = 20_000

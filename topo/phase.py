@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
+from partreduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.fields import Bulk
-from preduce.topo.phase import Phase
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Bulk
+from partreduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

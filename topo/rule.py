@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.phase import ONE, Group, Phase
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.phase import ONE, Group, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.phase import Group
-from preduce.topo.strategies.base import Mixing, Phased
-from preduce.topo.strategies.routes import Way
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.base import Mixing, Phased
+from partreduce.topo.strategies.routes import Way
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.phase import Phase
-    from preduce.topo.round import MixingStep
-    from preduce.topo.rule import RuleView
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.strategies.base import Strategy
-    from preduce.topo.strategies.routes import Route, Routes
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.round import MixingStep
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.strategies.axes import Form
+    from partreduce.topo.strategies.base import Strategy
+    from partreduce.topo.strategies.routes import Route, Routes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.hardware import smallest_first
+from partreduce.topo.hardware import smallest_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Switch
+    from partreduce.topo.hardware import Switch
 
 
 def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:

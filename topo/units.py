@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?)\s{0,4}(\S{0,12})")
 

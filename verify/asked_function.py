@@ -1,7 +1,7 @@
 """What asks a user's function for groups; as a program, it does that in a process of its own, for `function_process`.
 
-The program is started by its path: as a module of `preduce.verify` it would import all proofs first, which takes three
-times as long as what it needs.
+The program is started by its path: as a module of `partreduce.verify` it would import all proofs first, which takes
+three times as long as what it needs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Group
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
     PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]
 
@@ -86,7 +86,7 @@ def load_function(place: str) -> PhaseFunction:
         InputError: no such file or function, or a file that fails when executed.
     """
     path, name = place_of_function(place)
-    spec = importlib.util.spec_from_file_location(f"preduce_user_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"partreduce_user_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: is not a Python file")
     module = importlib.util.module_from_spec(spec)

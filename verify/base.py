@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import ceil, frexp
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.errors import RefutedError
+from partreduce.topo.errors import RefutedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class Claim:
         return self.status is Status.REFUTED and not self.is_property
 
     def to_json(self) -> dict[str, Any]:
-        """The form that `preduce verify --json` prints."""
+        """The form that `partreduce verify --json` prints."""
         document: dict[str, Any] = {"claim": self.claim, "status": self.status.value}
         if self.is_property:
             document["property"] = True

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.hardware import Hardware
-from preduce.topo.strategies.axes import Codec
-from preduce.topo.timing.cost import communication
-from preduce.verify.view import explicit_view, rule_view
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.timing.cost import communication
+from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
 
 GLOO_DESCRIPTORS = 6
 GLOO_THREADS = 3

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from preduce.verify.base import Status
+from partreduce.verify.base import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from preduce.topo.schedule import Schedule
-    from preduce.verify.base import Claim
+    from partreduce.topo.schedule import Schedule
+    from partreduce.verify.base import Claim
 
-FORMAT = "preduce.certificate"
+FORMAT = "partreduce.certificate"
 VERSION = 1
 
 
@@ -22,7 +22,7 @@ def certificate_of(schedule: Schedule, claims: Iterable[Claim], *, period: int) 
 
     `period` is the number of phases or graphs that the file lists.
     """
-    from preduce.topo.document.canonical import schedule_sha256
+    from partreduce.topo.document.canonical import schedule_sha256
 
     return {
         "format": FORMAT,
@@ -40,12 +40,12 @@ def confirm(schedule: Schedule) -> list[str]:
     Raises:
         RefutedError: there is none, or an entry of it does not hold; the checker's sentence names the entry.
     """
-    from preduce.topo.document.schedule import dump_schedule
-    from preduce.topo.errors import RefutedError
-    from preduce.verify import checker
+    from partreduce.topo.document.schedule import dump_schedule
+    from partreduce.topo.errors import RefutedError
+    from partreduce.verify import checker
 
     if schedule.certificate is None:
-        raise RefutedError(f"schedule {schedule.name!r}: carries no certificate; write one with preduce verify")
+        raise RefutedError(f"schedule {schedule.name!r}: carries no certificate; write one with partreduce verify")
     # A round trip through JSON: the checker reads documents, and may bring them into canonical order in place.
     document, certificate = (
         json.loads(json.dumps(part)) for part in (dump_schedule(schedule), dict(schedule.certificate))

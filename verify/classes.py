@@ -14,12 +14,12 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.topo.rule import RuleView
+    from partreduce.topo.rule import RuleView
 
 MAX_DIGITS = 12
 MAX_SIZE = 64

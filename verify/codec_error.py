@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.strategies.axes import Codec, How, Rounding, Where
-from preduce.verify.base import Claim, Status, proved
-from preduce.verify.forms import Spread, of_block, of_everybody
-from preduce.verify.view import explicit_view, rule_view
+from partreduce.topo.strategies.axes import Codec, How, Rounding, Where
+from partreduce.verify.base import Claim, Status, proved
+from partreduce.verify.forms import Spread, of_block, of_everybody
+from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 NAME = "codec-error"
 SINGLE = Fraction(1, 2**24)

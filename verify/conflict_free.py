@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.rule import nodes_of_group
-from preduce.verify.base import Claim, proved, refuted, some
-from preduce.verify.view import explicit_view, rule_view
+from partreduce.topo.rule import nodes_of_group
+from partreduce.verify.base import Claim, proved, refuted, some
+from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import Block, RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.rule import Block, RuleView
+    from partreduce.topo.schedule import Schedule
 
 NAME = "conflict-free"
 RULE = "each worker is in at most one group of a phase"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.verify.base import Claim, not_proved, proved, refuted, some
-from preduce.verify.trees import tree_of_groups, tree_of_phases
-from preduce.verify.view import contracts, every_relax_tame, explicit_view, rule_view
+from partreduce.verify.base import Claim, not_proved, proved, refuted, some
+from partreduce.verify.trees import tree_of_groups, tree_of_phases
+from partreduce.verify.view import contracts, every_relax_tame, explicit_view, rule_view
 
 if TYPE_CHECKING:
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
 
 NAME = "consensus"
 GROUND = -1
@@ -42,7 +42,7 @@ def prove_consensus(schedule: Schedule) -> Claim:
 
 
 def _by_norm(schedule: Schedule) -> Claim:
-    from preduce.verify.contraction import prove_power
+    from partreduce.verify.contraction import prove_power
 
     return prove_power(schedule, NAME, max_periods=1) or not_proved(
         NAME,

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.verify.base import Claim, proved
-from preduce.verify.view import explicit_view, rule_view
+from partreduce.verify.base import Claim, proved
+from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
 
 NAME = "deadlock-free"
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.arithmetic import lyapunov
-from preduce.topo.figures.rate import NEVER
-from preduce.verify.base import Claim, not_proved, proved
-from preduce.verify.steady_state import (
+from partreduce.topo.arithmetic import lyapunov
+from partreduce.topo.figures.rate import NEVER
+from partreduce.verify.base import Claim, not_proved, proved
+from partreduce.verify.steady_state import (
     GUARD,
     MAX_BITS,
     MAX_ENTRIES,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
-    from preduce.verify.steady_state import ClassMotion, Motion
+    from partreduce.topo.schedule import Schedule
+    from partreduce.verify.steady_state import ClassMotion, Motion
 
     Matrix = npt.NDArray[np.float64]
 

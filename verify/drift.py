@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from preduce.verify.base import Claim, fraction_above, not_proved, proved
-from preduce.verify.contraction import MARGIN
-from preduce.verify.disagreement import FLOATS, LOOSE, SMALL, TIGHT
-from preduce.verify.steady_state import (
+from partreduce.verify.base import Claim, fraction_above, not_proved, proved
+from partreduce.verify.contraction import MARGIN
+from partreduce.verify.disagreement import FLOATS, LOOSE, SMALL, TIGHT
+from partreduce.verify.steady_state import (
     GUARD,
     MAX_BITS,
     MAX_ENTRIES,
@@ -25,15 +25,15 @@ from preduce.verify.steady_state import (
     rounded_up,
     shown,
 )
-from preduce.verify.view import rule_view
+from partreduce.verify.view import rule_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
-    from preduce.verify.steady_state import ClassMotion, Motion
+    from partreduce.topo.schedule import Schedule
+    from partreduce.verify.steady_state import ClassMotion, Motion
 
     Matrix = npt.NDArray[np.float64]
 

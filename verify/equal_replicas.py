@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.topo.strategies.axes import Codec
-from preduce.verify.base import Claim, proved
-from preduce.verify.view import explicit_view, rule_view
+from partreduce.topo.strategies.axes import Codec
+from partreduce.verify.base import Claim, proved
+from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 NAME = "equal-replicas"
 ASSUMED = "Assumed: the same start, and a deterministic optimizer that is set up alike on all workers."

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.mixing import exact_product
-from preduce.verify.base import Claim, proved
-from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_products
-from preduce.verify.view import explicit_view, rule_view
+from partreduce.topo.mixing import exact_product
+from partreduce.verify.base import Claim, proved
+from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_products
+from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
 
 NAME = "exact-consensus"
 PROBABLE = "exact-consensus-probable"
@@ -154,7 +154,7 @@ def _modular(schedule: Schedule, phases: tuple[Phase, ...]) -> Claim | None:
     small = all(max(abs(f.numerator), f.denominator) <= MAX_PART for f in factors)
     if not small or schedule.num_workers * len(phases) > MAX_MODULAR:
         return None
-    from preduce.topo.document.canonical import schedule_sha256
+    from partreduce.topo.document.canonical import schedule_sha256
 
     seed = schedule_sha256(schedule)
     if not all(_equal_modulo(phases, f"{seed}/{trial}") for trial in range(TRIALS)):

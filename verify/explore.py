@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.errors import InputError, RefutedError, UnknownError
-from preduce.verify.search.breadth import NO_ERROR, Breadth
-from preduce.verify.search.liveness import replay_loop, starving_loop
-from preduce.verify.search.network import Network
-from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
-from preduce.verify.search.trace import Trace, path_to, trace_of
-from preduce.verify.search.view import View
+from partreduce.topo.errors import InputError, RefutedError, UnknownError
+from partreduce.verify.search.breadth import NO_ERROR, Breadth
+from partreduce.verify.search.liveness import replay_loop, starving_loop
+from partreduce.verify.search.network import Network
+from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
+from partreduce.verify.search.trace import Trace, path_to, trace_of
+from partreduce.verify.search.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.verify.search.system import Label
+    from partreduce.verify.search.system import Label
 
 __all__ = [
     "Exploration",
@@ -174,7 +174,7 @@ def replay(machine: Any, labels: Sequence[tuple[int, Any]], *, network: Network 
     Raises:
         InputError: an event that cannot happen at its turn; the message names its place.
     """
-    from preduce.verify.search.system import System
+    from partreduce.verify.search.system import System
 
     system = System(machine, network or Network())
     states, taken = [system.start()], []

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.strategies.axes import Codec, Form, How, Where
+from partreduce.topo.strategies.axes import Codec, Form, How, Where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

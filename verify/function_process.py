@@ -22,14 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import IO, TYPE_CHECKING
 
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Group
-from preduce.verify import asked_function
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group
+from partreduce.verify import asked_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 HASH_SEEDS = ("0", "1")
 SECONDS = 60.0

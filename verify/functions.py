@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Static
-from preduce.verify.asked_function import ask, place_of_function
-from preduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
-from preduce.verify.prove import prove
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Static
+from partreduce.verify.asked_function import ask, place_of_function
+from partreduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
+from partreduce.verify.prove import prove
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.phase import Group
-    from preduce.verify.asked_function import PhaseFunction
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.phase import Group
+    from partreduce.verify.asked_function import PhaseFunction
 
 NAME = "membership"
 MAX_EVALUATIONS = 20_000_000
@@ -62,7 +62,7 @@ def prove_function_file(place: str, cluster: Cluster, period: int) -> FunctionPr
     Raises:
         InputError: as there; or the processes end early, run for too long or need too much memory.
     """
-    from preduce.verify.function_process import HASH_SEEDS, answers_in_processes
+    from partreduce.verify.function_process import HASH_SEEDS, answers_in_processes
 
     check_size(cluster, period)
     _, name = place_of_function(place)

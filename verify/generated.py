@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.generated import Division, Generated
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.strategies.generated import Division, Generated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.verify.base import Claim, Status, not_proved, proved, refuted, some
-from preduce.verify.contraction import prove_contraction, prove_power
-from preduce.verify.deadlock_free import prove_rounds_of_graph
-from preduce.verify.disagreement import prove_disagreement
-from preduce.verify.drift import prove_drift
-from preduce.verify.exact_consensus import prove_exact
-from preduce.verify.limit import prove_limit
-from preduce.verify.spectral_gap import prove_gaps
-from preduce.verify.stochastic import own_weights, prove_graph_sums
+from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
+from partreduce.verify.contraction import prove_contraction, prove_power
+from partreduce.verify.deadlock_free import prove_rounds_of_graph
+from partreduce.verify.disagreement import prove_disagreement
+from partreduce.verify.drift import prove_drift
+from partreduce.verify.exact_consensus import prove_exact
+from partreduce.verify.limit import prove_limit
+from partreduce.verify.spectral_gap import prove_gaps
+from partreduce.verify.stochastic import own_weights, prove_graph_sums
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import Round
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies import Round
 
     Rounds = tuple[Round, ...]
 

@@ -11,21 +11,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.topo.strategies.gap import Gap, Weights
-from preduce.verify.base import Claim, Status, not_proved, proved, refuted
-from preduce.verify.gaps.certificate import NONE, queues_entry, ticks, worst_pair
-from preduce.verify.gaps.event_graph import event_graph
-from preduce.verify.gaps.liveness import dead_cycle
-from preduce.verify.gaps.skip import longest_skips_by_edges
-from preduce.verify.graph import out_tree_of, prove_graph
-from preduce.verify.stochastic import DOUBLY, keeps_something
-from preduce.verify.without_backup import prove_without_backup
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.strategies.gap import Gap, Weights
+from partreduce.verify.base import Claim, Status, not_proved, proved, refuted
+from partreduce.verify.gaps.certificate import NONE, queues_entry, ticks, worst_pair
+from partreduce.verify.gaps.event_graph import event_graph
+from partreduce.verify.gaps.liveness import dead_cycle
+from partreduce.verify.gaps.skip import longest_skips_by_edges
+from partreduce.verify.graph import out_tree_of, prove_graph
+from partreduce.verify.stochastic import DOUBLY, keeps_something
+from partreduce.verify.without_backup import prove_without_backup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 MAX_PAIRS = 256
 """Workers up to which the gap of every two of them is bounded; over edges it is for any number."""

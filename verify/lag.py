@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.topo.strategies.axes import WIDER, Drain, Pipeline
-from preduce.verify.base import Claim, proved
+from partreduce.topo.strategies.axes import WIDER, Drain, Pipeline
+from partreduce.verify.base import Claim, proved
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 NAME = "lag"
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix
-from preduce.topo.figures.growth import MOST_BITS, growth_bits
-from preduce.topo.mixing import exact_product
-from preduce.verify.base import Claim, not_proved, proved
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
+from partreduce.topo.figures.growth import MOST_BITS, growth_bits
+from partreduce.topo.mixing import exact_product
+from partreduce.verify.base import Claim, not_proved, proved
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
     Integers = npt.NDArray[np.object_]
 

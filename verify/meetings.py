@@ -9,13 +9,13 @@ from __future__ import annotations
 from itertools import count, pairwise
 from typing import TYPE_CHECKING
 
-from preduce.verify.view import explicit_view, rule_view
+from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
 
 MAX_WORKERS = 16_384
 """A set of as many bits for each worker: 34 MB."""

@@ -14,16 +14,16 @@ import random
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from preduce.verify.affine import Affine, GroupRead, Listed, Loop, Symbol, UnprovedError
-from preduce.verify.base import Claim, not_proved, proved, refuted, some
-from preduce.verify.reading import Reader
-from preduce.verify.view import rule_view
+from partreduce.verify.affine import Affine, GroupRead, Listed, Loop, Symbol, UnprovedError
+from partreduce.verify.base import Claim, not_proved, proved, refuted, some
+from partreduce.verify.reading import Reader
+from partreduce.verify.view import rule_view
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from preduce.topo.rule import Block, RulePhase, RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.rule import Block, RulePhase, RuleView
+    from partreduce.topo.schedule import Schedule
 
 NAME = "membership"
 EVALUATED = 2**18

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.strategies.axes import Codec
-from preduce.topo.strategies.base import Averaging
-from preduce.verify.base import Claim, proved
-from preduce.verify.forms import Spread, of_block, of_everybody
-from preduce.verify.view import explicit_view, rule_view
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.base import Averaging
+from partreduce.verify.base import Claim, proved
+from partreduce.verify.forms import Spread, of_block, of_everybody
+from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import Round
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies import Round
 
 
 def prove_memory(schedule: Schedule) -> Claim:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, semidefinite_pivots
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, semidefinite_pivots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

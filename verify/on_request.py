@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies import Generated, Pairwise, Server
-from preduce.topo.strategies.axes import Codec
-from preduce.verify.base import Claim, Status
-from preduce.verify.codec_error import codec_error_of_a_server
-from preduce.verify.equal_replicas import ASSUMED
-from preduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.strategies import Generated, Pairwise, Server
+from partreduce.topo.strategies.axes import Codec
+from partreduce.verify.base import Claim, Status
+from partreduce.verify.codec_error import codec_error_of_a_server
+from partreduce.verify.equal_replicas import ASSUMED
+from partreduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.schedule import Schedule
 
 
 def prove_generated(schedule: Schedule) -> tuple[Claim, ...]:
@@ -82,7 +82,7 @@ def _served(strategy: Server) -> Claim:
 
 
 def _convergence(strategy: Generated, cluster: Cluster) -> Claim:
-    from preduce.verify.generated import convergence_conditions
+    from partreduce.verify.generated import convergence_conditions
 
     try:
         found = convergence_conditions(strategy, cluster)

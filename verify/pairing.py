@@ -6,13 +6,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.adpsgd import Ask, Choose, all_both
-from preduce.schedulers.protocols.base import Received
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.verify.explore import NoDeadlock, explore, replay
+from partreduce.schedulers.protocols.adpsgd import Ask, Choose, all_both
+from partreduce.schedulers.protocols.base import Received
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.verify.explore import NoDeadlock, explore, replay
 
 if TYPE_CHECKING:
-    from preduce.verify.explore import Trace
+    from partreduce.verify.explore import Trace
 
 
 @dataclass(frozen=True, slots=True)

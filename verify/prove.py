@@ -5,40 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.axes import Codec, Sending
-from preduce.verify.after_a_loss import NAME as AFTER_A_LOSS
-from preduce.verify.after_a_loss import prove_after_a_loss
-from preduce.verify.base import Claim, Proof, Status, not_proved
-from preduce.verify.budget import budgets
-from preduce.verify.certificate import certificate_of
-from preduce.verify.codec_error import prove_codec_error
-from preduce.verify.conflict_free import NAME as CONFLICT_FREE
-from preduce.verify.conflict_free import prove_conflict_free
-from preduce.verify.consensus import prove_consensus
-from preduce.verify.contraction import prove_contraction
-from preduce.verify.deadlock_free import prove_deadlock_free
-from preduce.verify.disagreement import prove_disagreement
-from preduce.verify.drift import prove_drift
-from preduce.verify.equal_replicas import prove_equal_replicas
-from preduce.verify.exact_consensus import prove_exact
-from preduce.verify.graph import prove_graph
-from preduce.verify.kept_gap import essential_of_kept_gap, prove_kept_gap
-from preduce.verify.lag import prove_lag
-from preduce.verify.membership import prove_membership
-from preduce.verify.memory import prove_memory
-from preduce.verify.on_request import prove_generated, prove_pairwise, prove_server
-from preduce.verify.quorum import prove_quorum
-from preduce.verify.quorum_groups import prove_quorum_of_groups
-from preduce.verify.rounds import prove_rounds
-from preduce.verify.staleness import prove_meetings
-from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
-from preduce.verify.tables import essential_of_tables, prove_tables
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.strategies.axes import Codec, Sending
+from partreduce.verify.after_a_loss import NAME as AFTER_A_LOSS
+from partreduce.verify.after_a_loss import prove_after_a_loss
+from partreduce.verify.base import Claim, Proof, Status, not_proved
+from partreduce.verify.budget import budgets
+from partreduce.verify.certificate import certificate_of
+from partreduce.verify.codec_error import prove_codec_error
+from partreduce.verify.conflict_free import NAME as CONFLICT_FREE
+from partreduce.verify.conflict_free import prove_conflict_free
+from partreduce.verify.consensus import prove_consensus
+from partreduce.verify.contraction import prove_contraction
+from partreduce.verify.deadlock_free import prove_deadlock_free
+from partreduce.verify.disagreement import prove_disagreement
+from partreduce.verify.drift import prove_drift
+from partreduce.verify.equal_replicas import prove_equal_replicas
+from partreduce.verify.exact_consensus import prove_exact
+from partreduce.verify.graph import prove_graph
+from partreduce.verify.kept_gap import essential_of_kept_gap, prove_kept_gap
+from partreduce.verify.lag import prove_lag
+from partreduce.verify.membership import prove_membership
+from partreduce.verify.memory import prove_memory
+from partreduce.verify.on_request import prove_generated, prove_pairwise, prove_server
+from partreduce.verify.quorum import prove_quorum
+from partreduce.verify.quorum_groups import prove_quorum_of_groups
+from partreduce.verify.rounds import prove_rounds
+from partreduce.verify.staleness import prove_meetings
+from partreduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
+from partreduce.verify.tables import essential_of_tables, prove_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 ON_DISJOINT = "rests on conflict-freedom, which is refuted."
 

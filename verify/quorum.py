@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.topo.strategies.quorum import Missed, Quorum, Start
-from preduce.verify.base import Claim, Status, proved
-from preduce.verify.equal_replicas import ASSUMED
-from preduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
+from partreduce.topo.strategies.quorum import Missed, Quorum, Start
+from partreduce.verify.base import Claim, Status, proved
+from partreduce.verify.equal_replicas import ASSUMED
+from partreduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 EXPLORED = "That the protocol's code follows this was explored for small configurations (docs/explorer.md)."
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from preduce.topo.strategies.axes import LOCKSTEP
-from preduce.topo.strategies.quorum import Quorum, Start
-from preduce.verify.base import Claim, Status, not_proved, proved
-from preduce.verify.conflict_free import prove_conflict_free
-from preduce.verify.consensus import prove_consensus
-from preduce.verify.contraction import prove_contraction
-from preduce.verify.exact_consensus import prove_exact
-from preduce.verify.membership import prove_membership
-from preduce.verify.quorum import EXPLORED
-from preduce.verify.stochastic import DOUBLY, explicit_pairs, prove_doubly_stochastic, rule_pairs
-from preduce.verify.view import rule_view
+from partreduce.topo.strategies.axes import LOCKSTEP
+from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.verify.base import Claim, Status, not_proved, proved
+from partreduce.verify.conflict_free import prove_conflict_free
+from partreduce.verify.consensus import prove_consensus
+from partreduce.verify.contraction import prove_contraction
+from partreduce.verify.exact_consensus import prove_exact
+from partreduce.verify.membership import prove_membership
+from partreduce.verify.quorum import EXPLORED
+from partreduce.verify.stochastic import DOUBLY, explicit_pairs, prove_doubly_stochastic, rule_pairs
+from partreduce.verify.view import rule_view
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 OF_SHADOWS = "By a quorum this holds of the workers' shadow models, round by round of each worker."
 """What the claims about matrices speak of."""

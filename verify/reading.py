@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.phase import ONE, Group
-from preduce.topo.rule import Block, RuleView
-from preduce.verify.affine import (
+from partreduce.topo.phase import ONE, Group
+from partreduce.topo.rule import Block, RuleView
+from partreduce.verify.affine import (
     Affine,
     GroupRead,
     Listed,
@@ -35,7 +35,7 @@ from preduce.verify.affine import (
     renamed,
     settled,
 )
-from preduce.verify.source import source_of
+from partreduce.verify.source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -227,7 +227,7 @@ class Reader:
     def _attribute(self, owner: Any, name: str) -> Any:
         if is_plain(owner) or isinstance(owner, Affine | Listed | Loop | GroupRead | FunctionType | type):
             raise refuse(f"attribute {name!r} of {type(owner).__name__}")
-        if not type(owner).__module__.startswith("preduce.topo."):
+        if not type(owner).__module__.startswith("partreduce.topo."):
             raise refuse(f"attribute {name!r} of {type(owner).__name__}")
         value = getattr(owner, name)
         if name in OPAQUE and value is not None:

@@ -18,13 +18,13 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.arithmetic.whole_numbers import ceil_log, prime_powers
-from preduce.verify.base import Claim, proved
-from preduce.verify.stochastic import explicit_pairs, rule_pairs
-from preduce.verify.view import rule_view
+from partreduce.topo.arithmetic.whole_numbers import ceil_log, prime_powers
+from partreduce.verify.base import Claim, proved
+from partreduce.verify.stochastic import explicit_pairs, rule_pairs
+from partreduce.verify.view import rule_view
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 NAME = "rounds"
 NEVER = "never"

@@ -8,7 +8,7 @@ import inspect
 from functools import lru_cache
 from types import CodeType
 
-from preduce.verify.affine import UnprovedError, refuse
+from partreduce.verify.affine import UnprovedError, refuse
 
 
 @lru_cache(maxsize=256)

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
-from preduce.topo.errors import ScheduleError
-from preduce.topo.mixing import exact_product
-from preduce.verify.base import Claim, not_proved, proved, refuted
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.mixing import exact_product
+from partreduce.verify.base import Claim, not_proved, proved, refuted
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import Round
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies import Round
 
 KINDS = ("hop", "slem", "sigma")
 MAX_WORKERS = 48

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.verify.base import Claim, not_proved, proved
-from preduce.verify.meetings import Meetings, NeverMeetError, TooManyRoundsError, rounds_to_meet
-from preduce.verify.stochastic import explicit_pairs, keeps_something, rule_pairs
-from preduce.verify.view import rule_view
+from partreduce.verify.base import Claim, not_proved, proved
+from partreduce.verify.meetings import Meetings, NeverMeetError, TooManyRoundsError, rounds_to_meet
+from partreduce.verify.stochastic import explicit_pairs, keeps_something, rule_pairs
+from partreduce.verify.view import rule_view
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 NONE = -1
 """No bound is claimed: certificates have no null."""

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix
-from preduce.topo.figures.round_steps import group_paces
-from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic, mixing_matrix
-from preduce.topo.phase import Phase
-from preduce.topo.strategies.base import Averaging
-from preduce.verify.base import fraction_above
-from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, distinct_classes, every_class
-from preduce.verify.contraction import common_factor
-from preduce.verify.view import rule_view
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
+from partreduce.topo.figures.round_steps import group_paces
+from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic, mixing_matrix
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.base import Averaging
+from partreduce.verify.base import fraction_above
+from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, distinct_classes, every_class
+from partreduce.verify.contraction import common_factor
+from partreduce.verify.view import rule_view
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
     import numpy.typing as npt
 
-    from preduce.topo.round import MixingStep
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.round import MixingStep
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
 
     Matrix = npt.NDArray[np.float64]
 

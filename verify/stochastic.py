@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.verify.base import Claim, proved, refuted
-from preduce.verify.view import explicit_view, rule_view
+from partreduce.verify.base import Claim, proved, refuted
+from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import Round
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies import Round
 
 DOUBLY = "doubly-stochastic"
 SUMS = "unit-sums"

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.codec_numbers import row_bytes
-from preduce.topo.strategies.routes import Way
-from preduce.verify.base import Claim, not_proved, proved, refuted
-from preduce.verify.codec_error import of_gradients, of_rows, rounded_up
+from partreduce.topo.codec_numbers import row_bytes
+from partreduce.topo.strategies.routes import Way
+from partreduce.verify.base import Claim, not_proved, proved, refuted
+from partreduce.verify.codec_error import of_gradients, of_rows, rounded_up
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.routes import Route
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.routes import Route
 
 ONE_ROUTE, ONE_OWNER, ORDER, NIC_BYTES = "one-route", "one-owner", "table-order", "nic-bytes"
 ROW_ERROR = "row-error"

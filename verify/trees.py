@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from preduce.topo.phase import Phase
+    from partreduce.topo.phase import Phase
 
 Tree = list[list[int]]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
 
 
 def rule_view(schedule: Schedule) -> RuleView | None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from preduce.topo.strategies.gap import Weights
-from preduce.verify.base import Claim, not_proved, proved, refuted, some
+from partreduce.topo.strategies.gap import Weights
+from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.gap import Gap
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.gap import Gap
 
 NAME = "consensus"
 MAX_SEARCHED = 200_000

@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.strategies.axes import Codec, Form, How, Rounding, Where
+from partreduce.topo.strategies.axes import Codec, Form, How, Rounding, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,13 +46,13 @@ def measure(nodes: int, turns: int) -> None:
     """Run by every worker, which prints one line of JSON: of each way the start and end of its turns, and its error."""
     import torch
 
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.transport.gloo import GlooWorld
-    from preduce.runtime.transport.hierarchical import formed
-    from preduce.runtime.transport.rendezvous import connect_store
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.allreduce import AllReduce
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.transport.gloo import GlooWorld
+    from partreduce.runtime.transport.hierarchical import formed
+    from partreduce.runtime.transport.rendezvous import connect_store
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.allreduce import AllReduce
 
     timeout = timedelta(seconds=300)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -85,8 +85,8 @@ def kernels(repetitions: int = 40) -> dict[str, float]:
     """Milliseconds of encoding and decoding 2.19 MB on one thread, the least of some runs."""
     import torch
 
-    from preduce.runtime.codecs.eight_bits import EightBits, noise
-    from preduce.topo.codec_numbers import int8_bytes
+    from partreduce.runtime.codecs.eight_bits import EightBits, noise
+    from partreduce.topo.codec_numbers import int8_bytes
 
     torch.set_num_threads(1)
     values = torch.randn(NUMBERS)
@@ -112,7 +112,7 @@ def _timed(action: Callable[[], object]) -> float:
 
 def collected(workers: int, nodes: int, turns: int) -> list[dict[str, Any]]:
     """What every worker said."""
-    from preduce.runtime.launcher.launch import launch
+    from partreduce.runtime.launcher.launch import launch
 
     output = io.StringIO()
     code = launch(

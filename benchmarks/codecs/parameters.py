@@ -35,16 +35,16 @@ from benchmarks.lab.gates import Gate
 from benchmarks.lab.rehearse import Rehearsal
 from benchmarks.lab.setting import TARGETS
 from benchmarks.lab.tasks import read_data, write_data
-from preduce.runtime.codecs.eight_bits import EightBits
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.codec_numbers import int8_bytes
-from preduce.topo.document.schedule import schedule_of
-from preduce.topo.strategies.axes import How
+from partreduce.runtime.codecs.eight_bits import EightBits
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import int8_bytes
+from partreduce.topo.document.schedule import schedule_of
+from partreduce.topo.strategies.axes import How
 
 if TYPE_CHECKING:
     from benchmarks.lab.tasks import Samples
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 RESULTS = Path(__file__).parents[1] / "results"
 CLUSTER = Cluster.regular(4, 4)

@@ -19,9 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import preduce
-from preduce.demo.results import Result, read_result
-from preduce.demo.train import Plan
+import partreduce
+from partreduce.demo.results import Result, read_result
+from partreduce.demo.train import Plan
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
@@ -43,16 +43,16 @@ SCHEDULES: dict[str, tuple[str, dict[str, object]]] = {
 def run(folder: Path, label: str, rate: float, seed: int, steps: int) -> Result:
     """One run in fresh processes."""
     name, parameters = SCHEDULES[label]
-    schedule = preduce.design(CLUSTER, using=name, **parameters)
+    schedule = partreduce.design(CLUSTER, using=name, **parameters)
     key = f"{schedule.name}-{rate}-{seed}"
     path = folder / f"{key}.json"
-    preduce.write_schedule(path, schedule)
+    partreduce.write_schedule(path, schedule)
     plan = Plan(
         schedules={key: str(path)}, folder=str(folder), num_nodes=4, steps=steps, every=EVERY, learning_rate=rate,
         seed=seed, pad=PAD,
     )  # fmt: skip
     plan.write(folder / "plan.json")
-    command = [sys.executable, "-m", "preduce.demo.train", str(folder / "plan.json")]
+    command = [sys.executable, "-m", "partreduce.demo.train", str(folder / "plan.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{label}, learning rate {rate}: exit code {done.returncode}\n{done.stdout}{done.stderr}")

@@ -21,7 +21,7 @@ from benchmarks.faults.kinds import KINDS, WORKERS
 from benchmarks.faults.processes import command_of, end, fork_session, show_stacks
 from benchmarks.faults.running import Running
 from benchmarks.lab.network import Network, why_not
-from preduce.topo.document.writer import write_schedule
+from partreduce.topo.document.writer import write_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -41,13 +41,13 @@ def import_once() -> None:
     import torch.distributed.elastic.multiprocessing.errors
     import torch.distributed.launcher.api  # noqa: F401 - as said
 
-    import preduce.__main__
-    import preduce.commands
-    import preduce.runtime
-    import preduce.topo.document.schedule
+    import partreduce.__main__
+    import partreduce.commands
+    import partreduce.runtime
+    import partreduce.topo.document.schedule
     from benchmarks.faults import launchers  # noqa: F401 - as said
 
-    for package in (preduce.runtime, preduce.commands):
+    for package in (partreduce.runtime, partreduce.commands):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             importlib.import_module(module.name)
 
@@ -97,7 +97,7 @@ def run_cells(cells: Iterable[Cell], on_outcome: Callable[[Outcome], None], *, a
 
 def _cell(cell: Cell, lane: int) -> Generator[Outcome | None]:
     """One cell, polled; the last value is its outcome."""
-    folder = Path(tempfile.mkdtemp(prefix="preduce-faults-"))
+    folder = Path(tempfile.mkdtemp(prefix="partreduce-faults-"))
     running = None
     try:
         running = _start(cell, folder, lane)
@@ -148,7 +148,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
         running.undo.append(tiny_disk(folder / "disk"))
     action: Callable[[], int | None]
     if cell.launcher == "run":
-        action = functools.partial(launchers.by_preduce_run, task)
+        action = functools.partial(launchers.by_partreduce_run, task)
     elif cell.launcher == "torchrun":
         action = functools.partial(launchers.by_torchrun, task)
     elif cell.launcher == "nodes":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAUNCHERS = ("run", "torchrun", "by hand", "nodes")
-"""`preduce run`; torchrun's agent; workers by hand with rank 0 as the store's host; by hand on nodes of their own."""
+"""`partreduce run`; torchrun's agent; workers by hand, rank 0 as the store's host; by hand on nodes of their own."""
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def kill_generator(running: Running) -> Iterator[None]:
     """SIGKILL of the group generator, which its keeper starts again."""
     yield from running.until(running.all_train)
     yield from running.sleep(running.chance.uniform(0, 0.5))
-    pid = running.named("preduce generator")
+    pid = running.named("partreduce generator")
     if pid is None:
         return
     running.must_finish = True
@@ -157,7 +157,7 @@ def pause_generator(running: Running) -> Iterator[None]:
     """SIGSTOP of the group generator for three timeouts."""
     yield from running.until(running.all_train)
     yield from running.sleep(running.chance.uniform(0, 0.5))
-    pid = running.named("preduce generator")
+    pid = running.named("partreduce generator")
     if pid is None:
         return
     running.fires("SIGSTOP of the generator", culprit="generator")

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Phase
-from preduce.topo.round import Round
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Form, GroupPhases, How, Late, Pipeline
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
-from preduce.topo.strategies.generated import Division, Generated
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
-from preduce.topo.strategies.server import Server
-from preduce.topo.strategies.static import Static
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Form, GroupPhases, How, Late, Pipeline
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.topo.strategies.generated import Division, Generated
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
+from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.strategies.base import Strategy
+    from partreduce.topo.strategies.base import Strategy
 
 WORKERS = 4
 PAIRS = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])

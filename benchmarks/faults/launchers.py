@@ -1,4 +1,4 @@
-"""How the workers of a cell are started: by `preduce run`, torchrun's agent, by hand, or by hand on nodes."""
+"""How the workers of a cell are started: by `partreduce run`, torchrun's agent, by hand, or by hand on nodes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SCRIPT = Path(__file__).with_name("worker.py")
 NETNS = 0x40000000
 
 
-def by_preduce_run(task: Task) -> int:
+def by_partreduce_run(task: Task) -> int:
     """The command itself, in this process."""
-    from preduce.__main__ import main
+    from partreduce.__main__ import main
 
     return main(["run", "--schedule", task.schedule, "--threads", "1", str(SCRIPT)])
 
@@ -61,14 +61,14 @@ def torchrun_worker(_timeout: float) -> None:
     import atexit
     import sys
 
-    from preduce.topo.errors import PreduceError
+    from partreduce.topo.errors import PartreduceError
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # the agent's own handlers are not a worker's
     code = 0
     try:
         work()
-    except PreduceError as error:
+    except PartreduceError as error:
         sys.last_value = error
         code = error.exit_code
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -122,7 +122,7 @@ def _serve(network: Network, port_file: Path) -> None:
     """Host the store on the switch until the cell's first process is gone."""
     import time
 
-    from preduce.runtime.transport.torch_api import TCPStore
+    from partreduce.runtime.transport.torch_api import TCPStore
 
     enter(network.switch)
     parent = os.getppid()

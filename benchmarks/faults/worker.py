@@ -16,10 +16,10 @@ import torch
 
 from benchmarks.faults.cell import Task, records_of
 from benchmarks.faults.processes import runs
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import save_checkpoint
-from preduce.topo.document.schedule import load_schedule
-from preduce.topo.errors import FileProblem, PreduceError
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import save_checkpoint
+from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.errors import FileProblem, PartreduceError
 
 TASK = "FAULTS_TASK"
 CHECKPOINT_STEPS = 60
@@ -71,7 +71,7 @@ def work() -> None:
         diary.note("finishes", step)
         optimizer.finish()
         diary.note("finished", step)
-    except PreduceError as error:
+    except PartreduceError as error:
         diary.note("failed", step, f"{type(error).__name__}: {error}")
         raise
     except BaseException as error:

@@ -7,13 +7,13 @@ import marshal
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.forgery.schedules import SCHEDULES, modular, spread, wide
-from preduce.topo.document.schedule import dump_schedule
-from preduce.verify import checker, prove
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.verify import checker, prove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 Document = dict[str, Any]
 

@@ -11,12 +11,12 @@ from benchmarks.forgery.attempt import certified, fresh, ground, kind_of, moved_
 from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide, with_tables
-from preduce.topo.errors import ScheduleError
+from partreduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.verify.checker.schedule import Schedule as ReadSchedule
+    from partreduce.verify.checker.schedule import Schedule as ReadSchedule
 
 Document = dict[str, Any]
 WAYS = ("corrupted entry", "corrupted schedule", "another schedule's entry")

@@ -6,7 +6,7 @@ import copy
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from preduce.verify import checker
+from partreduce.verify import checker
 
 if TYPE_CHECKING:
     import random

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
-from preduce.topo.strategies.axes import (
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies.axes import (
     LOCKSTEP,
     Codec,
     Drain,
@@ -28,9 +28,9 @@ from preduce.topo.strategies.axes import (
     Total,
     Where,
 )
-from preduce.topo.strategies.gap import Gap, Order, Skip, Weights
-from preduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
-from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from partreduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
 
 if TYPE_CHECKING:
     import random

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.runtime.virtual_time.carrying import Carrying
-from preduce.runtime.virtual_time.gaps import GapTiming
-from preduce.runtime.virtual_time.in_turn import InTurn
-from preduce.runtime.virtual_time.machine import VirtualMachine
-from preduce.schedulers.protocols.hop import hop_of
-from preduce.topo.hardware import Hardware
-from preduce.topo.strategies.gap import Gap
+from partreduce.runtime.virtual_time.carrying import Carrying
+from partreduce.runtime.virtual_time.gaps import GapTiming
+from partreduce.runtime.virtual_time.in_turn import InTurn
+from partreduce.runtime.virtual_time.machine import VirtualMachine
+from partreduce.schedulers.protocols.hop import hop_of
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.strategies.gap import Gap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.runtime.virtual_time.gap_record import GapRecord
-    from preduce.topo.round import Round
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.virtual_time.gap_record import GapRecord
+    from partreduce.topo.round import Round
+    from partreduce.topo.schedule import Schedule
 
 NUMBERS = 32
 """So many numbers of each worker are followed, so that the start is no matter of luck."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.report.palette import GREY, GRID, INK, MARKERS, OKABE_ITO, PALE
-from preduce.report.picture import new_figure, save
+from partreduce.report.palette import GREY, GRID, INK, MARKERS, OKABE_ITO, PALE
+from partreduce.report.picture import new_figure, save
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,11 +20,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.strategies.gap import Gap, Order, Skip
-from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.strategies.gap import Gap, Order, Skip
+from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 CLUSTER = Cluster.regular(4, 4)
 GRAPHS = ("ring", "ring-based", "double-ring")

@@ -27,20 +27,20 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.gaps.agreement import agreeing
-from preduce.runtime.virtual_time.gap_recursion import gap_times, record_of
-from preduce.runtime.virtual_time.predict import queue_arrays
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.schedulers.protocols.hop import hop_of
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import PreduceError
-from preduce.topo.figures import contraction
-from preduce.topo.strategies.gap import Gap, Order, Skip
-from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+from partreduce.runtime.virtual_time.gap_recursion import gap_times, record_of
+from partreduce.runtime.virtual_time.predict import queue_arrays
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.protocols.hop import hop_of
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.figures import contraction
+from partreduce.topo.strategies.gap import Gap, Order, Skip
+from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
-    from preduce.runtime.virtual_time.gap_record import GapRecord
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.virtual_time.gap_record import GapRecord
+    from partreduce.topo.schedule import Schedule
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gaps"
 GRAPHS = ("ring", "ring-based", "double-ring", "torus", "random-regular", "hypercube", "exponential", "star")
@@ -69,7 +69,7 @@ def keeping(name: str, count: int, gap: Gap) -> Schedule | None:
     try:
         built = build(name, Cluster.regular(count // 4, 4))
         return replace(built, strategy=replace(built.strategy, when=gap))  # type: ignore[arg-type, call-arg]
-    except PreduceError:
+    except PartreduceError:
         return None
 
 

@@ -1,4 +1,4 @@
-"""SIGKILL of the generator: at named points of its loop, and of `preduce generator`; how soon it answers again."""
+"""SIGKILL of the generator: at named points of its loop, and of `partreduce generator`; how soon it answers again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from helpers.generator_rig import KILL_POINTS, ServiceProcess, check_orders, run_workers, setting_of, started_by
-from preduce.runtime.generator.keys import JobKeys
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.writer import write_schedule
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.generated import Division, Generated
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.generated import Division, Generated
 
 WORKERS = 4
 
@@ -78,14 +78,14 @@ def at_points() -> list[dict[str, Any]]:
 
 
 def of_the_command(kills: int) -> dict[str, Any]:
-    """`preduce generator` is killed from outside again and again, and started again on its log and port."""
+    """`partreduce generator` is killed from outside again and again, and started again on its log and port."""
     with tempfile.TemporaryDirectory() as folder:
         place, keys = Path(folder), JobKeys.make()
         keys.write(place / "keys")
         strategy = Generated(group_size=2, division=Division.GLOBAL, slow_threshold=None)
         schedule = Schedule("kills", Cluster.regular(1, WORKERS), strategy)
         write_schedule(place / "schedule.json", schedule)
-        command = [sys.executable, "-P", "-m", "preduce", "generator", str(place / "schedule.json")]
+        command = [sys.executable, "-P", "-m", "partreduce", "generator", str(place / "schedule.json")]
         command += [
             "--keys",
             str(place / "keys"),

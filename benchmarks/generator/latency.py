@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.generator.client import GeneratorClient
-from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.generator.service import GeneratorService
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.topo.strategies.generated import Division
+from partreduce.runtime.generator.client import GeneratorClient
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.service import GeneratorService
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.strategies.generated import Division
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -45,14 +45,14 @@ Written by `python -m benchmarks.generator.run`; do not edit.
 **Rough wire.** {runs} randomised runs of 4 workers (15 % of the messages dropped, 15 % doubled, 30 % late), {groups}
 groups: on every worker the executed order is the service's; none lost, none doubled. {seconds:.0f} s.
 
-**Kills.** SIGKILL at {points} points of the loop: nothing lost, nothing doubled; `preduce generator` was killed {kills}
-times in one run ({killed_groups} groups). From the signal until the restarted service, known by its epoch, answers a
-worker (goal: < 2 s; process start and imports included):
+**Kills.** SIGKILL at {points} points of the loop: nothing lost, nothing doubled; `partreduce generator` was killed
+{kills} times in one run ({killed_groups} groups). From the signal until the restarted service, known by its epoch,
+answers a worker (goal: < 2 s; process start and imports included):
 
 | killed | median, s | worst, s |
 |---|---|---|
 | at a point of the loop | {point_median:.2f} | {point_worst:.2f} |
-| `preduce generator` | {median:.2f} | {worst:.2f} |
+| `partreduce generator` | {median:.2f} | {worst:.2f} |
 
 **Latency** from the question to the answer with nothing to hide it behind; it includes waiting for the partner.
 

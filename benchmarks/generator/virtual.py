@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
-from preduce.schedulers.protocols.base import Received, Send
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
+from partreduce.schedulers.protocols.base import Received, Send
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.strategies.generated import Division, InitiatorRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from preduce.runtime.virtual_time.machine import Step
+    from partreduce.runtime.virtual_time.machine import Step
 
 PER_NODE = 4
 

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.gpu.simulated import Fault, Shared, run_ranks
-from preduce.runtime.averaging import neighbor_reducer, reducer
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.sharding.staging import Staging
-from preduce.runtime.sharding.table import Table
-from preduce.runtime.strategies import gradient_means, group_means, pipeline
-from preduce.runtime.transport import updates
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Group, Phase
-from preduce.topo.round import Round
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Codec, GroupPhases, How, Late, Lockstep, Pipeline, Sending
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.gap import Gap, Order
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.static import Static
+from partreduce.runtime.averaging import neighbor_reducer, reducer
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.sharding.staging import Staging
+from partreduce.runtime.sharding.table import Table
+from partreduce.runtime.strategies import gradient_means, group_means, pipeline
+from partreduce.runtime.transport import updates
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Codec, GroupPhases, How, Late, Lockstep, Pipeline, Sending
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.gap import Gap, Order
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

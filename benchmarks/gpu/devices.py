@@ -25,12 +25,12 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from preduce.runtime.transport.streams import CudaStreams, Streams
+from partreduce.runtime.transport.streams import CudaStreams, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from preduce.runtime.transport.streams import Marker
+    from partreduce.runtime.transport.streams import Marker
 
 STUCK_SECONDS = 60.0
 """A pretended stream that waits longer for another than this has met a bug of the test."""

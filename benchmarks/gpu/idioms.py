@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.gpu.simulated import Shared, run_ranks
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
     from collections.abc import Callable

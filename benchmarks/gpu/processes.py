@@ -9,13 +9,13 @@ import torch
 
 from benchmarks.gpu import table_cells
 from benchmarks.gpu.cells import RANKS, Cell, distance, model_and_data, optimizer_of
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.topo.cluster import Cluster
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.server import Server
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.server import Server
 
 STEPS = 6
 CLOSE = 2e-4
@@ -52,7 +52,7 @@ def tables(rank: int, device: torch.device) -> None:
 def main(kind: str, folder: str) -> None:
     """One worker."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", 0 if os.environ.get("PREDUCE_ONE_GPU") else rank % torch.cuda.device_count())
+    device = torch.device("cuda", 0 if os.environ.get("PARTREDUCE_ONE_GPU") else rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     if kind == "tables":
         tables(rank, device)

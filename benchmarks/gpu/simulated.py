@@ -18,21 +18,21 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.devices import Mark, PretendedDevice, device_of, unversioned
-from preduce.runtime.transport.communicators import Communicator
-from preduce.runtime.transport.gloo import GlooWorld
-from preduce.runtime.transport.needed_groups import member_sets
-from preduce.runtime.transport.tags import TAG_LENGTH
-from preduce.runtime.transport.worlds import GroupTable
-from preduce.topo.errors import UnavailableError
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.needed_groups import member_sets
+from partreduce.runtime.transport.tags import TAG_LENGTH
+from partreduce.runtime.transport.worlds import GroupTable
+from partreduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.gpu.devices import Device
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.transport.streams import Streams
-    from preduce.runtime.transport.waiting import RunningWork
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.transport.streams import Streams
+    from partreduce.runtime.transport.waiting import RunningWork
+    from partreduce.topo.schedule import Schedule
 
 JOIN_SECONDS = 90.0
 

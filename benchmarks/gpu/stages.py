@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NEEDED = ("torch", "numpy", "pydantic", "annotated_types", "lazy_loader")
 """What the run-time imports; zmq and safetensors are only needed by servers, pairs and checkpoints."""
 LATE = 0.05
-PRETENDED = "PREDUCE_GPU_PRETENDED"
+PRETENDED = "PARTREDUCE_GPU_PRETENDED"
 """Set by `--pretended`: stages 3, 3b, 3c and 5 run on the CPU's pretended device instead."""
 
 
@@ -65,7 +65,7 @@ def versions() -> dict[str, Any]:
 def _nccl_world(store: Any, attempt: int) -> Any:  # noqa: ANN401 - a torch store, a world
     import torch
 
-    from preduce.runtime.transport.nccl import NcclWorld
+    from partreduce.runtime.transport.nccl import NcclWorld
 
     return NcclWorld(store, 0, 1, timedelta(seconds=20), device=torch.device("cuda", 0), attempt=attempt)
 
@@ -146,7 +146,7 @@ def tables() -> dict[str, Any]:
 
     if kind() == "pretended":
         return _compared(TABLE_CELLS, ("", *PLACES), compare, lambda _cell: 0.0)
-    ended = _launch(RANKS, "tables", "-", environment={"PREDUCE_CUDA_OVER_GLOO": "1"})
+    ended = _launch(RANKS, "tables", "-", environment={"PARTREDUCE_CUDA_OVER_GLOO": "1"})
     assert all(code == 0 for code, _ in ended), " | ".join(text.strip()[-300:] for _, text in ended)
     return {"cells": len(TABLE_CELLS), "said": ended[0][1].strip().splitlines()[-1]}
 
@@ -154,7 +154,7 @@ def tables() -> dict[str, Any]:
 def mends_taken_out() -> dict[str, Any]:
     """3b: with the wait for fills taken out, a late fill must give other numbers: proof that stage 3 can fail."""
     from benchmarks.gpu.cells import CELLS, compare
-    from preduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.averaging.reducer import Reducer
 
     kept, gaps = Reducer._fills_first, {}
     Reducer._fills_first = lambda _: None  # type: ignore[method-assign]
@@ -278,7 +278,7 @@ def gloo_processes() -> dict[str, Any]:
                 outcomes[body] = f"skipped: no {optional[body]}"
                 continue
             kill = 2 if body == "killed" else None
-            ended = _launch(4, body, folder, environment={"PREDUCE_CUDA_OVER_GLOO": "1"}, kill=kill)
+            ended = _launch(4, body, folder, environment={"PARTREDUCE_CUDA_OVER_GLOO": "1"}, kill=kill)
             if kill is None:
                 good = all(code == 0 for code, _ in ended)
             else:
@@ -296,7 +296,7 @@ def two_ranks_on_one_gpu() -> dict[str, Any]:
 
     if not dist.is_nccl_available():
         raise Skip("this torch has no NCCL")
-    ended = _launch(2, "static", "-", environment={"PREDUCE_ONE_GPU": "1"})
+    ended = _launch(2, "static", "-", environment={"PARTREDUCE_ONE_GPU": "1"})
     assert all(code and "ranks 0 and 1 share GPU" in text for code, text in ended), [text[-300:] for _, text in ended]
     return {"said": "ranks 0 and 1 share GPU …"}
 
@@ -307,7 +307,7 @@ def memory() -> dict[str, Any]:
 
     from benchmarks.gpu import cells
     from benchmarks.gpu.simulated import Shared, run_ranks
-    from preduce.runtime.optimizer import DistributedOptimizer
+    from partreduce.runtime.optimizer import DistributedOptimizer
 
     found = _against_cpu([cell for cell in cells.CELLS if "overlap" in cell.name], places=("", "fill"))
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1":

@@ -10,17 +10,17 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from benchmarks.gpu.cells import RANKS, distance, run_cell
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.sharding.clipping import clip_grad_norm_
-from preduce.topo.cluster import Cluster
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import Codec
-from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.sharding.clipping import clip_grad_norm_
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
 
 if TYPE_CHECKING:
     from benchmarks.gpu.simulated import SimulatedWorld
-    from preduce.runtime.transport.worlds import World
+    from partreduce.runtime.transport.worlds import World
 
 WORDS, BAGS, WIDTH, SAMPLES, STEPS = 29, 13, 4, 6, 3
 

@@ -23,18 +23,18 @@ from benchmarks.lab.rehearse import RATES, best_rate
 from benchmarks.lab.results import write, write_everything
 from benchmarks.lab.setting import GRID, MODEL_BYTES
 from benchmarks.lab.tasks import Samples, read_data, write_data
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.cluster import load_cluster
-from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.document.writer import write_schedule
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.document.writer import write_schedule
 
 if TYPE_CHECKING:
     import argparse
 
     from benchmarks.lab.network import Network
     from benchmarks.lab.setting import Setting
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.schedule import Schedule
 
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 60.0
@@ -250,7 +250,7 @@ class Campaign:
         """The cells that the simulator can predict; hierarchical all-reduce runs all-reduce's schedule in its form."""
         from statistics import median
 
-        from preduce.schedulers.registry import build
+        from partreduce.schedulers.registry import build
 
         found = []
         for setting in self.settings:

@@ -7,15 +7,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab import gaps, late_and_small, quorums
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Late, Lockstep
-from preduce.topo.strategies.base import Averaging
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Late, Lockstep
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.lab.setting import Setting
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
     Pick = Callable[[Cluster, Setting], Schedule | None]
 
@@ -36,7 +36,7 @@ class Contestant:
 
     name: str
     family: str
-    how: str = "preduce"
+    how: str = "partreduce"
     make: Callable[[Cluster, Setting], Schedule | None] | None = None
     free_running: bool = False
     grid: str = "workers"
@@ -55,21 +55,21 @@ class Contestant:
 
     def why_not(self, schedule: Schedule | None) -> str | None:
         """Why it cannot run here, or None."""
-        if self.how != "preduce" or schedule is None:
+        if self.how != "partreduce" or schedule is None:
             return None
         return _cannot_run(schedule)
 
 
 def _cannot_run(schedule: Schedule) -> str | None:
     kind = schedule.strategy.kind
-    if kind in ("static", "allreduce") or find_spec(f"preduce.runtime.strategies.{kind}") is not None:
+    if kind in ("static", "allreduce") or find_spec(f"partreduce.runtime.strategies.{kind}") is not None:
         return None
     return f"the runtime has no strategy {kind!r} yet"
 
 
 def _entry(name: str, *, overlap: bool = False, **parameters: object) -> Callable[[Cluster, Setting], Schedule]:
     def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
-        from preduce.schedulers.registry import build
+        from partreduce.schedulers.registry import build
 
         schedule = build(name, cluster, **parameters)
         return _with(schedule, when=Late()) if overlap else schedule
@@ -96,7 +96,7 @@ def _paced(
     """
 
     def make(cluster: Cluster, setting: Setting) -> Schedule | None:
-        from preduce.schedulers.registry import build
+        from partreduce.schedulers.registry import build
 
         slowest = max([1.0, *(value for _, value in setting.slow)])
         if slowest == 1:
@@ -118,7 +118,7 @@ def _strategy(name: str, make: Callable[[Cluster], object]) -> Callable[[Cluster
 
 def _server(*, synchronous: bool) -> Callable[[Cluster], object]:
     def make(cluster: Cluster) -> object:
-        from preduce.topo.strategies.server import Server
+        from partreduce.topo.strategies.server import Server
 
         size = cluster.workers_per_node or 1
         hosts = tuple(range(0, cluster.num_workers, size))
@@ -129,7 +129,7 @@ def _server(*, synchronous: bool) -> Callable[[Cluster], object]:
 
 def _pairwise(*, overlap: bool) -> Callable[[Cluster], object]:
     def make(cluster: Cluster) -> object:
-        from preduce.topo.strategies.pairwise import Pairwise
+        from partreduce.topo.strategies.pairwise import Pairwise
 
         return Pairwise(active=tuple(range(0, cluster.num_workers, 2)), when=Late() if overlap else Lockstep())
 
@@ -138,7 +138,7 @@ def _pairwise(*, overlap: bool) -> Callable[[Cluster], object]:
 
 def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 - fields of Generated
     def make(cluster: Cluster) -> object:  # noqa: ARG001 - independent of it
-        from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
+        from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
 
         return Generated(
             group_size=options.get("group_size", 3),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from benchmarks.lab.board import Board
 from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS
-from preduce.runtime.transport.admission import RUN_SECRET
+from partreduce.runtime.transport.admission import RUN_SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,7 +144,7 @@ class Crew:
             yield {}
             return
         keys, workers, address = (job.path / name for name in ("keys.json", "worker-keys.json", "address"))
-        command = ["ip", "netns", "exec", self.network.switch, sys.executable, "-P", "-m", "preduce", "generator"]
+        command = ["ip", "netns", "exec", self.network.switch, sys.executable, "-P", "-m", "partreduce", "generator"]
         command += [job.schedule, "--keys", str(keys), "--worker-keys", str(workers), "--address-file", str(address)]
         command += ["--address", f"tcp://{self.network.switch_address}:*", "--log", str(job.path / "generator-log")]
         process = _Helper(command, job.path / "generator.log")
@@ -154,7 +154,10 @@ class Crew:
                 if time.monotonic() > end or not process.is_running:
                     raise RuntimeError(f"the group generator did not start: {process.log.read_text()[-300:]}")
                 time.sleep(0.02)
-            yield {"PREDUCE_GENERATOR": address.read_text().strip(), "PREDUCE_GENERATOR_KEYS": workers.read_text()}
+            yield {
+                "PARTREDUCE_GENERATOR": address.read_text().strip(),
+                "PARTREDUCE_GENERATOR_KEYS": workers.read_text(),
+            }
         finally:
             process.close()
 

@@ -22,7 +22,7 @@ def serve_workers(node: int) -> None:
     from benchmarks.lab.worker import work
     from benchmarks.papers import sums
     from benchmarks.papers.tables import worker as tables
-    from preduce.runtime.launcher.launch import launch
+    from partreduce.runtime.launcher.launch import launch
 
     measurements = {
         "profile": profiled.profile,
@@ -50,15 +50,15 @@ def _import_runtime() -> None:
     import torch._dynamo
     import torch.distributed.algorithms.model_averaging.averagers  # noqa: F401 - as said
 
-    import preduce.runtime
+    import partreduce.runtime
 
-    for found in pkgutil.walk_packages(preduce.runtime.__path__, "preduce.runtime."):
+    for found in pkgutil.walk_packages(partreduce.runtime.__path__, "partreduce.runtime."):
         importlib.import_module(found.name)
 
 
 def serve_store(address: str) -> None:
     """Open a fresh store for every line and say its port; the one before it is closed."""
-    from preduce.runtime.transport.torch_api import TCPStore
+    from partreduce.runtime.transport.torch_api import TCPStore
 
     _say("ready")
     store = None

@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.late_and_small import one_host
-from preduce.topo.graphs.classic import ring
-from preduce.topo.graphs.clustered import clustered
-from preduce.topo.graphs.hop import double_ring, ring_based
-from preduce.topo.graphs.weights import weigh
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.axes import How
-from preduce.topo.strategies.gap import Gap, Order, Skip, Weights
-from preduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.graphs.classic import ring
+from partreduce.topo.graphs.clustered import clustered
+from partreduce.topo.graphs.hop import double_ring, ring_based
+from partreduce.topo.graphs.weights import weigh
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import How
+from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from partreduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.lab.setting import Setting
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.graphs.base import Graph
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.graphs.base import Graph
 
 PARALLEL: dict[str, Any] = {"order": Order.PARALLEL}
 BACKUP: dict[str, Any] = {"backup": 1, "weights": Weights.UNIFORM, **PARALLEL}

@@ -14,7 +14,7 @@ from benchmarks.lab.lengths import Lengths
 class Job(Lengths):
     """What every worker of one cell does.
 
-    `how` names who synchronises: `preduce` (with `schedule`, a file) or one of the baselines of `baselines.py`.
+    `how` names who synchronises: `partreduce` (with `schedule`, a file) or one of the baselines of `baselines.py`.
     A step computes as long as its lengths say: real gradients are taken, and sleeping fills the rest, because more
     workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
     """

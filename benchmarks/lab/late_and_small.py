@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import LOCKSTEP, Codec, Form, How, Pipeline, Sending, When, Where
-from preduce.topo.strategies.server import Server
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import LOCKSTEP, Codec, Form, How, Pipeline, Sending, When, Where
+from partreduce.topo.strategies.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.lab.setting import Setting
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
     Make = Callable[[Cluster, Setting], Schedule | None]
 
@@ -47,7 +47,7 @@ def node_then_all(rounds: int, how: How) -> Make:
     """Node averages, and everybody's after so many of them, whose sums travel as said."""
 
     def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
-        from preduce.schedulers.registry import build
+        from partreduce.schedulers.registry import build
 
         schedule = build("node-then-all", cluster, node_rounds=rounds)
         strategy: Any = schedule.strategy

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.timing.compute import ComputeTimes, Disturbance, RandomDelay, RandomSlowdown, ShiftingDelay
-from preduce.topo.timing.sampling import read_trace
+from partreduce.topo.timing.compute import ComputeTimes, Disturbance, RandomDelay, RandomSlowdown, ShiftingDelay
+from partreduce.topo.timing.sampling import read_trace
 
 if TYPE_CHECKING:
     import numpy.typing as npt

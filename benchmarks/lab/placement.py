@@ -47,7 +47,7 @@ def measure(job: Job, node: int) -> None:
     """One worker: takes part in its groups and leaves its times in a file."""
     import torch
 
-    import preduce
+    import partreduce
     from benchmarks.lab.baselines import use_environment
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -57,13 +57,13 @@ def measure(job: Job, node: int) -> None:
     times: dict[str, list[list[float]]] = {name: [] for name in GROUPS}
     for repetition in range(REPETITIONS + 1):
         for name, members in GROUPS.items():
-            preduce.p_reduce(little, everyone, timeout=60)
+            partreduce.p_reduce(little, everyone, timeout=60)
             if rank in members:
                 start = time.monotonic()
-                preduce.p_reduce(model, members, timeout=60)
+                partreduce.p_reduce(model, members, timeout=60)
                 if repetition:  # the first connects the group
                     times[name].append([start, time.monotonic()])
-    preduce.p_reduce(little, everyone, timeout=60)
+    partreduce.p_reduce(little, everyone, timeout=60)
     (job.path / f"placement-{rank:03d}.json").write_text(json.dumps(times))
 
 
@@ -101,7 +101,7 @@ def main() -> int:
     if (reason := why_not()) is not None:
         print(f"lab: skipped: {reason}")
         return 0
-    scratch = Path(tempfile.mkdtemp(prefix="preduce-placement-"))
+    scratch = Path(tempfile.mkdtemp(prefix="partreduce-placement-"))
     ms: dict[str, dict[str, list[float]]] = {}
     try:
         with Network(4, RATES[0]) as network, Crew(network, scratch) as crew:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.predict import in_segments
 from benchmarks.lab.setting import MODEL_BYTES
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.strategies.axes import Form
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from benchmarks.lab.setting import Setting
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.schedule import Schedule
 
 PLAN_SECONDS = 20.0
 
@@ -58,7 +58,7 @@ class Planner:
         return in_segments(replace(base, **job), setting.task)
 
     def _plan(self, cluster: Cluster, setting: Setting, key: str, options: dict[str, Any]) -> Schedule:
-        from preduce import Data, Job, plan
+        from partreduce import Data, Job, plan
 
         job = Job(
             cluster=replace(cluster, hardware=self.hardware(setting)),

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.lab.setting import BACKWARD, SEGMENTS
-from preduce.runtime.virtual_time.case import Case
-from preduce.runtime.virtual_time.rounds import SharedHost, run_rounds
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.topo.hardware import CodecSeconds, Hardware, Link
-from preduce.topo.phase import Phase
-from preduce.topo.strategies.axes import Codec, Form
-from preduce.topo.timing.coding import Travel
-from preduce.topo.timing.loads import shape_of
-from preduce.topo.timing.traffic import of_sum
+from partreduce.runtime.virtual_time.case import Case
+from partreduce.runtime.virtual_time.rounds import SharedHost, run_rounds
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.hardware import CodecSeconds, Hardware, Link
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.axes import Codec, Form
+from partreduce.topo.timing.coding import Travel
+from partreduce.topo.timing.loads import shape_of
+from partreduce.topo.timing.traffic import of_sum
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from benchmarks.lab.setting import Setting
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 CLOSE = 0.15
 STEPS = 48

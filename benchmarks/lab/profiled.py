@@ -1,4 +1,4 @@
-"""Measures the lab's own links with `runtime.profile`, from inside: what a user of `preduce profile` would get."""
+"""Measures the lab's own links with `runtime.profile`, from inside: what a user of `partreduce profile` would get."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def profile(job: Job, node: int) -> None:
     """Profile the run's links with all its workers; rank 0 leaves a cluster file and the errors of its check."""
-    from preduce.runtime.profile import profile as measure
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.document.cluster import write_cluster
+    from partreduce.runtime.profile import profile as measure
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.document.cluster import write_cluster
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(job.limit + 60))

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.registry import build
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.quorum import Quorum
+from partreduce.schedulers.registry import build
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.quorum import Quorum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.lab.setting import Setting
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 HALF, ALL_BUT_ONE = 0, -1
 """Quorums of half of the workers and of all but one, however many there are."""

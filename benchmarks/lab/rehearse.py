@@ -35,23 +35,23 @@ from benchmarks.lab.job import Job
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Setting, case_of
 from benchmarks.lab.tasks import evaluated, make_model, read_data, shard, write_data
-from preduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
-from preduce.runtime.virtual_time.machine import VirtualMachine
-from preduce.runtime.virtual_time.pairs import PairTiming
-from preduce.schedulers.protocols.adpsgd import pairing_of
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.topo.cluster import Cluster
-from preduce.topo.mixing import mixing_matrix
-from preduce.topo.strategies.axes import Pipeline, Total
-from preduce.topo.strategies.base import Averaging
+from partreduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
+from partreduce.runtime.virtual_time.machine import VirtualMachine
+from partreduce.runtime.virtual_time.pairs import PairTiming
+from partreduce.schedulers.protocols.adpsgd import pairing_of
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.mixing import mixing_matrix
+from partreduce.topo.strategies.axes import Pipeline, Total
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.lab.tasks import Samples
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.generated import Generated
-    from preduce.topo.strategies.pairwise import Pairwise
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.generated import Generated
+    from partreduce.topo.strategies.pairwise import Pairwise
 
 ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
@@ -241,7 +241,7 @@ def generated(rehearsal: Rehearsal, strategy: Generated, cluster: Cluster) -> An
 
 def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule | None, size: int) -> Any:  # noqa: ANN401
     """What one step of a contestant does."""
-    from preduce.schedulers.registry import build
+    from partreduce.schedulers.registry import build
 
     cluster = Cluster.regular(rehearsal.count // size, size)
     if schedule is None:
@@ -259,7 +259,7 @@ def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule 
         return by_pipeline(rehearsal, strategy.when)
     alpha = None
     if "drift_correction" in contestant.options:
-        from preduce.runtime.strategies.drift_correction import chosen_alpha
+        from partreduce.runtime.strategies.drift_correction import chosen_alpha
 
         alpha = chosen_alpha("auto", schedule, torch.optim.SGD([torch.zeros(1)], lr=rehearsal.rate))
     return by_schedule(rehearsal, schedule, alpha)

@@ -74,7 +74,7 @@ def main() -> int:
     from benchmarks.lab.crew import Crew
 
     leave_on_a_signal()
-    scratch = Path(tempfile.mkdtemp(prefix="preduce-lab-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    scratch = Path(tempfile.mkdtemp(prefix="partreduce-lab-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
         with Network(chosen.nodes, "1gbit") as network, Crew(network, scratch) as crew:
             campaign = Campaign(chosen, [changed[name] for name in names], network, crew, scratch)

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import preduce
+import partreduce
 from benchmarks.lab.baselines import Training, baseline, use_environment
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.tasks import Samples, loss_of, make_model
-from preduce.topo.errors import PreduceError
+from partreduce.topo.errors import PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,14 +42,14 @@ FINISH_SECONDS = 8.0
 """How long workers whose sums do not wait may take to reach the same last sum."""
 
 
-class Preduce:
-    """Training through `preduce.DistributedOptimizer`, with its trace."""
+class Partreduce:
+    """Training through `partreduce.DistributedOptimizer`, with its trace."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert job.schedule is not None
         self.model = model
         options = {**job.options, "timeout": START_SECONDS, "trace": job.path}
-        self.optimizer = preduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
+        self.optimizer = partreduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
 
     def step(self) -> None:
         """As the schedule says."""
@@ -58,7 +58,7 @@ class Preduce:
     def close(self) -> None:
         """The launcher's exit hooks write the trace and tell the others; sums that do not wait end with one of all."""
         if self.optimizer.schedule.strategy.protocol.startswith("quorum"):
-            with contextlib.suppress(PreduceError, RuntimeError):  # who has gone has left its results
+            with contextlib.suppress(PartreduceError, RuntimeError):  # who has gone has left its results
                 self.optimizer.finish()
 
 
@@ -71,7 +71,7 @@ def work(job: Job, node: int, samples: Samples) -> None:
     said: dict[str, object] = {"rank": rank}
     try:
         said.update(_train(job, rank, samples, board))
-    except (PreduceError, RuntimeError) as error:
+    except (PartreduceError, RuntimeError) as error:
         board.end()
         said["failed"] = f"{type(error).__name__}: {error}"[:400]
         traceback.print_exc()
@@ -86,9 +86,9 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     sgd = torch.optim.SGD(
         model.parameters(), lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay
     )
-    training: Training = (Preduce if job.how == "preduce" else baseline)(job, model, sgd)
+    training: Training = (Partreduce if job.how == "partreduce" else baseline)(job, model, sgd)
     batches = Batches(job, rank, samples)
-    protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Preduce) else ""
+    protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Partreduce) else ""
     apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
     goal, every = job.steps // _share(training, job), 1 if apart else _snapshots_every(training, job)
     seconds = StepLengths(job, job.num_workers, rank, job.seed)
@@ -134,7 +134,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                     break
                 if job.free_running and (board.over or board.all_steps >= job.steps * job.num_workers):
                     break
-        except (PreduceError, RuntimeError) as error:
+        except (PartreduceError, RuntimeError) as error:
             # The first who leaves takes the others' peer away: after the end that is how the rest learns of it.
             if not board.over:
                 raise
@@ -164,7 +164,7 @@ def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> 
 
 def _reached(training: Training) -> int:
     """The step that a worker which keeps a gap has entered (it may have skipped some), or the sums that one took."""
-    assert isinstance(training, Preduce)
+    assert isinstance(training, Partreduce)
     return training.optimizer.round
 
 
@@ -197,7 +197,7 @@ def _write(job: Job, rank: int, said: dict[str, object]) -> None:
 
 def _share(training: Training, job: Job) -> int:
     """The largest pace divided by this worker's own."""
-    if not isinstance(training, Preduce) or job.free_running:
+    if not isinstance(training, Partreduce) or job.free_running:
         return 1
     schedule, rank = training.optimizer.schedule, training.optimizer.rank
     return max(1, int(schedule.paces().max()) // schedule.pace_of(rank))
@@ -206,7 +206,7 @@ def _share(training: Training, job: Job) -> int:
 def _snapshots_every(training: Training, job: Job) -> int:
     """Steps from one snapshot to the next: each step where workers differ, whose newest would else be old."""
     together = not job.free_running and (
-        not isinstance(training, Preduce) or len(set(training.optimizer.schedule.paces().tolist())) == 1
+        not isinstance(training, Partreduce) or len(set(training.optimizer.schedule.paces().tolist())) == 1
     )
     return job.every if together else 1
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from preduce.runtime.transport.mailbox import Mailbox, Message
-    from preduce.runtime.transport.updates import Layout
+    from partreduce.runtime.transport.mailbox import Mailbox, Message
+    from partreduce.runtime.transport.updates import Layout
 
 WORKERS = 16
 RESIDENT = ("first", "last", "peak")
@@ -34,11 +34,11 @@ def measure(rank: int, port: int, megabytes: float, setting: dict[str, int], rou
     """Worker 0 if `rank` is 0, otherwise all its in-neighbours."""
     import torch
 
-    from preduce.runtime.transport.mailbox import Mailbox
-    from preduce.runtime.transport.updates import Layout
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
-    from preduce.verify.gaps.one_worker import capacities_of
+    from partreduce.runtime.transport.mailbox import Mailbox
+    from partreduce.runtime.transport.updates import Layout
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.gaps.one_worker import capacities_of
 
     edges = [(u, (u + hop) % WORKERS) for u in range(WORKERS) for hop in (1, WORKERS - 1, WORKERS // 2)]
     places = dict(capacities_of(Digraph.of(WORKERS, edges), Gap(**setting), 0).slots)
@@ -67,14 +67,14 @@ class Receiver:
     """Worker 0, who lets its rings fill up and then empties them."""
 
     def __init__(self, places: Mapping[int, int], layout: Layout) -> None:
-        from preduce.runtime.transport.payload_rings import PayloadRings
+        from partreduce.runtime.transport.payload_rings import PayloadRings
 
         self.rings = PayloadRings(0, places, layout)
         self.full = threading.Semaphore(0)
 
     def deliver(self, message: Message) -> None:
         """In the receiving thread."""
-        from preduce.runtime.transport.payload_rings import Arrival
+        from partreduce.runtime.transport.payload_rings import Arrival
 
         part, step = message.numbers
         if self.rings.receive(message.source, step, part, message.payload) is Arrival.KEPT:
@@ -89,7 +89,7 @@ class Receiver:
         rounds: int,
     ) -> dict[str, int]:
         """Fill and empty the rings; bytes of memory and of payloads."""
-        from preduce.runtime.transport.updates import add_updates
+        from partreduce.runtime.transport.updates import add_updates
 
         result = {"places": sum(places.values()), "model": layout.num_bytes}
         most = max(places.values())
@@ -128,7 +128,7 @@ class Senders:
         rounds: int,
     ) -> dict[str, int]:
         """Send; bytes of memory and of snapshots."""
-        from preduce.runtime.transport.updates import UpdateSender
+        from partreduce.runtime.transport.updates import UpdateSender
 
         most = max(places.values())
         senders = {worker: UpdateSender(box, layout, capacity=most) for worker, box in boxes.items()}

@@ -42,8 +42,8 @@ def measure(rank: int, port: int, megabytes: float, turns: list[list[str]]) -> d
     import torch
     import zmq
 
-    from preduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
-    from preduce.runtime.transport.mailbox import Mailbox, Message
+    from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+    from partreduce.runtime.transport.mailbox import Mailbox, Message
 
     store = store_at(port, rank)
     count = int(megabytes * 10**6) // 4

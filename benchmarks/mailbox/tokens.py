@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from benchmarks.mailbox.processes import leave, meet, store_at, together
 
 if TYPE_CHECKING:
-    from preduce.runtime.transport.mailbox import Message
+    from partreduce.runtime.transport.mailbox import Message
 
 CAPACITY = 5
 TOKENS = 4
@@ -30,9 +30,9 @@ def measure(rank: int, port: int, megabytes: float, updates: int) -> dict[str, l
     """One process; of the receiving one the milliseconds of the tokens of either way."""
     import torch
 
-    from preduce.runtime.transport.mailbox import Mailbox
-    from preduce.runtime.transport.payload_rings import Arrival, PayloadRings
-    from preduce.runtime.transport.updates import Layout, UpdateSender
+    from partreduce.runtime.transport.mailbox import Mailbox
+    from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings
+    from partreduce.runtime.transport.updates import Layout, UpdateSender
 
     store = store_at(port, rank)
     arrays = [torch.ones(int(megabytes * 10**6) // 4)]

@@ -32,8 +32,8 @@ from benchmarks.mailbox.processes import leave, meet, store_at, together
 if TYPE_CHECKING:
     import torch
 
-    from preduce.runtime.transport.mailbox import Message
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.mailbox import Message
+    from partreduce.runtime.transport.torch_api import Store
 
 CONTESTANTS = ("zmq", "tcp", "update")
 Seconds = dict[str, tuple[float, float]]
@@ -141,9 +141,9 @@ class Updates:
     """What the run-time does."""
 
     def __init__(self, store: Store, rank: int, neighbors: int, array: torch.Tensor) -> None:
-        from preduce.runtime.transport.mailbox import Mailbox
-        from preduce.runtime.transport.payload_rings import Arrival, PayloadRings
-        from preduce.runtime.transport.updates import Layout, UpdateSender
+        from partreduce.runtime.transport.mailbox import Mailbox
+        from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings
+        from partreduce.runtime.transport.updates import Layout, UpdateSender
 
         self.rank, self.arrays, self.neighbors, self.step = rank, [array], neighbors, 0
         layout = Layout(self.arrays)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-FLOORS = ("topo", "schedulers", "verify", "runtime", "preduce")
+FLOORS = ("topo", "schedulers", "verify", "runtime", "partreduce")
 MEMORY = 3 << 30
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported")
 
@@ -87,8 +87,8 @@ def independent(modules: list[str], file: str) -> list[str]:
     kept = []
     for name in modules:
         first, _, rest = name.partition(".")
-        ours = first in ("preduce", "benchmarks", "helpers", "tests", "conftest") or first.startswith("test_")
-        if not ours or (first == "preduce" and rest.split(".")[0] in below):
+        ours = first in ("partreduce", "benchmarks", "helpers", "tests", "conftest") or first.startswith("test_")
+        if not ours or (first == "partreduce" and rest.split(".")[0] in below):
             kept.append(name)
     return kept
 
@@ -103,7 +103,7 @@ def main() -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     module = file.removesuffix(".py").replace("/", ".")
-    loaded = "preduce." + module.removeprefix("preduce.") in sys.modules
+    loaded = "partreduce." + module.removeprefix("partreduce.") in sys.modules
     for cached in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         cached.unlink()
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -50,7 +50,7 @@ SHARDING = (
     "whole",
     "wire",
 )
-ROUTES = (("tests/preduce/test_planner_routes.py",), ("tests/preduce/test_design_model.py",))
+ROUTES = (("tests/partreduce/test_planner_routes.py",), ("tests/partreduce/test_design_model.py",))
 GROUP_QUORUMS = "tests/runtime/test_strategy_quorum_groups.py"
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
 
@@ -122,9 +122,9 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/claims/tables")},
     "verify/checker/tables.py": ((TABLE_CLAIMS, "tests/topo/test_routes.py"),),
     **{f"verify/{name}.py": ((QUORUM_CLAIMS,),) for name in ("quorum_groups", "checker/claims/quorum_groups")},
-    **{f"preduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
+    **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
-        f"preduce/planner/{name}.py": (("tests/preduce/test_planner_group_quorums.py",),)
+        f"partreduce/planner/{name}.py": (("tests/partreduce/test_planner_group_quorums.py",),)
         for name in ("group_quorums", "group_runs")
     },
     **{f"runtime/sharding/{name}.py": HYBRID for name in SHARDING},

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 
-NAMES = [f"preduce-o{os.getpid() % 10000}-{side}" for side in "ab"]
+NAMES = [f"partreduce-o{os.getpid() % 10000}-{side}" for side in "ab"]
 
 
 def measure(megabytes: list[int], repetitions: int) -> None:
     """Run by every worker; rank 0 prints one line of JSON per size."""
     import torch
 
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.commit import commit_mean
-    from preduce.runtime.averaging.reducer import Reducer
-    from preduce.runtime.liveness.heartbeat import Heartbeat
-    from preduce.runtime.recorder import Recorder
-    from preduce.runtime.transport.gloo import GlooWorld
-    from preduce.runtime.transport.rendezvous import connect_store
-    from preduce.topo.phase import Group
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.commit import commit_mean
+    from partreduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.recorder import Recorder
+    from partreduce.runtime.transport.gloo import GlooWorld
+    from partreduce.runtime.transport.rendezvous import connect_store
+    from partreduce.topo.phase import Group
 
     timeout = timedelta(seconds=120)
     store = connect_store(timeout)
@@ -99,7 +99,7 @@ def summary(line: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def loopback(workers: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from preduce.runtime.launcher.launch import launch
+    from partreduce.runtime.launcher.launch import launch
 
     output = io.StringIO()
     code = launch(lambda: measure(arguments.megabytes, arguments.repetitions), num_workers=workers, output=output)

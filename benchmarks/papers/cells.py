@@ -116,7 +116,7 @@ def run(
     num_nodes = max(experiment.shape[0] for experiment in experiments)
     assert {experiment.shape[0] for experiment in experiments} == {num_nodes}, "one network for all"
     end = time.monotonic() + 60 * minutes
-    scratch = Path(tempfile.mkdtemp(prefix="preduce-papers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    scratch = Path(tempfile.mkdtemp(prefix="partreduce-papers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     leave_on_a_signal()
     campaigns: list[Campaign] = []
     notes: tuple[str, ...] = ()

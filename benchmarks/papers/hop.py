@@ -317,9 +317,9 @@ def _speed(
 
 def _gap_rows() -> Iterator[Row]:
     """The paper's spectral gaps, from its graphs alone."""
-    from preduce.topo.figures.spectral_gaps import spectral_gap
-    from preduce.topo.graphs.hop import hop_figure_21
-    from preduce.topo.graphs.weights import weigh
+    from partreduce.topo.figures.spectral_gaps import spectral_gap
+    from partreduce.topo.graphs.hop import hop_figure_21
+    from partreduce.topo.graphs.weights import weigh
 
     for name, printed in PRINTED_GAPS.items():
         gap = spectral_gap(weigh(hop_figure_21(name)), "hop")

@@ -26,12 +26,12 @@ from benchmarks.lab.contestants import PICK, contestants
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import Setting
 from benchmarks.papers.rows import Curve, Results, Row, add, read, value
-from preduce.topo.cluster import Cluster
+from partreduce.topo.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 FREE = "10gbit"
 EVERY = 50
@@ -73,12 +73,12 @@ def run(schedules: dict[str, Schedule], seeds: Sequence[int], steps: int, limit:
     from benchmarks.lab.run import leave_on_a_signal
     from benchmarks.lab.tasks import read_data, write_data
     from benchmarks.papers.cells import NoLabError
-    from preduce.topo.document.writer import write_schedule
+    from partreduce.topo.document.writer import write_schedule
 
     if (reason := why_not()) is not None:
         raise NoLabError(reason)
     leave_on_a_signal()
-    scratch = Path(tempfile.mkdtemp(prefix="preduce-long-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    scratch = Path(tempfile.mkdtemp(prefix="partreduce-long-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
         write_data("text", scratch / "text.npz")
         samples = read_data(scratch / "text.npz")
@@ -92,7 +92,7 @@ def run(schedules: dict[str, Schedule], seeds: Sequence[int], steps: int, limit:
                     job = Job(
                         name=name,
                         folder=str(folder),
-                        how="preduce",
+                        how="partreduce",
                         num_nodes=SHAPE[0],
                         workers_per_node=SHAPE[1],
                         address="",

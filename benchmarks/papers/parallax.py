@@ -154,7 +154,7 @@ def run(minutes: float, only: str | None = None) -> Results:
         raise NoLabError(reason)
     end = time.monotonic() + 60 * minutes
     listed = list(ALL) if only is None else PARTS[only]()
-    scratch = Path(tempfile.mkdtemp(prefix="preduce-papers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    scratch = Path(tempfile.mkdtemp(prefix="partreduce-papers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     leave_on_a_signal()
     kept: list[Found] = []
     notes: list[str] = []

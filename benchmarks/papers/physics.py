@@ -18,18 +18,18 @@ from benchmarks.lab.gaps import SERVER
 from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.tasks import read_data, write_data
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import PreduceError
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.timing.compute import ComputeTimes
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from benchmarks.lab.setting import Setting
     from benchmarks.lab.tasks import Samples
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 FREE = Link(0.0, 1e-15)
 """A link that takes no time worth a name."""
@@ -53,7 +53,7 @@ def physics_ms(name: str, setting: Setting, steps: int, repetition: int, *, afte
         timeline = simulate(
             schedule, Hardware(nic=FREE), compute=ComputeTimes(trace=trace), num_rounds=steps, model_bytes=1
         )
-    except PreduceError:
+    except PartreduceError:
         return None
     begun = timeline.finish[after - 1] if after else 0.0  # (num_workers,)
     return 1e3 * count / float(((steps - after) / (timeline.finish[-1] - begun)).sum())
@@ -72,7 +72,7 @@ def gradient_ms(name: str, setting: Setting, shape: tuple[int, int], steps: int,
     trace = step_seconds(setting, shape, 6 * steps, repetition)
     try:
         return 1e3 * _seconds_of(schedule, trace, steps) / steps
-    except PreduceError:
+    except PartreduceError:
         return None
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.plots import pyplot
 from benchmarks.papers.rows import RESULTS
-from preduce.report.palette import DASHES, OKABE_ITO
+from partreduce.report.palette import DASHES, OKABE_ITO
 
 if TYPE_CHECKING:
     from pathlib import Path

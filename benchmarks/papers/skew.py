@@ -31,7 +31,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 SYNCHRONOUS, SOLO, MAJORITY, HALF = "synchronous", "solo", "majority", "half"
 MODES = (SYNCHRONOUS, SOLO, MAJORITY, HALF)
@@ -85,7 +85,7 @@ class Found:
 
 def measure(trials: Sequence[Trial], seconds: float) -> tuple[list[Found], list[str]]:
     """Every trial that ends in the time, in processes of their own; and what became of the others."""
-    with tempfile.TemporaryDirectory(prefix="preduce-skew-") as folder:  # not of the process that forks
+    with tempfile.TemporaryDirectory(prefix="partreduce-skew-") as folder:  # not of the process that forks
         plan, found = Path(folder) / "plan.json", Path(folder) / "found.jsonl"
         plan.write_text(json.dumps([asdict(trial) for trial in trials]))
         found.touch()
@@ -113,10 +113,10 @@ def measure(trials: Sequence[Trial], seconds: float) -> tuple[list[Found], list[
 
 def schedule_of(trial: Trial, seed: int = 0) -> Schedule:
     """A sum of all in every step, as published: call k counts for sum k."""
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.allreduce import AllReduce
-    from preduce.topo.strategies.quorum import Quorum
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.allreduce import AllReduce
+    from partreduce.topo.strategies.quorum import Quorum
 
     cluster = Cluster.regular(1, trial.processes)
     if trial.mode == SYNCHRONOUS:
@@ -127,7 +127,7 @@ def schedule_of(trial: Trial, seed: int = 0) -> Schedule:
 
 def draws(trial: Trial, seed: int) -> Iterator[int]:
     """Who starts the sums under `majority`, sum by sum."""
-    from preduce.schedulers.protocols.partial import Partial
+    from partreduce.schedulers.protocols.partial import Partial
 
     when: Any = schedule_of(trial, seed).strategy.when
     machine = Partial(when, trial.processes)
@@ -186,7 +186,7 @@ def _work(trial: Trial, seed: int, folder: Path, end: float) -> None:
     """One process: calls, and leaves (milliseconds, active) of each iteration behind."""
     import torch
 
-    import preduce
+    import partreduce
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(max(1, int(end - time.monotonic() + 5)))
@@ -195,7 +195,7 @@ def _work(trial: Trial, seed: int, folder: Path, end: float) -> None:
     model = torch.nn.Module()
     model.weight = torch.nn.Parameter(torch.zeros(number))
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizer = preduce.DistributedOptimizer(sgd, model, schedule_of(trial, seed), timeout=60.0)
+    optimizer = partreduce.DistributedOptimizer(sgd, model, schedule_of(trial, seed), timeout=60.0)
     start = Start(folder / "start", count, rank)
     places = min(number, 16)
     said = []
@@ -231,7 +231,7 @@ def _one(trial: Trial, folder: Path) -> dict[str, Any]:
     Raises:
         OSError: one of them left nothing.
     """
-    from preduce.runtime.launcher.launch import launch
+    from partreduce.runtime.launcher.launch import launch
 
     seed, share = even_seed(replace(trial, size=4, skew=0.0)) if trial.mode == MAJORITY else (0, None)
     np.memmap(folder / "start", dtype=np.float64, mode="w+", shape=(trial.processes + 2,))
@@ -247,7 +247,7 @@ def main() -> int:
     """Runs the trials of a file one after the other until the time is over; a trial that fails is left out."""
     import torch
 
-    import preduce.runtime  # noqa: F401 - imported once, before forks
+    import partreduce.runtime  # noqa: F401 - imported once, before forks
 
     torch.set_num_threads(1)
     plan, found, until = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])

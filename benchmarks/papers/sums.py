@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.lab.late_and_small import HIERARCHICAL_INT8
 from benchmarks.papers.rows import Results, Row, value
-from preduce.topo.strategies.axes import Codec, Form, How
+from partreduce.topo.strategies.axes import Codec, Form, How
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,13 +91,13 @@ def _bare(job: Job, rank: int) -> tuple[dict[str, Way], Meet]:
     """Sums by the communicators alone."""
     import torch
 
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.transport.gloo import GlooWorld
-    from preduce.runtime.transport.hierarchical import formed
-    from preduce.runtime.transport.rendezvous import connect_store
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.allreduce import AllReduce
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.transport.gloo import GlooWorld
+    from partreduce.runtime.transport.hierarchical import formed
+    from partreduce.runtime.transport.rendezvous import connect_store
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.allreduce import AllReduce
 
     timeout = timedelta(seconds=60)
     base = GlooWorld(connect_store(timeout), rank, job.num_workers, timeout)
@@ -126,19 +126,19 @@ def _in_steps(job: Job) -> tuple[dict[str, Way], Meet]:
     """Whole steps of the optimizer."""
     import torch
 
-    import preduce
+    import partreduce
 
     everyone = range(job.num_workers)
 
     def meet(word: float) -> float:
         said = torch.tensor([word])
-        preduce.p_reduce(said, everyone, timeout=60)
+        partreduce.p_reduce(said, everyone, timeout=60)
         return float(said)
 
     def way(schedule: str) -> Way:
         model = torch.nn.Linear(NUMBER, 1, bias=False)
         sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
-        optimizer = preduce.DistributedOptimizer(sgd, model, schedule, timeout=60.0)
+        optimizer = partreduce.DistributedOptimizer(sgd, model, schedule, timeout=60.0)
 
         def step(array: torch.Tensor, turn: int) -> None:  # noqa: ARG001 - every turn alike
             model.weight.grad = array.view_as(model.weight)
@@ -186,15 +186,15 @@ def run(minutes: float, turns: int = TURNS, rates: tuple[str, ...] = tuple(RATES
     from benchmarks.lab.network import Network, why_not
     from benchmarks.lab.run import leave_on_a_signal, machine
     from benchmarks.papers.cells import NoLabError
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.document.writer import write_schedule
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.allreduce import AllReduce
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.document.writer import write_schedule
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.allreduce import AllReduce
 
     if (reason := why_not()) is not None:
         raise NoLabError(reason)
     cluster = Cluster.regular(4, 4)
-    scratch = Path(tempfile.mkdtemp(prefix="preduce-sums-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    scratch = Path(tempfile.mkdtemp(prefix="partreduce-sums-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     leave_on_a_signal()
     rows: list[Row] = []
     try:

@@ -5,8 +5,8 @@
 
 The first command answers every question and writes the picks; it asks nothing that an older planner does not know, so
 that it can be run against one. The second writes both side by side. The questions are the worked example, the job of
-`preduce design 4x4`, 8 nodes with a rail for each of 8 workers, and five clusters of bandwidths drawn at random (NIC 1
-to 32 GB/s, inside 1 to 20 times that), 552 MB and 50 ms of computing per step but for the second, shuffled data.
+`partreduce design 4x4`, 8 nodes with a rail for each of 8 workers, and five clusters of bandwidths drawn at random (NIC
+1 to 32 GB/s, inside 1 to 20 times that), 552 MB and 50 ms of computing per step but for the second, shuffled data.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from preduce import Job, plan
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
+from partreduce import Job, plan
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
 
 EVEN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 SHAPES = (("4x4", 1), ("8x4", 1), ("3,3,2", 1), ("2x8", 4), ("6x2", 2))

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.static import GroupPhases, Static
-from preduce.topo.timing.cost import communication
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.strategies.axes import Form
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.strategies.axes import Form
 
     Floats = npt.NDArray[np.float64]
 

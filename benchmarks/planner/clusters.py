@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.planner.comparison import RESULTS, TARGET, Answer, answer, machine, place_rows
-from preduce import Job
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
+from partreduce import Job
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
 
 EVEN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 UNEVEN = replace(EVEN, node_nic=((3, Link.of_bandwidth(2.5e9)),), slowdown=tuple((worker, 2.0) for worker in range(4)))

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.synthesis.baseline import Point, catalogue_points
-from preduce import plan
-from preduce.planner.competitors import MAX_CONVEX_WORKERS
-from preduce.schedulers.synthesis import Problem
+from partreduce import plan
+from partreduce.planner.competitors import MAX_CONVEX_WORKERS
+from partreduce.schedulers.synthesis import Problem
 
 if TYPE_CHECKING:
-    from preduce import Job, Option, Plan
+    from partreduce import Job, Option, Plan
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SLACK = 1 + 1e-9

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.planner.brute_force import all_schedules
-from preduce import Objective, plan
-from preduce.planner.limits import within_gap
-from preduce.planner.measuring import measure
-from preduce.planner.travel import travelling
-from preduce.topo.errors import InfeasibleError, InputError, PreduceError, UnknownError
-from preduce.topo.strategies.axes import Codec, Form, How, Where
+from partreduce import Objective, plan
+from partreduce.planner.limits import within_gap
+from partreduce.planner.measuring import measure
+from partreduce.planner.travel import travelling
+from partreduce.topo.errors import InfeasibleError, InputError, PartreduceError, UnknownError
+from partreduce.topo.strategies.axes import Codec, Form, How, Where
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from benchmarks.planner.brute_force import Everything
-    from preduce import Job, Limits, Option, Plan
-    from preduce.topo.schedule import Schedule
+    from partreduce import Job, Limits, Option, Plan
+    from partreduce.topo.schedule import Schedule
 
 OVERRUN = 1.0
 """Seconds of a core by which a plan may overrun its time limit: figures, bounds and the pick's proof that had begun."""
@@ -69,7 +69,7 @@ def run(
     """
     begun, worked = time.monotonic(), time.process_time()
     planned: Plan | None = None
-    error: PreduceError | None = None
+    error: PartreduceError | None = None
     try:
         planned = plan(job)
     except (InfeasibleError, UnknownError, InputError) as refused:
@@ -210,7 +210,7 @@ def _document(planned: Plan) -> list[str]:
     return wrong
 
 
-def _exhausted(job: Job, planned: Plan | None, error: PreduceError | None) -> list[str]:
+def _exhausted(job: Job, planned: Plan | None, error: PartreduceError | None) -> list[str]:
     """The sentences about what no schedule of plain means can do, against all of them with at most two phases."""
     every = all_schedules(job.cluster, job.problem().form, 2)
     fits = _kept_by(every, job.limits)

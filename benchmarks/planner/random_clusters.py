@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.planner.random_checks import OVERRUN, Outcome, run
 from benchmarks.planner.random_jobs import draw_job
-from preduce.planner.plan import load_searchers
+from partreduce.planner.plan import load_searchers
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "random_clusters.md"
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from preduce import Data, Job, Limits, Objective
-from preduce.planner.lateness import Lateness
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link, Switch
-from preduce.topo.strategies.axes import Codec, Form
+from partreduce import Data, Job, Limits, Objective
+from partreduce.planner.lateness import Lateness
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.strategies.axes import Codec, Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,22 +27,22 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.planner.comparison import RESULTS, machine
-from preduce import Job
-from preduce.planner.competitors import competitors
-from preduce.planner.front import front as planner_front
-from preduce.schedulers.synthesis import Candidate, Problem
-from preduce.schedulers.synthesis import front as synthesis_front
-from preduce.topo import figures
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.static import GroupPhases, Static
-from preduce.topo.timing import loads
-from preduce.topo.timing.cost import communication
+from partreduce import Job
+from partreduce.planner.competitors import competitors
+from partreduce.planner.front import front as planner_front
+from partreduce.schedulers.synthesis import Candidate, Problem
+from partreduce.schedulers.synthesis import front as synthesis_front
+from partreduce.topo import figures
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.timing import loads
+from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
-    from preduce.schedulers.synthesis.alphabet_search import AlphabetSearch
+    from partreduce.schedulers.synthesis.alphabet_search import AlphabetSearch
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.planner.comparison import RESULTS, TARGET, Answer, answer, best_within, machine, place_rows
-from preduce import Job, Limits, Objective
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.strategies.axes import Form
+from partreduce import Job, Limits, Objective
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.axes import Form
 
 MODEL = 552_000_000
 BUDGET = 0.1104

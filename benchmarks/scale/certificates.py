@@ -22,15 +22,15 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.writer import write_schedule
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Static
-from preduce.verify import Proof, prove
-from preduce.verify.certificate import certificate_bytes
-from preduce.verify.conflict_free import prove_conflict_free
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Static
+from partreduce.verify import Proof, prove
+from partreduce.verify.certificate import certificate_bytes
+from partreduce.verify.conflict_free import prove_conflict_free
 
 CHECKER = Path(__file__).parents[2] / "verify" / "checker"
 

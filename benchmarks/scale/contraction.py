@@ -29,14 +29,14 @@ from pathlib import Path
 
 import numpy as np
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.figures import FigureLimits, contraction, figures
-from preduce.topo.figures.decomposition import DEFAULT
-from preduce.topo.mixing import mixing_sparse
-from preduce.topo.phase import Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, RulePhases, Static
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.figures import FigureLimits, contraction, figures
+from partreduce.topo.figures.decomposition import DEFAULT
+from partreduce.topo.mixing import mixing_sparse
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, RulePhases, Static
 
 PERIOD = 8
 GROUP = 4

@@ -4,7 +4,7 @@
 
 Every measurement runs in a process of its own, which reports its own peak memory; this script imports nothing heavy, so
 that none of its memory is counted. "In process" leaves out the interpreter's start and imports (a rule for 32 workers
-goes the whole way first); "commands" are `preduce design CLUSTER --using RULE -o FILE`, `preduce verify FILE
+goes the whole way first); "commands" are `partreduce design CLUSTER --using RULE -o FILE`, `partreduce verify FILE
 --certificate CERTIFICATE` and `python -I verify/checker CERTIFICATE FILE` from start to exit. CPU seconds tell more
 than wall-clock seconds on a machine that is shared; tables hold medians of the repeats. Writes FILE.json and FILE.md.
 """
@@ -33,11 +33,11 @@ def in_process(rule: str, workers: int) -> None:
     """Run in a fresh process; prints one line of JSON."""
     import resource
 
-    import preduce
-    from preduce.topo.document.schedule import load_schedule
-    from preduce.topo.document.writer import write_schedule
-    from preduce.topo.figures import figures
-    from preduce.verify import prove
+    import partreduce
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.topo.document.writer import write_schedule
+    from partreduce.topo.figures import figures
+    from partreduce.verify import prove
 
     def way(cluster: str, path: Path) -> dict[str, float]:
         clock, work = time.perf_counter(), time.process_time()
@@ -48,7 +48,7 @@ def in_process(rule: str, workers: int) -> None:
             seconds[name], seconds[f"{name} cpu"] = time.perf_counter() - clock, time.process_time() - work
             clock, work = time.perf_counter(), time.process_time()
 
-        write_schedule(path, preduce.design(cluster, using=rule))
+        write_schedule(path, partreduce.design(cluster, using=rule))
         lap("design")
         schedule = load_schedule(path)
         proof, found = prove(schedule), figures(schedule)
@@ -81,11 +81,11 @@ def measure(rule: str, workers: int, folder: Path) -> Row:
     """One repeat: the way in one process, then the three commands."""
     schedule, certificate, report = folder / "schedule.json", folder / "certificate.json", folder / "report.json"
     command([sys.executable, __file__, "--worker", rule, "--sizes", str(workers)], output=report)
-    preduce, cluster = [sys.executable, "-m", "preduce"], f"{workers // PER_NODE}x{PER_NODE}"
+    partreduce, cluster = [sys.executable, "-m", "partreduce"], f"{workers // PER_NODE}x{PER_NODE}"
     return {
         "in process": json.loads(report.read_text()),
-        "design": command([*preduce, "design", cluster, "--using", rule, "-o", str(schedule)]),
-        "verify": command([*preduce, "verify", str(schedule), "--certificate", str(certificate)]),
+        "design": command([*partreduce, "design", cluster, "--using", rule, "-o", str(schedule)]),
+        "verify": command([*partreduce, "verify", str(schedule), "--certificate", str(certificate)]),
         "check": command([sys.executable, "-I", str(ROOT / "verify" / "checker"), str(certificate), str(schedule)]),
         "schedule_bytes": schedule.stat().st_size,
         "certificate_bytes": certificate.stat().st_size,

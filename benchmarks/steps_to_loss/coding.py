@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.strategies import Codec, Rounding
+from partreduce.topo.strategies import Codec, Rounding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.strategies import How
+    from partreduce.topo.strategies import How
 
     Floats = npt.NDArray[np.float32]
 

@@ -24,14 +24,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are too small
 import numpy as np
 
 from benchmarks.steps_to_loss.virtual_training import BATCH, HIDDEN, Data, gradients_of, load_digits, loss_of, shards
-from preduce.schedulers.registry import build
-from preduce.topo.document.cluster import load_cluster
-from preduce.topo.figures.correction import best_alpha, noise_factor
-from preduce.topo.hardware import Hardware
-from preduce.topo.timing.cost import communication
+from partreduce.schedulers.registry import build
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.figures.correction import best_alpha, noise_factor
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 MODES = ("per-worker", "per-node", "shuffled")
 RATES = (0.1, 0.2, 0.4)

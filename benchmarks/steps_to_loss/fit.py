@@ -27,11 +27,11 @@ from scipy.optimize import least_squares
 
 from benchmarks import compact
 from benchmarks.steps_to_loss.virtual_training import Data, load_digits, steps_to_loss
-from preduce.topo.cluster import Cluster
-from preduce.topo.figures import disagreement, drift, radius
-from preduce.topo.rule import Block, RulePhase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, RulePhases, Static
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.figures import disagreement, drift, radius
+from partreduce.topo.rule import Block, RulePhase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, RulePhases, Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

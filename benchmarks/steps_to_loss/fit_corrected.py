@@ -17,13 +17,13 @@ import numpy as np
 
 from benchmarks.steps_to_loss.drift_correction import steps_to_loss
 from benchmarks.steps_to_loss.fit import fit, options_of
-from preduce.schedulers.registry import build
-from preduce.topo.figures import disagreement, drift
-from preduce.topo.figures.correction import best_alpha
+from partreduce.schedulers.registry import build
+from partreduce.topo.figures import disagreement, drift
+from partreduce.topo.figures.correction import best_alpha
 
 if TYPE_CHECKING:
     from benchmarks.steps_to_loss.virtual_training import Data
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 MODES = ("per-worker", "per-node")
 MOST = 8

@@ -32,19 +32,19 @@ from benchmarks.steps_to_loss.virtual_training import (
     shards,
     steps_to_loss,
 )
-from preduce.planner.steps_model import FITTED
-from preduce.runtime.virtual_time.carrying import Carrying
-from preduce.runtime.virtual_time.case import Case
-from preduce.runtime.virtual_time.gaps import run_gaps
-from preduce.runtime.virtual_time.replay import Replay
-from preduce.schedulers import registry
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Gap, Skip
-from preduce.topo.strategies.axes import Form
-from preduce.topo.strategies.gap import Order, Reducing, Weights
-from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+from partreduce.planner.steps_model import FITTED
+from partreduce.runtime.virtual_time.carrying import Carrying
+from partreduce.runtime.virtual_time.case import Case
+from partreduce.runtime.virtual_time.gaps import run_gaps
+from partreduce.runtime.virtual_time.replay import Replay
+from partreduce.schedulers import registry
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Gap, Skip
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.gap import Order, Reducing, Weights
+from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -33,17 +33,17 @@ from benchmarks.lab.tasks import read_data, write_data
 from benchmarks.steps_to_loss import virtual_training
 from benchmarks.steps_to_loss.coding import coded_mean
 from benchmarks.steps_to_loss.fit import RESULT
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.mixing import mixing_matrix
-from preduce.topo.strategies import Codec, How, Late, Pipeline, Rounding
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.mixing import mixing_matrix
+from partreduce.topo.strategies import Codec, How, Late, Pipeline, Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
     Floats = npt.NDArray[np.float32]
 

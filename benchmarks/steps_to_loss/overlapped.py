@@ -33,10 +33,10 @@ from benchmarks.steps_to_loss.fit import (
     summary,
 )
 from benchmarks.steps_to_loss.virtual_training import load_digits
-from preduce.planner.steps_model import FITTED
-from preduce.topo.cluster import Cluster
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Late
+from partreduce.planner.steps_model import FITTED
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Late
 
 OUTPUT = RESULT.with_name("steps_to_loss_overlapped.json")
 NONE, CONSTANT, FACTOR = "no price", "1 + predicted excess + s", "1 + f * predicted excess"

@@ -3,8 +3,8 @@
     python -m benchmarks.steps_to_loss.pilot_check [--workers 4] [--seeds 4] [--steps 60] [--output FILE]
 
 The demonstration's network and data (scikit-learn's digits, learning rate 0.3) on local workers over gloo: the pilot as
-`preduce pilot` runs it, the same number of steps under schedules that are not in it, and a training of 240 steps whose
-steps to a loss are compared with both models. Writes benchmarks/results/pilot.json. About five minutes.
+`partreduce pilot` runs it, the same number of steps under schedules that are not in it, and a training of 240 steps
+whose steps to a loss are compared with both models. Writes benchmarks/results/pilot.json. About five minutes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import numpy as np
 import torch
 
 from benchmarks import compact
-from preduce.demo.digits import Digits, load_digits, make_model
-from preduce.planner.calibration import calibrated, drift_that_counts, steps_model, stretch_between
-from preduce.planner.steps_model import FITTED
-from preduce.runtime.launcher.launch import launch
-from preduce.runtime.pilot.job import Curve, PilotJob
-from preduce.runtime.pilot.probes import ring_pairs
-from preduce.runtime.pilot.run import run_pilot
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.pilot import dump_pilot
-from preduce.topo.figures import disagreement
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Late
+from partreduce.demo.digits import Digits, load_digits, make_model
+from partreduce.planner.calibration import calibrated, drift_that_counts, steps_model, stretch_between
+from partreduce.planner.steps_model import FITTED
+from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.pilot.job import Curve, PilotJob
+from partreduce.runtime.pilot.probes import ring_pairs
+from partreduce.runtime.pilot.run import run_pilot
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.pilot import dump_pilot
+from partreduce.topo.figures import disagreement
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Late
 
 OUTPUT = Path(__file__).parents[1] / "results" / "pilot.json"
 RATE, BATCH, LONG, TARGET = 0.3, 16, 240, 0.2
@@ -45,7 +45,7 @@ def data() -> Digits:
 
 
 def pilot(seed: int) -> PilotJob:
-    """The job; also for `preduce pilot benchmarks/steps_to_loss/pilot_check.py:pilot --workers 8`."""
+    """The job; also for `partreduce pilot benchmarks/steps_to_loss/pilot_check.py:pilot --workers 8`."""
     digits = data()
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model = make_model(seed)

@@ -28,9 +28,9 @@ from benchmarks import compact
 from benchmarks.lab.rehearse import Rehearsal, by_schedule, steps_to
 from benchmarks.lab.tasks import read_data, write_data
 from benchmarks.steps_to_loss.fit import RESULT, named, random_rules, summary
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.figures import disagreement
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.figures import disagreement
 
 OUTPUT = RESULT.with_name("steps_to_loss_second.json")
 TARGET, RATE, MOST = 0.1, 0.4, 120

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.mixing import mixing_matrix
+from partreduce.topo.mixing import mixing_matrix
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 HIDDEN = 64
 BATCH = 16

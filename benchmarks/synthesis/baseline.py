@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from preduce.schedulers import registry
-from preduce.topo import figures
-from preduce.topo.errors import PreduceError
-from preduce.topo.timing.cost import communication
+from partreduce.schedulers import registry
+from partreduce.topo import figures
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from preduce.schedulers.synthesis import Candidate, Problem
+    from partreduce.schedulers.synthesis import Candidate, Problem
 
 SWEPT = {"every": range(1, 25), "node_rounds": range(1, 24), "pair_rounds": range(1, 24), "rounds": range(1, 9)}
 
@@ -43,7 +43,7 @@ def catalogue_points(problem: Problem, *, skip: Collection[str] = ()) -> list[Po
                 schedule = registry.build(name, problem.cluster, **parameters)
                 seconds = communication(schedule, problem.hardware, form=problem.form).per_step
                 value = float(figures.disagreement(schedule))
-            except PreduceError:
+            except PartreduceError:
                 continue
             if math.isfinite(value):
                 label = name + "".join(f" {k}={v}" for k, v in parameters.items())

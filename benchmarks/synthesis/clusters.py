@@ -9,9 +9,9 @@ import argparse
 from dataclasses import replace
 
 from benchmarks.synthesis.baseline import catalogue_points, gain
-from preduce.schedulers.synthesis import Problem, synthesise
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
+from partreduce.schedulers.synthesis import Problem, synthesise
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
 
 EVEN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 UNEVEN = replace(

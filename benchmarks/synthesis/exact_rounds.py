@@ -13,14 +13,14 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from preduce.schedulers.exact_rounds.cyclic_search import search_cyclic
-from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds
-from preduce.schedulers.exact_rounds.matchings import all_matchings
-from preduce.schedulers.exact_rounds.pair_constructions import base_2_length
-from preduce.schedulers.exact_rounds.pair_search import search_matchings, search_pairs, search_rounds
-from preduce.schedulers.exact_rounds.pair_weights import has_weights
-from preduce.schedulers.synthesis.problem import Status
-from preduce.topo.mixing import exact_product
+from partreduce.schedulers.exact_rounds.cyclic_search import search_cyclic
+from partreduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds
+from partreduce.schedulers.exact_rounds.matchings import all_matchings
+from partreduce.schedulers.exact_rounds.pair_constructions import base_2_length
+from partreduce.schedulers.exact_rounds.pair_search import search_matchings, search_pairs, search_rounds
+from partreduce.schedulers.exact_rounds.pair_weights import has_weights
+from partreduce.schedulers.synthesis.problem import Status
+from partreduce.topo.mixing import exact_product
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
 

@@ -10,9 +10,9 @@ import argparse
 import numpy as np
 
 from benchmarks.synthesis.baseline import catalogue_points, gain
-from preduce.schedulers.synthesis import Front, Limits, Objective, Problem, synthesise
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
+from partreduce.schedulers.synthesis import Front, Limits, Objective, Problem, synthesise
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
 
 MODEL = 552_000_000
 

@@ -37,10 +37,10 @@ def worker(rows: int, columns: int, num_workers: int, steps: int, *, limited: bo
     """One worker: says what it needed after wrapping, after the steps and after `state_dict()`."""
     import torch
 
-    import preduce
-    from preduce.topo.strategies.routes import Gradient, Route, Routes
+    import partreduce
+    from partreduce.topo.strategies.routes import Gradient, Route, Routes
 
-    schedule = preduce.design(f"{num_workers}x1", using="allreduce")
+    schedule = partreduce.design(f"{num_workers}x1", using="allreduce")
     route = Route(parameter="0.weight", rows=rows, columns=columns, gradient=Gradient.SPARSE)
     schedule = replace(schedule, strategy=replace(schedule.strategy, what=Routes(tables=(route,))))
     with torch.device("meta"):
@@ -51,7 +51,7 @@ def worker(rows: int, columns: int, num_workers: int, steps: int, *, limited: bo
     if limited:
         most = data_bytes() + needed * 9 // 10
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    optimizer = preduce.DistributedOptimizer(torch.optim.Adagrad(model.parameters(), lr=0.1), model, schedule)
+    optimizer = partreduce.DistributedOptimizer(torch.optim.Adagrad(model.parameters(), lr=0.1), model, schedule)
     found = {"rank": optimizer.rank, "wrapped": anonymous() - before}
     for _ in range(steps):
         optimizer.zero_grad()
@@ -75,11 +75,11 @@ def warm_up(schedule: object) -> None:
     """Have everything imported and connected that is not the table's."""
     import torch
 
-    import preduce
+    import partreduce
 
     small = torch.nn.Linear(8, 1)
     plain = replace(schedule, strategy=replace(schedule.strategy, what=type(schedule.strategy.what)()))  # type: ignore[attr-defined, type-var]
-    optimizer = preduce.DistributedOptimizer(torch.optim.Adagrad(small.parameters()), small, plain)
+    optimizer = partreduce.DistributedOptimizer(torch.optim.Adagrad(small.parameters()), small, plain)
     small(torch.ones(8)).backward()
     optimizer.step()
 
@@ -88,7 +88,7 @@ def measured(arguments: argparse.Namespace, num_workers: int) -> list[dict[str, 
     """What all workers of one run said."""
     own = [str(Path(__file__).resolve()), "--worker", str(num_workers)]
     own += ["--rows", str(arguments.rows), "--columns", str(arguments.columns), "--steps", str(arguments.steps)]
-    command = [sys.executable, "-m", "preduce", "run", "--workers", str(num_workers), *own]
+    command = [sys.executable, "-m", "partreduce", "run", "--workers", str(num_workers), *own]
     done = subprocess.run(command + ["--limit"] * arguments.limit, capture_output=True, text=True, check=False)
     lines = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
     if len(lines) != num_workers:

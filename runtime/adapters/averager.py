@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.arguments import checked_timeout
-from preduce.runtime.averaging.p_reduce import p_reduce
-from preduce.runtime.schedule_file import read_schedule
-from preduce.runtime.transport.alone import is_alone, say_alone
-from preduce.runtime.transport.rendezvous import place
-from preduce.topo.errors import InputError
+from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.transport.alone import is_alone, say_alone
+from partreduce.runtime.transport.rendezvous import place
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
     from typing import Any
 
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.schedule import Schedule
 
 
 class ScheduleAverager:

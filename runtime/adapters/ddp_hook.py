@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.adapters.averager import refuse_strategy
-from preduce.runtime.arguments import checked_timeout
-from preduce.runtime.averaging.p_reduce import queue_p_reduce
-from preduce.runtime.schedule_file import read_schedule
-from preduce.runtime.transport.rendezvous import place
-from preduce.runtime.transport.torch_api import GradBucket
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Group
+from partreduce.runtime.adapters.averager import refuse_strategy
+from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.averaging.p_reduce import queue_p_reduce
+from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.transport.rendezvous import place
+from partreduce.runtime.transport.torch_api import GradBucket
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preduce.runtime.averaging.reducer import Reducer
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.schedule import Schedule
 
 
 class HookGradients(StrEnum):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import replace_where
-from preduce.runtime.averaging.gradients import averaged_are_finite
+from partreduce.runtime.averaging.commit import replace_where
+from partreduce.runtime.averaging.gradients import averaged_are_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.averaging.flat_model import FlatModel
+    from partreduce.runtime.averaging.flat_model import FlatModel
 
 
 class Applier:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-from preduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH
+from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable

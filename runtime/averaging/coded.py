@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.transport.tags import TAG_LENGTH
-from preduce.topo.codec_numbers import LARGEST
-from preduce.topo.errors import InputError
+from partreduce.runtime.transport.tags import TAG_LENGTH
+from partreduce.topo.codec_numbers import LARGEST
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket, Slot
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.streams import Streams
-    from preduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.averaging.bucket import Bucket, Slot
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.streams import Streams
+    from partreduce.runtime.transport.waiting import RunningWork
 
 
 @dataclass(slots=True)

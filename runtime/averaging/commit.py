@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from preduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.bucket import Bucket
 
 
 def commit_mean(

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.reference import Reference
-from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.waiting import GoneError, Lookout
-from preduce.topo.errors import UnavailableError
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.waiting import GoneError, Lookout
+from partreduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from preduce.runtime.averaging.reducer import Reducer
-    from preduce.runtime.recorder import Operation
+    from partreduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.recorder import Operation
 
 ADVICE = "call load_state_dict() on all workers at the same round, or on none"
 POLL_SECONDS = 0.005

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.averaging.bucket import Bucket, Rider, Slot, aligned
-from preduce.runtime.averaging.load_watch import count_loads
-from preduce.runtime.averaging.optimizer_state import state_keys
-from preduce.topo.errors import InputError
+from partreduce.runtime.averaging.bucket import Bucket, Rider, Slot, aligned
+from partreduce.runtime.averaging.load_watch import count_loads
+from partreduce.runtime.averaging.optimizer_state import state_keys
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -15,13 +15,13 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.hooks import RemovableHandle
 
-    from preduce.runtime.averaging.flat_model import FlatModel
+    from partreduce.runtime.averaging.flat_model import FlatModel
 
 WATCHED_STEPS = 8
 
@@ -46,8 +46,8 @@ class GradientWatch:
             gradient = parameter.grad
             if gradient is not None and id(gradient) == tensor and gradient._version > version + allowed:  # noqa: SLF001 - no public way
                 warnings.warn(
-                    "preduce: gradients were changed between backward() and step(), where this schedule averages them: "
-                    "clipping there acts on this worker's own gradient and differs from DDP; "
+                    "partreduce: gradients were changed between backward() and step(), where this schedule averages "
+                    "them: clipping there acts on this worker's own gradient and differs from DDP; "
                     "call optimizer.average_gradients() before it",
                     stacklevel=6,
                 )

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import only_where
-from preduce.topo.errors import InputError
+from partreduce.runtime.averaging.commit import only_where
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket, Slot
+    from partreduce.runtime.averaging.bucket import Bucket, Slot
 
 
 def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int) -> frozenset[int]:

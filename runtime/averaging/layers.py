@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.coded import Given, launch_beside
-from preduce.runtime.averaging.gradients import load_presence, load_some
-from preduce.runtime.averaging.riders import load_riders
-from preduce.runtime.transport.tags import TAG_LENGTH, tag_of
-from preduce.topo.errors import InputError, PreduceError
+from partreduce.runtime.averaging.coded import Given, launch_beside
+from partreduce.runtime.averaging.gradients import load_presence, load_some
+from partreduce.runtime.averaging.riders import load_riders
+from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
+from partreduce.topo.errors import InputError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket, Slot
-    from preduce.runtime.averaging.reducer import Reducer
-    from preduce.runtime.averaging.reduction import Reduction
-    from preduce.runtime.codecs.coding import Coding, Codings
-    from preduce.topo.phase import Group
+    from partreduce.runtime.averaging.bucket import Bucket, Slot
+    from partreduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.codecs.coding import Coding, Codings
+    from partreduce.topo.phase import Group
 
 SEGMENT_BYTES = 128 * 2**10
 """Layers that are smaller share a segment: at 200 Mbit/s as much takes 5 ms, well above what an operation costs."""
@@ -100,7 +100,7 @@ class LayerSender:
         self._given: dict[int, Given] = {}
         self._sent = 0
         self._closed = self._gives_up = False
-        self._problem: PreduceError | None = None
+        self._problem: PartreduceError | None = None
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
             for parameter in self._of
@@ -186,7 +186,7 @@ class LayerSender:
             return
         try:
             self._send_ready()
-        except PreduceError as error:
+        except PartreduceError as error:
             self._problem = error
 
     def _send_ready(self) -> None:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import commit_mean
-from preduce.runtime.averaging.riders import commit_riders
-from preduce.topo.phase import Group
+from partreduce.runtime.averaging.commit import commit_mean
+from partreduce.runtime.averaging.riders import commit_riders
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.flat_model import FlatModel
-    from preduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.flat_model import FlatModel
+    from partreduce.runtime.averaging.reducer import Reducer
 
 
 def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:

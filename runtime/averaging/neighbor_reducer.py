@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.averaging.reduction import Reduction
-from preduce.runtime.averaging.riders import load_riders
-from preduce.runtime.averaging.weights import unit_weights
-from preduce.runtime.transport.in_thread import InThread
-from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from preduce.runtime.transport.waiting import GoneError
-from preduce.topo.errors import UnavailableError
-from preduce.topo.phase import Group
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.riders import load_riders
+from partreduce.runtime.averaging.weights import unit_weights
+from partreduce.runtime.transport.in_thread import InThread
+from partreduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.topo.errors import UnavailableError
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from fractions import Fraction
 
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.reference import Reference
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.recorder import Operation
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.waiting import RunningWork
-    from preduce.topo.strategies.neighbor import Neighbor
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.reference import Reference
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.recorder import Operation
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.waiting import RunningWork
+    from partreduce.topo.strategies.neighbor import Neighbor
 
 
 class Neighbourhood:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

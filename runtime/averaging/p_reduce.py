@@ -12,22 +12,22 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from preduce.runtime.arguments import checked_timeout
-from preduce.runtime.averaging.bucket import Bucket
-from preduce.runtime.averaging.commit import commit_mean
-from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.liveness.heartbeat import Heartbeat
-from preduce.runtime.recorder import Recorder
-from preduce.runtime.transport.alone import is_alone
-from preduce.runtime.transport.rendezvous import default_world
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Group
+from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.commit import commit_mean
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.recorder import Recorder
+from partreduce.runtime.transport.alone import is_alone
+from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
-    from preduce.runtime.transport.worlds import World
+    from partreduce.runtime.transport.worlds import World
 
 SCRATCH_ARRAYS = 4
 

@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.coded import launch_coded
-from preduce.runtime.averaging.gradients import load_gradients
-from preduce.runtime.averaging.reduction import Reduction
-from preduce.runtime.averaging.riders import load_riders
-from preduce.runtime.averaging.verdicts import Verdicts
-from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Lookout, wait_a_while
-from preduce.topo.errors import InputError, PeerLostError, StoreLostError, UnavailableError
-from preduce.topo.phase import Group
+from partreduce.runtime.averaging.coded import launch_coded
+from partreduce.runtime.averaging.gradients import load_gradients
+from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.riders import load_riders
+from partreduce.runtime.averaging.verdicts import Verdicts
+from partreduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Lookout, wait_a_while
+from partreduce.topo.errors import InputError, PeerLostError, StoreLostError, UnavailableError
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.reference import Reference
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.liveness.heartbeat import Heartbeat
-    from preduce.runtime.recorder import Operation, Recorder
-    from preduce.runtime.transport.streams import Streams
-    from preduce.runtime.transport.waiting import RunningWork
-    from preduce.runtime.transport.worlds import World
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.reference import Reference
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.recorder import Operation, Recorder
+    from partreduce.runtime.transport.streams import Streams
+    from partreduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.transport.worlds import World
 
     Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
     """Takes a bucket's index, the bucket, its sums and the verdict `ok` on them."""

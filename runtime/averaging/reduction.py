@@ -9,13 +9,13 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.coded import CodedPart
-    from preduce.runtime.averaging.reference import Reference
-    from preduce.runtime.recorder import Operation
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.waiting import RunningWork
-    from preduce.topo.phase import Group
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.coded import CodedPart
+    from partreduce.runtime.averaging.reference import Reference
+    from partreduce.runtime.recorder import Operation
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.waiting import RunningWork
+    from partreduce.topo.phase import Group
 
 
 class Reduction:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import replace_where
-from preduce.topo.errors import InputError
+from partreduce.runtime.averaging.commit import replace_where
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.bucket import Bucket
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import replace_where
+from partreduce.runtime.averaging.commit import replace_where
 
 if TYPE_CHECKING:
-    from preduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.bucket import Bucket
 
 
 def load_riders(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool) -> None:

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.streams import DeviceClock
-from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, pause_after
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.streams import DeviceClock
+from partreduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.liveness.heartbeat import Heartbeat
-    from preduce.runtime.recorder import Operation, Recorder
-    from preduce.runtime.transport.streams import Marker, Streams
-    from preduce.runtime.transport.worlds import World
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.recorder import Operation, Recorder
+    from partreduce.runtime.transport.streams import Marker, Streams
+    from partreduce.runtime.transport.worlds import World
 
 MAX_IN_FLIGHT = 2
 IDLE_SECONDS = 10.0
@@ -69,7 +69,7 @@ class Verdicts:
         with self._lock:
             self._pending.append(pending)
             if self._watch is None or not self._watch.is_alive():
-                self._watch = Background(self._look_now_and_then, name="preduce-device-watch", stop=self.close)
+                self._watch = Background(self._look_now_and_then, name="partreduce-device-watch", stop=self.close)
                 self._watch.start()
 
     def add(self, operation: Operation, verdicts: list[torch.Tensor], streams: Streams, complaint: str) -> torch.Tensor:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.codecs.eight_bits import noise
-from preduce.topo.strategies.axes import Codec, How, Rounding
+from partreduce.runtime.codecs.eight_bits import noise
+from partreduce.topo.strategies.axes import Codec, How, Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 import torch
 
-from preduce.topo.codec_numbers import LEAST_PEAK_EXPONENT, LEVELS, int8_bytes
+from partreduce.topo.codec_numbers import LEAST_PEAK_EXPONENT, LEVELS, int8_bytes
 
 PIECE = 2**17
 """Numbers that are worked on together, about."""

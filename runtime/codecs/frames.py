@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.codecs.coding import DTYPES
-from preduce.runtime.codecs.eight_bits import EightBits
-from preduce.topo.codec_numbers import int8_bytes
-from preduce.topo.strategies.axes import Codec
+from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.codecs.eight_bits import EightBits
+from partreduce.topo.codec_numbers import int8_bytes
+from partreduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
-    from preduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.codecs.coding import Coding
 
 
 def encoded(values: torch.Tensor, coding: Coding, place: str, rank: int) -> torch.Tensor:

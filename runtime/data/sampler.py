@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.schedule_file import read_schedule
-from preduce.runtime.transport.rendezvous import place
-from preduce.topo.errors import InputError
+from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.transport.rendezvous import place
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
     from pathlib import Path
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 
 class RoundSampler(torch.utils.data.Sampler[int]):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from preduce.runtime.transport.rendezvous import place
-from preduce.topo.errors import InputError
+from partreduce.runtime.transport.rendezvous import place
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,8 +98,8 @@ def _warn_of_sequence(data: Any) -> None:  # noqa: ANN401 - anything with a leng
         _dealt.add(len(data))
     elif len(data) not in _dealt:
         warnings.warn(
-            f"preduce.shard: takes every n-th of {len(data)} integers, which is right for labels and wrong for a text "
-            "or another sequence; say order='strided' or order='contiguous'",
+            f"partreduce.shard: takes every n-th of {len(data)} integers, which is right for labels and wrong for a "
+            "text or another sequence; say order='strided' or order='contiguous'",
             stacklevel=3,
         )
 

@@ -19,16 +19,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.launcher.orphans import die_with_parent
-from preduce.runtime.launcher.signals import ENDING, Terminated, as_in_a_fresh_process, held, terminable
-from preduce.runtime.transport.background import Background
-from preduce.topo.errors import UnavailableError
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.launcher.orphans import die_with_parent
+from partreduce.runtime.launcher.signals import ENDING, Terminated, as_in_a_fresh_process, held, terminable
+from partreduce.runtime.transport.background import Background
+from partreduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-PREFIX = "preduce-generator-"
+PREFIX = "partreduce-generator-"
 START_SECONDS = 30.0
 MAX_RESTARTS = 5
 
@@ -43,15 +43,15 @@ def generator_beside(schedule: Path) -> Iterator[dict[str, str]]:
     keys = JobKeys.make()
     _sweep()
     place = Path(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
-    command = [sys.executable, "-P", "-m", "preduce", "generator", str(schedule), "--keys", "-"]
+    command = [sys.executable, "-P", "-m", "partreduce", "generator", str(schedule), "--keys", "-"]
     command += ["--log", str(place / "log"), "--address-file", str(place / "address")]
     command += ["--beside", str(os.getpid())]
     beside = _Beside(command, keys)
     try:
         address = _address(beside.process, place / "address")
         command += ["--address", address]
-        Background(beside.keep, name="preduce-generator-beside").start()
-        yield {"PREDUCE_GENERATOR": address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+        Background(beside.keep, name="partreduce-generator-beside").start()
+        yield {"PARTREDUCE_GENERATOR": address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
     finally:
         with held():
             beside.end()

@@ -15,12 +15,12 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.doorbell import Doorbell
-from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.group_generator.service import Ask
-from preduce.schedulers.protocols.group_generator.worker import (
+from partreduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.doorbell import Doorbell
+from partreduce.schedulers.protocols.base import Send
+from partreduce.schedulers.protocols.group_generator.service import Ask
+from partreduce.schedulers.protocols.group_generator.worker import (
     ASKED,
     ENDED,
     FENCED,
@@ -33,12 +33,12 @@ from preduce.schedulers.protocols.group_generator.worker import (
     NextRound,
     WorkerState,
 )
-from preduce.topo.errors import FencedError, InputError, UnavailableError
+from partreduce.topo.errors import FencedError, InputError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.generator.keys import JobKeys
+    from partreduce.runtime.generator.keys import JobKeys
 
 RETRY_SECONDS = 0.5
 COST_ROUNDS = 4
@@ -98,7 +98,7 @@ class GeneratorClient:
         self._outbox: list[bytes] = []
         self._heard = time.monotonic()
         self._bell = Doorbell()
-        self._thread = Background(self._run, name=f"preduce-generator-{rank}")
+        self._thread = Background(self._run, name=f"partreduce-generator-{rank}")
         self._thread.start()
 
     def begin(self) -> None:

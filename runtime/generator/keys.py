@@ -15,8 +15,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from preduce.topo.errors import FileProblem, InputError, MissingFeatureError
-from preduce.topo.extras import load
+from partreduce.topo.errors import FileProblem, InputError, MissingFeatureError
+from partreduce.topo.extras import load
 
 KEY_LENGTH = 40
 
@@ -69,7 +69,7 @@ class JobKeys:
         if keys is None or any(
             len(key) != KEY_LENGTH and (key or name != "service_secret") for name, key in asdict(keys).items()
         ):
-            raise InputError(f"{source}: does not hold the keys of a job; let `preduce generator` write them")
+            raise InputError(f"{source}: does not hold the keys of a job; let `partreduce generator` write them")
         return keys
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -14,12 +14,12 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import FileProblem, UnavailableError
+from partreduce.topo.errors import FileProblem, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAGIC = b"preduce.generator.log 2\n"
+MAGIC = b"partreduce.generator.log 2\n"
 HEAD = struct.Struct(">III")
 MAX_RECORD = 64 * 2**20
 

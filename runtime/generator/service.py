@@ -12,8 +12,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.generator.log import Log
-from preduce.runtime.generator.wire import (
+from partreduce.runtime.generator.log import Log
+from partreduce.runtime.generator.wire import (
     LEASE_SHARE,
     MAX_REQUEST_BYTES,
     FromWorker,
@@ -26,17 +26,17 @@ from preduce.runtime.generator.wire import (
     unpack_request,
     unpack_state,
 )
-from preduce.schedulers.protocols.base import Crashed, Note, Send
-from preduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
-from preduce.topo.errors import InputError, UnavailableError
-from preduce.topo.extras import load
+from partreduce.schedulers.protocols.base import Crashed, Note, Send
+from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
+from partreduce.topo.errors import InputError, UnavailableError
+from partreduce.topo.extras import load
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from preduce.runtime.generator.keys import JobKeys
-    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+    from partreduce.runtime.generator.keys import JobKeys
+    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
 PATIENCE_SECONDS = 300.0
 """Taken for the timeout of a worker that did not say it."""
@@ -110,7 +110,7 @@ class GeneratorService:
     def _bound(self, address: str) -> Any:  # noqa: ANN401 - pyzmq's socket
         zmq = self._zmq
         socket = self._context.socket(zmq.ROUTER)
-        socket.curve_server, socket.zap_domain = True, b"preduce"
+        socket.curve_server, socket.zap_domain = True, b"partreduce"
         socket.curve_publickey = self.keys.service_public.encode()
         socket.curve_secretkey = self.keys.service_secret.encode()
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)

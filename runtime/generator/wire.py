@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
-from preduce.schedulers.protocols.group_generator.service import (
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
+from partreduce.schedulers.protocols.group_generator.service import (
     Alone,
     Ask,
     Bye,
@@ -18,7 +18,7 @@ from preduce.schedulers.protocols.group_generator.service import (
     Reply,
     Void,
 )
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 MAX_REQUEST_BYTES = 1024
 LEASE_SHARE = 0.75

@@ -1,1 +1,1 @@
-"""Starts local workers as torchrun would, watches over them, and leaves nothing behind: `preduce run`."""
+"""Starts local workers as torchrun would, watches over them, and leaves nothing behind: `partreduce run`."""

@@ -19,19 +19,19 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from preduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
-from preduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything, leave_clean_up_to_parent
-from preduce.runtime.launcher.orphans import Guardian, die_with_parent
-from preduce.runtime.launcher.outlet import Outlet, PlainOutlet
-from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
-from preduce.runtime.launcher.supervision import Child, end_all, supervise
-from preduce.runtime.transport.admission import RUN_SECRET
-from preduce.topo.errors import InputError, PreduceError
+from partreduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
+from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything, leave_clean_up_to_parent
+from partreduce.runtime.launcher.orphans import Guardian, die_with_parent
+from partreduce.runtime.launcher.outlet import Outlet, PlainOutlet
+from partreduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
+from partreduce.runtime.launcher.supervision import Child, end_all, supervise
+from partreduce.runtime.transport.admission import RUN_SECRET
+from partreduce.topo.errors import InputError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.torch_api import Store
 
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
@@ -113,9 +113,9 @@ def launch(
 IMPORTED_ONCE = (
     "torch",
     "torch._dynamo",  # torch.optim imports it when the first optimizer is made, which costs seconds
-    "preduce.runtime.optimizer",
-    "preduce.topo.document.canonical",
-    "preduce.topo.document.schedule",
+    "partreduce.runtime.optimizer",
+    "partreduce.topo.document.canonical",
+    "partreduce.topo.document.schedule",
 )
 
 
@@ -146,7 +146,7 @@ def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None)
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": f"preduce-{os.getpid()}",
+        "TORCHELASTIC_RUN_ID": f"partreduce-{os.getpid()}",
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "OMP_NUM_THREADS": str(count),
     }
@@ -234,7 +234,7 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
             sys.stderr.write(f"{stop.code}\n")
     except KeyboardInterrupt:
         code = 130
-    except PreduceError as error:
+    except PartreduceError as error:
         sys.last_value = error
         code = error.exit_code
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
@@ -259,7 +259,7 @@ def _serve_store(workers: Sequence[Child]) -> Store:
 
     It is given a socket that listens on this machine only: by itself it would on all addresses, for anybody.
     """
-    from preduce.runtime.transport.torch_api import store_on
+    from partreduce.runtime.transport.torch_api import store_on
 
     listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listening.getsockname()[1]

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preduce.runtime.launcher.signals import held
+from partreduce.runtime.launcher.signals import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -39,7 +39,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
 def orphans_ended() -> Iterator[None]:
     """Inherit inside what this process's descendants leave behind, and end it afterwards, with every other new child.
 
-    For a process whose children are all over when this ends, such as `preduce run`.
+    For a process whose children are all over when this ends, such as `partreduce run`.
     """
     me = os.getpid()
     before = {pid for pid, parent, _, _ in _processes() if parent == me}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from preduce.runtime.watch.board import Board
+    from partreduce.runtime.watch.board import Board
 
 
 class Outlet(Protocol):

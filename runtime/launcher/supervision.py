@@ -13,15 +13,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from preduce.runtime.launcher.orphans import end_groups
-from preduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, raise_unheard
-from preduce.topo.errors import FencedError, UnavailableError
+from partreduce.runtime.launcher.orphans import end_groups
+from partreduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, raise_unheard
+from partreduce.topo.errors import FencedError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.launcher.outlet import Outlet
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.launcher.outlet import Outlet
+    from partreduce.runtime.transport.torch_api import Store
 
 CONSEQUENCE = UnavailableError.exit_code
 """Of a worker that ends because another one is missing: who ends first of these two is chance."""
@@ -100,7 +100,7 @@ class _Shutdown:
 
 def _stages(store: Store) -> Callable[[int], str]:
     """How far a worker has come that has no optimizer yet."""
-    from preduce.runtime.transport.notes import last_stage  # as in `_tell`
+    from partreduce.runtime.transport.notes import last_stage  # as in `_tell`
 
     return lambda rank: last_stage(store, rank)
 
@@ -204,7 +204,7 @@ def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bo
 
     Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.
     """
-    from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes, stage_of  # loads torch, as every worker does
+    from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes, stage_of  # loads torch, as every worker does
 
     assert worker.code is not None
     if worker.code > SIGNALLED:
@@ -215,7 +215,7 @@ def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bo
             hint = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
             with contextlib.suppress(RuntimeError):
                 where = stage_of(store, worker.rank)
-                outlet.write(f"preduce: worker {worker.rank} {text} {where}{hint}\n", errors=True)
+                outlet.write(f"partreduce: worker {worker.rank} {text} {where}{hint}\n", errors=True)
     elif not first:
         return
     else:
@@ -223,7 +223,7 @@ def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bo
         if not ended and _is_silent(worker):
             with contextlib.suppress(RuntimeError):
                 where = stage_of(store, worker.rank)
-                outlet.write(f"preduce: worker {worker.rank} {text} and no message {where}\n", errors=True)
+                outlet.write(f"partreduce: worker {worker.rank} {text} and no message {where}\n", errors=True)
     with contextlib.suppress(RuntimeError):
         notes = Notes(store, DEATHS, own_server=True)
         notes.write(str(worker.rank), text)

@@ -12,14 +12,14 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.notes import Notes, deaths_of
-from preduce.runtime.transport.rendezvous import hosts_store
-from preduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
+from partreduce.runtime.transport.notes import Notes, deaths_of
+from partreduce.runtime.transport.rendezvous import hosts_store
+from partreduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.torch_api import Store
 
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.2

@@ -13,18 +13,18 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.liveness.culprit import Sign, clause, sees_silence
-from preduce.runtime.liveness.lifelines import closed_notes
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes
-from preduce.runtime.transport.store_line import root_store
-from preduce.topo.errors import StoreLostError
+from partreduce.runtime.liveness.culprit import Sign, clause, sees_silence
+from partreduce.runtime.liveness.lifelines import closed_notes
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes
+from partreduce.runtime.transport.store_line import root_store
+from partreduce.topo.errors import StoreLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from preduce.runtime.liveness.lifelines import Lifelines
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.liveness.lifelines import Lifelines
+    from partreduce.runtime.transport.torch_api import Store
 
 BEAT_SECONDS = 0.5
 REASON_SECONDS = 2.0
@@ -66,7 +66,7 @@ class Heartbeat:
         self._place = ""
         """`gathering` or `exchange` inside one: what is counted there says who has been in it."""
         if beats:
-            Background(self._beat, name="preduce-heartbeat", stop=self._stop.set).start()
+            Background(self._beat, name="partreduce-heartbeat", stop=self._stop.set).start()
 
     @property
     def place(self) -> str:

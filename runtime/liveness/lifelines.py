@@ -19,15 +19,15 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes
-from preduce.runtime.transport.own_host import own_host
-from preduce.runtime.transport.store_line import root_store
-from preduce.runtime.transport.torch_api import TCPStore
-from preduce.topo.errors import StoreLostError, UnavailableError
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes
+from partreduce.runtime.transport.own_host import own_host
+from partreduce.runtime.transport.store_line import root_store
+from partreduce.runtime.transport.torch_api import TCPStore
+from partreduce.topo.errors import StoreLostError, UnavailableError
 
 if TYPE_CHECKING:
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.torch_api import Store
 
 WATCHED = 2
 """Of how many workers one holds a connection; with two, neighbours may die together."""
@@ -81,7 +81,7 @@ class Lifelines:
         watched, others = behind[:WATCHED], behind[WATCHED:]
         with contextlib.suppress(RuntimeError, StoreLostError):
             watched = [rank for rank in watched if not self._is_refused(rank)]
-        Background(self._run, watched, others, name="preduce-lifelines", stop=self.close).start()
+        Background(self._run, watched, others, name="partreduce-lifelines", stop=self.close).start()
 
     def close(self) -> None:
         """Take no more part; whoever watches this worker looks for its last word first."""

@@ -10,15 +10,15 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.notes import Notes
-from preduce.topo.errors import UnavailableError
-from preduce.topo.phase import Group
+from partreduce.runtime.transport.notes import Notes
+from partreduce.topo.errors import UnavailableError
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.liveness.heartbeat import Heartbeat
-    from preduce.runtime.transport.gloo import GlooWorld
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.transport.gloo import GlooWorld
 
 CONNECT_SECONDS = 15.0
 """How long members that are all there may take to connect; one that dies meanwhile costs the others this."""
@@ -76,7 +76,7 @@ class Survivors:
         if self.world.has(members):
             return True
         self.heartbeat.doing(f"makes the communicator of group {Group(members)}")
-        arrived = Notes(self.world.store, f"preduce/arrived/{self.key}/{instance}")
+        arrived = Notes(self.world.store, f"partreduce/arrived/{self.key}/{instance}")
         arrived.write(str(self.world.rank), "1")
         keys, start, pause = [str(member) for member in members], time.monotonic(), POLL_SECONDS / 4
         while not arrived.has(*keys):

@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.waiting import Lookout
-from preduce.topo.errors import PeerLostError, UnavailableError
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.waiting import Lookout
+from partreduce.topo.errors import PeerLostError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.liveness.heartbeat import Heartbeat
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.transport.torch_api import Store
 
 POLL_SECONDS = 0.005
 BEHIND = (

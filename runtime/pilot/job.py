@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from preduce.runtime.optimizer import DistributedOptimizer
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.optimizer import DistributedOptimizer
+    from partreduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

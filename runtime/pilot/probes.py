@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 MIN_STEPS = 24
 ROUNDS = 3

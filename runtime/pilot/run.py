@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.arguments import checked_timeout
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.pilot.job import Curve, PilotJob
-from preduce.runtime.pilot.probes import probes, reference
-from preduce.runtime.profile.surroundings import cluster_of
-from preduce.runtime.transport.rendezvous import default_world, place
-from preduce.topo.errors import InputError
+from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.pilot.job import Curve, PilotJob
+from partreduce.runtime.pilot.probes import probes, reference
+from partreduce.runtime.profile.surroundings import cluster_of
+from partreduce.runtime.transport.rendezvous import default_world, place
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.schedule import Schedule
 
     Build = Callable[[int], PilotJob]
 
@@ -95,7 +95,7 @@ def _built(build: Build, seed: int) -> PilotJob:
     torch.manual_seed(seed)
     job = build(seed)
     if not isinstance(job, PilotJob):
-        raise InputError(f"pilot: the function returned a {type(job).__name__}; it returns a preduce.PilotJob")
+        raise InputError(f"pilot: the function returned a {type(job).__name__}; it returns a partreduce.PilotJob")
     return job
 
 

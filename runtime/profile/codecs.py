@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.codecs.coding import DTYPES
-from preduce.runtime.codecs.eight_bits import EightBits
-from preduce.runtime.profile.measure import WARM_UP, settle
-from preduce.topo.codec_numbers import int8_bytes
-from preduce.topo.hardware import CodecSeconds
-from preduce.topo.strategies.axes import RING, Codec
+from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.codecs.eight_bits import EightBits
+from partreduce.runtime.profile.measure import WARM_UP, settle
+from partreduce.topo.codec_numbers import int8_bytes
+from partreduce.topo.hardware import CodecSeconds
+from partreduce.topo.strategies.axes import RING, Codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.transport.worlds import World
+    from partreduce.runtime.transport.worlds import World
 
 MAX_NUMBERS = 2**24
 """Of a larger model a part is coded, which takes as long for each byte."""

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.optimize import least_squares
 
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.timing.cost import group_seconds
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.timing.cost import group_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.runtime.profile.measure import Measurement
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.phase import Phase
+    from partreduce.runtime.profile.measure import Measurement
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.phase import Phase
 
 LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
 NEGLIGIBLE = 1e-3

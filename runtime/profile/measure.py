@@ -11,8 +11,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.phase import Phase
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.phase import Phase
 
 WARM_UP = 1
 

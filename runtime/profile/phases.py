@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.topo.phase import Phase
+from partreduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 def calibration_phases(cluster: Cluster) -> list[Phase]:

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from preduce.runtime.arguments import checked_timeout
-from preduce.runtime.profile.codecs import measure_codecs
-from preduce.runtime.profile.fit import fit_hardware, predicted_seconds
-from preduce.runtime.profile.measure import Measurement, measure_phases, settle
-from preduce.runtime.profile.phases import calibration_phases, random_phases
-from preduce.runtime.transport.rendezvous import default_world
-from preduce.topo.hardware import Hardware
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Static
+from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.profile.codecs import measure_codecs
+from partreduce.runtime.profile.fit import fit_hardware, predicted_seconds
+from partreduce.runtime.profile.measure import Measurement, measure_phases, settle
+from partreduce.runtime.profile.phases import calibration_phases, random_phases
+from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.phase import Phase
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.phase import Phase
 
 STEP_REPETITIONS = 10
 

@@ -7,14 +7,14 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.notes import Notes
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Switch
+from partreduce.runtime.transport.notes import Notes
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Switch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preduce.runtime.transport.worlds import World
+    from partreduce.runtime.transport.worlds import World
 
 NEAR = {"PIX", "PXB"}
 """Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""
@@ -24,7 +24,7 @@ SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE", "SLURM_
 def cluster_of(world: World) -> Cluster:
     """The shape of the running job: ranks with the same node number share a node, nodes ordered by their first rank.
 
-    torchrun and `preduce run` set GROUP_RANK; under srun SLURM_NODEID says the same.
+    torchrun and `partreduce run` set GROUP_RANK; under srun SLURM_NODEID says the same.
 
     Raises:
         UnavailableError: a rank did not say where it runs within the store's timeout.

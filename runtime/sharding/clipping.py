@@ -8,13 +8,13 @@ from weakref import ref
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preduce.runtime.optimizer import DistributedOptimizer
-    from preduce.runtime.sharding.tables import Tables
+    from partreduce.runtime.optimizer import DistributedOptimizer
+    from partreduce.runtime.sharding.tables import Tables
 
 _optimizers = WeakTensorKeyDictionary()
 """Who averages each parameter's gradient."""

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from preduce.runtime.sharding.calls import Call, Kind, Met
-from preduce.runtime.sharding.columns import Part, asked_in, by_member, dealt, put_together, restored, width_of
-from preduce.runtime.sharding.inside import Inside
-from preduce.runtime.transport.notes import Notes
-from preduce.topo.errors import InputError
+from partreduce.runtime.sharding.calls import Call, Kind, Met
+from partreduce.runtime.sharding.columns import Part, asked_in, by_member, dealt, put_together, restored, width_of
+from partreduce.runtime.sharding.inside import Inside
+from partreduce.runtime.transport.notes import Notes
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preduce.runtime.sharding.columns import Parts
-    from preduce.runtime.sharding.layout import Layout
-    from preduce.runtime.sharding.row_code import RowCode
-    from preduce.runtime.sharding.wire import Wire
-    from preduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.sharding.columns import Parts
+    from partreduce.runtime.sharding.layout import Layout
+    from partreduce.runtime.sharding.row_code import RowCode
+    from partreduce.runtime.sharding.wire import Wire
+    from partreduce.runtime.transport.communicators import Communicator
 
     Answer = Callable[[torch.Tensor], torch.Tensor]
     """Gives the rows at these places of this worker's array."""

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.sharding.layout import RowLayout
-from preduce.runtime.sharding.modules import handle_of
-from preduce.runtime.sharding.staging import DEVICES
-from preduce.runtime.sharding.table import Table
-from preduce.runtime.sharding.tables import Tables
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.routes import Gradient, Way
+from partreduce.runtime.sharding.layout import RowLayout
+from partreduce.runtime.sharding.modules import handle_of
+from partreduce.runtime.sharding.staging import DEVICES
+from partreduce.runtime.sharding.table import Table
+from partreduce.runtime.sharding.tables import Tables
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.routes import Gradient, Way
 
 if TYPE_CHECKING:
-    from preduce.runtime.sharding.table import Embeddings
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.routes import Route
+    from partreduce.runtime.sharding.table import Embeddings
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.routes import Route
 
 ROUTABLE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")

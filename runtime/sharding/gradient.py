@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class ShardGradient(torch.Tensor):
             name = next((one.table for one in first if isinstance(one, ShardGradient)), "?")
             raise InputError(
                 f"parameter {name!r}: its rows are spread over the workers, so torch's clip_grad_norm_ would clip by "
-                "another norm on each; call preduce.clip_grad_norm_ instead, with the same arguments"
+                "another norm on each; call partreduce.clip_grad_norm_ instead, with the same arguments"
             )
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
             return func(*args, **(kwargs or {}))

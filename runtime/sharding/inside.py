@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.sharding.calls import Kind
-from preduce.runtime.sharding.columns import Part, asked_in, restored
+from partreduce.runtime.sharding.calls import Kind
+from partreduce.runtime.sharding.columns import Part, asked_in, restored
 
 if TYPE_CHECKING:
-    from preduce.runtime.sharding.calls import Call
-    from preduce.runtime.sharding.columns import Parts
-    from preduce.runtime.sharding.exchange import Exchange, Source
+    from partreduce.runtime.sharding.calls import Call
+    from partreduce.runtime.sharding.columns import Parts
+    from partreduce.runtime.sharding.exchange import Exchange, Source
 
 
 class Inside:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from preduce.topo.strategies.routes import Route, Routes
+    from partreduce.topo.strategies.routes import Route, Routes
 
 
 class Layout(Protocol):

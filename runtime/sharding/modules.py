@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.autograd.function import once_differentiable
 
-from preduce.runtime.sharding.whole import own_rows, whole
-from preduce.topo.errors import InputError
+from partreduce.runtime.sharding.whole import own_rows, whole
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from preduce.runtime.sharding.table import Embeddings, Table
-    from preduce.runtime.sharding.tables import Tables
+    from partreduce.runtime.sharding.table import Embeddings, Table
+    from partreduce.runtime.sharding.tables import Tables
 
-ATTRIBUTE = "_preduce_table"
+ATTRIBUTE = "_partreduce_table"
 
 
 class Handle:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.codecs.coding import DTYPES
-from preduce.runtime.codecs.eight_bits import quantise
-from preduce.topo.codec_numbers import LARGEST
-from preduce.topo.strategies.axes import Codec
+from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.codecs.eight_bits import quantise
+from partreduce.topo.codec_numbers import LARGEST
+from partreduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
-    from preduce.topo.strategies.routes import Route
+    from partreduce.topo.strategies.routes import Route
 
 COARSER = {Codec.FLOAT16: "bfloat16 or int8"}
 """Codecs that have a wider range than one."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.sharding.blocks import blocks
-from preduce.runtime.sharding.layout import BlockOnFirst
+from partreduce.runtime.sharding.blocks import blocks
+from partreduce.runtime.sharding.layout import BlockOnFirst
 
 if TYPE_CHECKING:
-    from preduce.runtime.sharding.table import Table
-    from preduce.runtime.sharding.tables import Tables
+    from partreduce.runtime.sharding.table import Table
+    from partreduce.runtime.sharding.tables import Tables
 
 
 def spread_rows(tables: Tables, table: Table, device: torch.device, *, broadcast: bool) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.streams import await_mark, streams_of
+from partreduce.runtime.transport.streams import await_mark, streams_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from preduce.runtime.transport.streams import Marker, Streams
+    from partreduce.runtime.transport.streams import Marker, Streams
 
 DEVICES = ("cpu", "cuda")
 """Where tables may lie."""

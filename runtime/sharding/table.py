@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.sharding.columns import Part
-from preduce.runtime.sharding.gradient import guarded_gradient
-from preduce.runtime.sharding.staging import Staging
-from preduce.topo.strategies.routes import Gradient
+from partreduce.runtime.sharding.columns import Part
+from partreduce.runtime.sharding.gradient import guarded_gradient
+from partreduce.runtime.sharding.staging import Staging
+from partreduce.topo.strategies.routes import Gradient
 
 if TYPE_CHECKING:
     import weakref
 
-    from preduce.runtime.sharding.layout import RowLayout
-    from preduce.runtime.sharding.staging import Landing
-    from preduce.topo.strategies.routes import Route
+    from partreduce.runtime.sharding.layout import RowLayout
+    from partreduce.runtime.sharding.staging import Landing
+    from partreduce.topo.strategies.routes import Route
 
 Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
 

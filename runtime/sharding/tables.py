@@ -7,29 +7,29 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.liveness.heartbeat import TOGETHER
-from preduce.runtime.sharding.blocks import blocks
-from preduce.runtime.sharding.calls import Call, Kind
-from preduce.runtime.sharding.columns import Part
-from preduce.runtime.sharding.exchange import Exchange, Shape
-from preduce.runtime.sharding.modules import Handle, is_routed, route_module
-from preduce.runtime.sharding.row_code import RowCode
-from preduce.runtime.sharding.spreading import keep_own_state, spread_rows
-from preduce.runtime.sharding.staging import Staging
-from preduce.runtime.sharding.wire import Wire
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.routes import Gradient
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.heartbeat import TOGETHER
+from partreduce.runtime.sharding.blocks import blocks
+from partreduce.runtime.sharding.calls import Call, Kind
+from partreduce.runtime.sharding.columns import Part
+from partreduce.runtime.sharding.exchange import Exchange, Shape
+from partreduce.runtime.sharding.modules import Handle, is_routed, route_module
+from partreduce.runtime.sharding.row_code import RowCode
+from partreduce.runtime.sharding.spreading import keep_own_state, spread_rows
+from partreduce.runtime.sharding.staging import Staging
+from partreduce.runtime.sharding.wire import Wire
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.routes import Gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from preduce.runtime.sharding.exchange import Answer, Outcome, Source
-    from preduce.runtime.sharding.layout import Layout
-    from preduce.runtime.sharding.table import Table
-    from preduce.runtime.worker.stepper import Stepper
-    from preduce.topo.cluster import Cluster
+    from partreduce.runtime.sharding.exchange import Answer, Outcome, Source
+    from partreduce.runtime.sharding.layout import Layout
+    from partreduce.runtime.sharding.table import Table
+    from partreduce.runtime.worker.stepper import Stepper
+    from partreduce.topo.cluster import Cluster
 
 
 class Tables:

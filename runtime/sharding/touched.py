@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from preduce.runtime.liveness.culprit import listed
-from preduce.runtime.sharding.found import embeddings_of
-from preduce.runtime.transport.notes import Notes, deaths_of
-from preduce.topo.errors import InputError, PeerLostError, UnavailableError
-from preduce.topo.timing.tables import Touched
+from partreduce.runtime.liveness.culprit import listed
+from partreduce.runtime.sharding.found import embeddings_of
+from partreduce.runtime.transport.notes import Notes, deaths_of
+from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
+from partreduce.topo.timing.tables import Touched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-    from preduce.runtime.sharding.table import Embeddings
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.cluster import Cluster
+    from partreduce.runtime.sharding.table import Embeddings
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.cluster import Cluster
 
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.2

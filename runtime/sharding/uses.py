@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.overrides import TorchFunctionMode
 
-from preduce.runtime.sharding.found import embeddings_of
+from partreduce.runtime.sharding.found import embeddings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

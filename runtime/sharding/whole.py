@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.sharding.blocks import blocks
-from preduce.topo.errors import FileProblem, InputError
+from partreduce.runtime.sharding.blocks import blocks
+from partreduce.topo.errors import FileProblem, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from preduce.runtime.sharding.table import Table
-    from preduce.runtime.sharding.tables import Tables
+    from partreduce.runtime.sharding.table import Table
+    from partreduce.runtime.sharding.tables import Tables
 
 SMALL_BYTES = 2**20
 """A smaller table is not worth a file."""
@@ -70,7 +70,7 @@ def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if size * dtype.itemsize <= SMALL_BYTES:
         return torch.empty(shape, dtype=dtype)
     try:
-        handle, path = tempfile.mkstemp(prefix="preduce-table-")
+        handle, path = tempfile.mkstemp(prefix="partreduce-table-")
         try:
             os.posix_fallocate(handle, 0, size * dtype.itemsize)
             return torch.from_file(path, shared=True, size=size, dtype=dtype).view(shape)

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
-from preduce.runtime.sharding.columns import dealt, put_together, width_of
-from preduce.runtime.transport.in_rounds import goes_in_rounds, rounds
-from preduce.runtime.transport.in_thread import InThread
-from preduce.runtime.transport.waiting import GoneError
-from preduce.topo.errors import UnavailableError
-from preduce.topo.timing.tables import ROOM
+from partreduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
+from partreduce.runtime.sharding.columns import dealt, put_together, width_of
+from partreduce.runtime.transport.in_rounds import goes_in_rounds, rounds
+from partreduce.runtime.transport.in_thread import InThread
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.topo.errors import UnavailableError
+from partreduce.topo.timing.tables import ROOM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.averaging.reducer import Reducer
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.waiting import RunningWork
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.cluster import Cluster
+    from partreduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.cluster import Cluster
 
     Moment = tuple[int, int]
     """The step and the round that something is part of, for reports."""

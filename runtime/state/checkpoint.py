@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.state import shelf
-from preduce.runtime.state.saved_state import StateFile, pack, unpack
-from preduce.runtime.state.saved_tables import deal_anew, reader
-from preduce.runtime.state.shelf import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
-from preduce.topo.document.canonical import schedule_sha256
-from preduce.topo.document.writer import write_file
-from preduce.topo.errors import FileProblem, InputError, PreduceError
+from partreduce.runtime.state import shelf
+from partreduce.runtime.state.saved_state import StateFile, pack, unpack
+from partreduce.runtime.state.saved_tables import deal_anew, reader
+from partreduce.runtime.state.shelf import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.writer import write_file
+from partreduce.topo.errors import FileProblem, InputError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from preduce.runtime.optimizer import DistributedOptimizer
+    from partreduce.runtime.optimizer import DistributedOptimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _saved(
         write_file(folder / file_of(rank), data)
         report = {"sha256": hashlib.sha256(data).hexdigest(), "steps": optimizer.steps}
         del data
-    except (PreduceError, OSError) as error:
+    except (PartreduceError, OSError) as error:
         report = {"problem": f"worker {rank}: {error}"}
     reports = meeting.exchange("checkpoint saved", round_, report, members)
     problem = next((text for entry in reports if (text := entry.get("problem")) is not None), None)
@@ -174,7 +174,7 @@ def _loaded(
     number = meeting.next_number("load_checkpoint")
     try:
         mine: dict[str, object] = {"seen": shelf.plain(shelf.survey(directory, None if other_run else optimizer.rank))}
-    except PreduceError as error:
+    except PartreduceError as error:
         mine = {"problem": str(error)}
     reports = meeting.exchange("checkpoint loadable", number, mine, members)
     # Only the first worker reads when the runs differ.
@@ -214,7 +214,7 @@ def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, membe
             facts = {"num_workers": manifest["num_workers"], "round": manifest["round"], "there": there}
             facts["tables"] = saved
             facts["steps"] = manifest["workers"][there[0]]["steps"]
-        except (PreduceError, OSError) as error:
+        except (PartreduceError, OSError) as error:
             facts = {"problem": str(error)}
     told = optimizer.meeting.exchange("checkpoint mean", number, facts, members)[0]
     if "problem" in told:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.state.saved_tables import gathered_of, layouts_of, shards_of
-from preduce.topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
-from preduce.topo.extras import load
+from partreduce.runtime.state.saved_tables import gathered_of, layouts_of, shards_of
+from partreduce.topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
+from partreduce.topo.extras import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from preduce.runtime.strategies.base import Run, Runner
+    from partreduce.runtime.strategies.base import Run, Runner
 
 Tensors = dict[str, torch.Tensor]
 
@@ -139,7 +139,7 @@ def pack(state: StateFile, extra: object, lineage: str) -> bytes:
         text = json.dumps(facts | {"extra": extra})
     except (TypeError, ValueError) as error:
         raise InputError(f"save_checkpoint: extra and optimizer settings must be JSON ({error})") from None
-    header = {"preduce": text, "lineage": lineage}
+    header = {"partreduce": text, "lineage": lineage}
     data: bytes = _safetensors().save({name: t.contiguous().cpu() for name, t in tensors.items()}, header)
     return data
 
@@ -153,7 +153,7 @@ def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
     try:
         tensors: Tensors = _safetensors().load(data)
         length = int.from_bytes(data[:8], "little")
-        facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["preduce"])
+        facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["partreduce"])
     except MissingFeatureError:
         raise
     except Exception as error:  # noqa: BLE001 - safetensors has its own error types; all mean a foreign file

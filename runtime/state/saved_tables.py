@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.sharding.blocks import blocks
-from preduce.runtime.sharding.layout import RowLayout
-from preduce.runtime.sharding.whole import is_like, places_of
-from preduce.topo.errors import InputError
+from partreduce.runtime.sharding.blocks import blocks
+from partreduce.runtime.sharding.layout import RowLayout
+from partreduce.runtime.sharding.whole import is_like, places_of
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from preduce.runtime.sharding.layout import Layout
-    from preduce.runtime.sharding.table import Table
-    from preduce.runtime.sharding.tables import Tables
+    from partreduce.runtime.sharding.layout import Layout
+    from partreduce.runtime.sharding.table import Table
+    from partreduce.runtime.sharding.tables import Tables
 
 
 def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

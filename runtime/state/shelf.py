@@ -15,14 +15,14 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.document.reader import read_json
-from preduce.topo.errors import DocumentError, FileProblem, InputError, PreduceError
+from partreduce.topo.document.reader import read_json
+from partreduce.topo.errors import DocumentError, FileProblem, InputError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-FORMAT, VERSION = "preduce.checkpoint", 1
+FORMAT, VERSION = "partreduce.checkpoint", 1
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 64 * 2**20
@@ -32,7 +32,7 @@ ENOUGH = 3
 
 
 class NewerFormatError(DocumentError):
-    """A manifest that a later version of preduce wrote."""
+    """A manifest that a later version of partreduce wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """A manifest, refused if it is not one.
 
     Raises:
-        NewerFormatError: a later version of preduce wrote it.
+        NewerFormatError: a later version of partreduce wrote it.
         DocumentError: it is not what `save_checkpoint` writes.
         FileProblem: it cannot be read.
     """
@@ -79,7 +79,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DocumentError("format", f"is not {FORMAT!r}", str(place))
     version = manifest.get("version")
     if type(version) is int and version > VERSION:
-        raise NewerFormatError("version", f"is {version}, newer than {VERSION}, which this preduce reads", str(place))
+        raise NewerFormatError(
+            "version", f"is {version}, newer than {VERSION}, which this partreduce reads", str(place)
+        )
     workers = manifest.get("workers")
     if (
         type(version) is not int
@@ -129,7 +131,7 @@ def survey(directory: Path, rank: int | None) -> list[Seen]:
             continue
         try:
             manifests.append((folder, read_manifest(folder)))
-        except PreduceError as error:
+        except PartreduceError as error:
             seen.append(Seen(folder.name, problem=str(error), newer=isinstance(error, NewerFormatError)))
     manifests.sort(key=lambda pair: (pair[1]["number"], pair[0].name), reverse=True)
     whole = 0
@@ -185,7 +187,7 @@ def chosen(directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequenc
     for seen in by_rank.values():
         for one in seen.values():
             if one.newer:
-                raise InputError(f"load_checkpoint: {one.problem}; upgrade preduce, or move it away {instead}")
+                raise InputError(f"load_checkpoint: {one.problem}; upgrade partreduce, or move it away {instead}")
     broken = [
         _why(directory, name, by_rank)
         for name in sorted(numbers, reverse=True)
@@ -210,7 +212,7 @@ def standing(directory: Path, plain: str) -> dict[str, Any]:
     highest = 0
     with contextlib.suppress(FileProblem):
         for folder in folders(directory):
-            with contextlib.suppress(PreduceError):
+            with contextlib.suppress(PartreduceError):
                 highest = max(highest, int(read_manifest(folder)["number"]))
     return {"highest": highest, "taken": os.path.lexists(directory / plain / MANIFEST)}
 
@@ -227,7 +229,7 @@ def superfluous(directory: Path, lineage: str, rank: int, *, keep: int, written:
             if folder.name == written:
                 continue
             if os.path.lexists(folder / MANIFEST):
-                with contextlib.suppress(PreduceError):
+                with contextlib.suppress(PartreduceError):
                     manifest = read_manifest(folder)
                     if manifest["lineage"] == lineage:
                         whole.append((manifest["number"], folder))

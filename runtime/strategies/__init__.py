@@ -8,24 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from preduce.runtime.strategies.all_reduce import all_reduce
-from preduce.runtime.strategies.generated import GeneratedMeans
-from preduce.runtime.strategies.neighbor import neighbor_means
-from preduce.runtime.strategies.pairwise import PairMeans
-from preduce.runtime.strategies.server import parameter_server
-from preduce.runtime.strategies.static import static
-from preduce.topo.errors import MissingFeatureError
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.generated import Generated
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.server import Server
-from preduce.topo.strategies.static import Static
+from partreduce.runtime.strategies.all_reduce import all_reduce
+from partreduce.runtime.strategies.generated import GeneratedMeans
+from partreduce.runtime.strategies.neighbor import neighbor_means
+from partreduce.runtime.strategies.pairwise import PairMeans
+from partreduce.runtime.strategies.server import parameter_server
+from partreduce.runtime.strategies.static import static
+from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.strategies.base import Run, Runner
+    from partreduce.runtime.strategies.base import Run, Runner
 
 Kind = TypeVar("Kind")
 

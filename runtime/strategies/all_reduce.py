@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.strategies.gradient_means import GradientMeans
-from preduce.runtime.strategies.pipeline import GradientPipeline
-from preduce.runtime.strategies.progress_means import means_of_groups
-from preduce.runtime.strategies.quorum.gradients import QuorumGradients
-from preduce.topo.strategies.axes import Pipeline
-from preduce.topo.strategies.quorum import Quorum
+from partreduce.runtime.strategies.gradient_means import GradientMeans
+from partreduce.runtime.strategies.pipeline import GradientPipeline
+from partreduce.runtime.strategies.progress_means import means_of_groups
+from partreduce.runtime.strategies.quorum.gradients import QuorumGradients
+from partreduce.topo.strategies.axes import Pipeline
+from partreduce.topo.strategies.quorum import Quorum
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.base import Run, Runner
-    from preduce.topo.strategies.allreduce import AllReduce
+    from partreduce.runtime.strategies.base import Run, Runner
+    from partreduce.topo.strategies.allreduce import AllReduce
 
 
 def all_reduce(strategy: AllReduce, run: Run) -> Runner:

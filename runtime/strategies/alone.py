@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from preduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.base import Runner
 
 
 class Alone(Runner):

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.strategies.one_sided import OneSided
-from preduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
-from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.through_servers import shard_bounds
-from preduce.runtime.transport.waiting import GoneError, Lookout, pause_after
-from preduce.topo.errors import InputError
+from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.through_servers import shard_bounds
+from partreduce.runtime.transport.waiting import GoneError, Lookout, pause_after
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from preduce.runtime.recorder import Operation
-    from preduce.runtime.strategies.base import Run
-    from preduce.runtime.transport.mailbox import Mailbox, Message
-    from preduce.topo.strategies.server import Server
+    from partreduce.runtime.recorder import Operation
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.runtime.transport.mailbox import Mailbox, Message
+    from partreduce.topo.strategies.server import Server
 
 
 class AsynchronousServer(OneSided):

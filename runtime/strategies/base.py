@@ -8,20 +8,20 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from preduce.runtime.watch.progress import Progress
-from preduce.topo.errors import InputError
+from partreduce.runtime.watch.progress import Progress
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from preduce.runtime.averaging.applier import Applier
-    from preduce.runtime.averaging.flat_model import FlatModel
-    from preduce.runtime.averaging.reducer import Reducer
-    from preduce.runtime.sharding.tables import Tables
-    from preduce.runtime.watch.status import GapStatus
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.averaging.applier import Applier
+    from partreduce.runtime.averaging.flat_model import FlatModel
+    from partreduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.sharding.tables import Tables
+    from partreduce.runtime.watch.status import GapStatus
+    from partreduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Run:
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
     progress: Progress = field(default_factory=Progress)
-    """Where this worker says which step it is in, for `preduce run --watch`."""
+    """Where this worker says which step it is in, for `partreduce run --watch`."""
 
     @property
     def pace(self) -> int:
@@ -108,7 +108,7 @@ class Runner(ABC):
         self.run = run
 
     def status(self) -> GapStatus | None:
-        """What `preduce run --watch` shows of its queues, if it has any.
+        """What `partreduce run --watch` shows of its queues, if it has any.
 
         Called by a thread of its own while the training goes on; it neither waits nor raises.
         """

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.averaging.commit import only_where, replace_where
-from preduce.runtime.strategies.group_means import GroupMeans
-from preduce.topo.errors import InputError
-from preduce.topo.figures.correction import best_alpha, correction_radius, refuse_schedule
-from preduce.topo.strategies.base import Averaging
+from partreduce.runtime.averaging.commit import only_where, replace_where
+from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures.correction import best_alpha, correction_radius, refuse_schedule
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.reduction import Reduction
-    from preduce.runtime.strategies.base import Run
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.topo.schedule import Schedule
 
 
 def chosen_alpha(asked: float | str | None, schedule: Schedule, optimizer: torch.optim.Optimizer) -> float | None:

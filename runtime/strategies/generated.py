@@ -8,23 +8,23 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from preduce.runtime.averaging.commit import rescale_progress
-from preduce.runtime.averaging.mean_model import commit_plain_mean
-from preduce.runtime.generator.client import GeneratorClient
-from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.liveness.survivors import Survivors
-from preduce.runtime.strategies.base import Runner
-from preduce.runtime.transport.gloo import GlooWorld
-from preduce.topo.errors import InputError, MissingFeatureError, UnavailableError
-from preduce.topo.phase import Group
-from preduce.topo.strategies.base import Averaging
+from partreduce.runtime.averaging.commit import rescale_progress
+from partreduce.runtime.averaging.mean_model import commit_plain_mean
+from partreduce.runtime.generator.client import GeneratorClient
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.liveness.survivors import Survivors
+from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.base import Run
-    from preduce.topo.strategies.generated import Generated
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.topo.strategies.generated import Generated
 
-ADDRESS = "PREDUCE_GENERATOR"
-KEYS = "PREDUCE_GENERATOR_KEYS"
+ADDRESS = "PARTREDUCE_GENERATOR"
+KEYS = "PARTREDUCE_GENERATOR_KEYS"
 
 
 _running: WeakKeyDictionary[GlooWorld, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
@@ -37,7 +37,7 @@ class GeneratedMeans(Runner):
     Groups run in the order of their sequence numbers on every worker, and a group's communicator is made when it is
     first used, by its members alone and in that same order: nobody else takes part, and nobody waits in a circle.
     If a member dies the others keep their parameters as they were, report the group and go on; see `Survivors`.
-    Where the generator is comes from the environment, which `preduce run` sets.
+    Where the generator is comes from the environment, which `partreduce run` sets.
 
     Raises:
         MissingFeatureError: on CUDA, where communicators cannot be made by their members alone.
@@ -61,8 +61,8 @@ class GeneratedMeans(Runner):
         address, keys = os.environ.get(ADDRESS), os.environ.get(KEYS)
         if not address or not keys:
             raise InputError(
-                f"schedule {run.schedule.name!r}: needs the group generator; start with `preduce run --schedule`, or "
-                f"start `preduce generator` and set {ADDRESS} and {KEYS}"
+                f"schedule {run.schedule.name!r}: needs the group generator; start with `partreduce run --schedule`, "
+                f"or start `partreduce generator` and set {ADDRESS} and {KEYS}"
             )
         others = _running.setdefault(world, WeakSet())
         if any(other.client.address == address for other in others):

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.averaging.gradients import commit_gradients
-from preduce.runtime.averaging.layers import LayerSender
-from preduce.runtime.averaging.riders import commit_riders
-from preduce.runtime.codecs.coding import Codings
-from preduce.runtime.strategies.base import Runner
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.axes import Sending
+from partreduce.runtime.averaging.gradients import commit_gradients
+from partreduce.runtime.averaging.layers import LayerSender
+from partreduce.runtime.averaging.riders import commit_riders
+from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.strategies.base import Runner
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.axes import Sending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.reduction import Reduction
-    from preduce.runtime.strategies.base import Run
-    from preduce.topo.phase import Group
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.topo.phase import Group
 
 KIND = "gradient average"
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
-from preduce.runtime.averaging.riders import commit_riders, snapshot_riders
-from preduce.runtime.strategies.base import Runner
-from preduce.topo.strategies.base import Averaging
+from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
+from partreduce.runtime.averaging.riders import commit_riders, snapshot_riders
+from partreduce.runtime.strategies.base import Runner
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.reduction import Reduction
-    from preduce.runtime.strategies.base import Run
-    from preduce.topo.phase import Group
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.topo.phase import Group
 
 
 class GroupMeans(Runner):

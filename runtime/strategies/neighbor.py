@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.averaging.neighbor_reducer import Neighbourhood, PeerReducer
-from preduce.runtime.strategies.gap.means import GapMeans
-from preduce.runtime.strategies.group_means import GroupMeans
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.gap import Gap
+from partreduce.runtime.averaging.neighbor_reducer import Neighbourhood, PeerReducer
+from partreduce.runtime.strategies.gap.means import GapMeans
+from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.gap import Gap
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.base import Run, Runner
-    from preduce.topo.phase import Group
-    from preduce.topo.strategies.neighbor import Neighbor
+    from partreduce.runtime.strategies.base import Run, Runner
+    from partreduce.topo.phase import Group
+    from partreduce.topo.strategies.neighbor import Neighbor
 
 
 def neighbor_means(strategy: Neighbor, run: Run) -> Runner:

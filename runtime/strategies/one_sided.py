@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.strategies.base import Runner
-from preduce.runtime.transport.mailbox import Mailbox
-from preduce.runtime.transport.waiting import Lookout
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.base import Averaging
+from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.waiting import Lookout
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.strategies.base import Run
-    from preduce.runtime.transport.credit import Bound
-    from preduce.runtime.transport.mailbox import Message
-    from preduce.topo.strategies.base import Strategy
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.runtime.transport.credit import Bound
+    from partreduce.runtime.transport.mailbox import Message
+    from partreduce.topo.strategies.base import Strategy
 
 
 class OneSided(Runner):

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.strategies.one_sided import OneSided
-from preduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
-from preduce.runtime.transport.waiting import GoneError
-from preduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, pairing_of
-from preduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, pairing_of
+from partreduce.schedulers.protocols.base import Note, Received, Send
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.runtime.recorder import Operation
-    from preduce.runtime.strategies.base import Run
-    from preduce.runtime.transport.mailbox import Mailbox, Message
-    from preduce.topo.strategies.pairwise import Pairwise
+    from partreduce.runtime.recorder import Operation
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.runtime.transport.mailbox import Mailbox, Message
+    from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class PairMeans(OneSided):

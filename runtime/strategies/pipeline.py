@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.gradients import clear_gradients, commit_gradients
-from preduce.runtime.averaging.reduction import Reduction
-from preduce.runtime.averaging.riders import commit_riders, snapshot_riders
-from preduce.runtime.strategies.base import Runner
-from preduce.runtime.strategies.gradient_means import KIND, GradientMeans
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.axes import WIDER, Drain, Total
+from partreduce.runtime.averaging.gradients import clear_gradients, commit_gradients
+from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.riders import commit_riders, snapshot_riders
+from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.gradient_means import KIND, GradientMeans
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.axes import WIDER, Drain, Total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.strategies.base import Run
-    from preduce.topo.strategies.axes import Pipeline
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.topo.strategies.axes import Pipeline
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class GradientPipeline(Runner):
         if self._lockstep.layers is not None:
             self._lockstep.layers.may_begin = self._has_room
         if when.width > 2 and run.rank == 0:
-            text = f"preduce: schedule {run.schedule.name!r} has a pipeline of {when.width}: {WIDER}"
+            text = f"partreduce: schedule {run.schedule.name!r} has a pipeline of {when.width}: {WIDER}"
             warnings.warn(text, stacklevel=5)
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
@@ -164,7 +164,7 @@ class GradientPipeline(Runner):
             first, last = self._flights[0].step, self._flights[-1].step
             which = f"step {first}" if first == last else f"steps {first} to {last}"
             warnings.warn(
-                f"preduce: the gradients of {which}, which were in flight, are dropped: the load came after them",
+                f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them",
                 stacklevel=5,
             )
         for flight in self._flights:

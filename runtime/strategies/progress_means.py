@@ -34,21 +34,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.averaging.common_start import common_start
-from preduce.runtime.averaging.reference import Reference
-from preduce.runtime.codecs.coding import Codings
-from preduce.runtime.strategies.group_means import GroupMeans
-from preduce.topo.strategies.axes import Where
+from partreduce.runtime.averaging.common_start import common_start
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.topo.strategies.axes import Where
 
 if TYPE_CHECKING:
     import torch
 
-    from preduce.runtime.averaging.reduction import Reduction
-    from preduce.runtime.strategies.base import Run
-    from preduce.topo.phase import Group
-    from preduce.topo.strategies.allreduce import AllReduce
-    from preduce.topo.strategies.base import Averaging
-    from preduce.topo.strategies.static import Static
+    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.topo.phase import Group
+    from partreduce.topo.strategies.allreduce import AllReduce
+    from partreduce.topo.strategies.base import Averaging
+    from partreduce.topo.strategies.static import Static
 
 
 class ProgressMeans(GroupMeans):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.strategies.all_reduce import all_reduce
-from preduce.runtime.strategies.asynchronous_server import AsynchronousServer
-from preduce.runtime.strategies.base import Runner
-from preduce.runtime.transport.through_servers import ServerCommunicator, ThroughServers
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.strategies.all_reduce import all_reduce
+from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
+from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.transport.through_servers import ServerCommunicator, ThroughServers
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
     import torch
 
-    from preduce.runtime.strategies.base import Run
-    from preduce.topo.strategies.server import Server
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.topo.strategies.server import Server
 
 
 def parameter_server(server: Server, run: Run) -> Runner:

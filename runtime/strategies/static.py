@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.strategies.progress_means import means_of_groups
-from preduce.runtime.strategies.quorum.groups import QuorumGroups
-from preduce.topo.strategies.quorum import Quorum
+from partreduce.runtime.strategies.progress_means import means_of_groups
+from partreduce.runtime.strategies.quorum.groups import QuorumGroups
+from partreduce.topo.strategies.quorum import Quorum
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.base import Run, Runner
-    from preduce.topo.strategies.static import Static
+    from partreduce.runtime.strategies.base import Run, Runner
+    from partreduce.topo.strategies.static import Static
 
 
 def static(strategy: Static, run: Run) -> Runner:

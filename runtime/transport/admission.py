@@ -6,7 +6,7 @@ of each message, so that reading the password off the wire is not enough to inve
 neither encrypted nor authenticated. CURVE would do both, at a sixth of the speed.
 
 The secret comes half from the run's store, where the first worker proposes it, and half from the launcher's
-environment, which `preduce run` fills, so that who can read the store alone does not have it.
+environment, which `partreduce run` fills, so that who can read the store alone does not have it.
 
 Source for the access check: ZeroMQ's RFC 27 (ZAP), RFC 24 (PLAIN).
 """
@@ -20,9 +20,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from preduce.runtime.transport.notes import Notes
+    from partreduce.runtime.transport.notes import Notes
 
-RUN_SECRET = "PREDUCE_RUN_SECRET"  # noqa: S105 - the name of the variable
+RUN_SECRET = "PARTREDUCE_RUN_SECRET"  # noqa: S105 - the name of the variable
 """The variable in which the launcher gives its workers their half of the secret."""
 ZAP_PLACE = "inproc://zeromq.zap.01"
 TAG_BYTES = 16
@@ -50,7 +50,7 @@ class Admission:
 
     def guard(self, inbox: Any) -> None:  # noqa: ANN401 - a zmq socket
         """Let only workers of this run connect to a socket that is not bound yet."""
-        inbox.plain_server, inbox.zap_domain = True, b"preduce"
+        inbox.plain_server, inbox.zap_domain = True, b"partreduce"
         inbox.setsockopt(self._zmq.HANDSHAKE_IVL, 5000)
 
     def introduce(self, outbox: Any) -> None:  # noqa: ANN401 - as above

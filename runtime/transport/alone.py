@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch.distributed as dist
 
-from preduce.runtime.transport.rendezvous import VARIABLES, place
-from preduce.runtime.transport.streams import streams_of
-from preduce.topo.errors import UnavailableError
+from partreduce.runtime.transport.rendezvous import VARIABLES, place
+from partreduce.runtime.transport.streams import streams_of
+from partreduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from preduce.runtime.transport.streams import Streams
-    from preduce.runtime.transport.torch_api import Store
-    from preduce.runtime.transport.waiting import SignsOfLife
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.transport.streams import Streams
+    from partreduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.waiting import SignsOfLife
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.schedule import Schedule
 
 SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """What other launchers say of their size: with more than one process each would train by itself, unnoticed."""
@@ -49,8 +49,8 @@ def say_alone(schedule: Schedule) -> None:
     """One line for each schedule of the process."""
     n = schedule.num_workers
     text = (
-        f"preduce: this script runs alone, and schedule {schedule.name!r} is for {n} workers: nothing is averaged; "
-        f"start it with `preduce run --workers {n} SCRIPT` or torchrun for that\n"
+        f"partreduce: this script runs alone, and schedule {schedule.name!r} is for {n} workers: nothing is averaged; "
+        f"start it with `partreduce run --workers {n} SCRIPT` or torchrun for that\n"
     )
     if text not in _said:
         _said.add(text)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from preduce.runtime.transport.streams import Streams
-from preduce.runtime.transport.waiting import pause_after
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.waiting import pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

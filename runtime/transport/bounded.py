@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from preduce.runtime.transport.background import Background
+from partreduce.runtime.transport.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ class BoundedCall(Generic[Result]):
         self._ended = threading.Event()
         self._results: list[Result] = []
         self._error: RuntimeError | None = None
-        self._thread = Background(self._run, name="preduce-bounded-call")
+        self._thread = Background(self._run, name="partreduce-bounded-call")
         self._thread.start()
 
     @property

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from preduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, sum_options
-from preduce.runtime.transport.waiting import LimitedWork
-from preduce.topo.errors import MissingFeatureError, UnavailableError
-from preduce.topo.phase import Group
-from preduce.topo.strategies.axes import Where
+from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, sum_options
+from partreduce.runtime.transport.waiting import LimitedWork
+from partreduce.topo.errors import MissingFeatureError, UnavailableError
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.axes import Where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.transport.staged import StagedSums
-    from preduce.runtime.transport.torch_api import Work
-    from preduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.transport.staged import StagedSums
+    from partreduce.runtime.transport.torch_api import Work
+    from partreduce.runtime.transport.waiting import RunningWork
 
 SHORTEST_WAIT = 1e-3
 """Seconds; torch counts whole milliseconds."""

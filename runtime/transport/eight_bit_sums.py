@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.codecs.eight_bits import EightBits
-from preduce.runtime.transport.staged import Stages
-from preduce.topo.codec_numbers import int8_bytes
+from partreduce.runtime.codecs.eight_bits import EightBits
+from partreduce.runtime.transport.staged import Stages
+from partreduce.topo.codec_numbers import int8_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.waiting import RunningWork
 
 Bounds = list[tuple[int, int]]
 

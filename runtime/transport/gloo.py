@@ -6,28 +6,28 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.bounded import BoundedCall, OverdueError
-from preduce.runtime.transport.communicators import first_line
-from preduce.runtime.transport.eight_bit_sums import FlatEightBitStages
-from preduce.runtime.transport.needed_groups import check_budget, member_sets
-from preduce.runtime.transport.notes import deaths_of
-from preduce.runtime.transport.staged import StagedSums
-from preduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo
-from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, Lookout
-from preduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
-from preduce.topo.errors import StoreLostError, UnavailableError
-from preduce.topo.phase import Group
-from preduce.topo.strategies.axes import Codec
+from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
+from partreduce.runtime.transport.communicators import first_line
+from partreduce.runtime.transport.eight_bit_sums import FlatEightBitStages
+from partreduce.runtime.transport.needed_groups import check_budget, member_sets
+from partreduce.runtime.transport.notes import deaths_of
+from partreduce.runtime.transport.staged import StagedSums
+from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, Lookout
+from partreduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
+from partreduce.topo.errors import StoreLostError, UnavailableError
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.torch_api import Store
-    from preduce.runtime.transport.waiting import SignsOfLife
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.waiting import SignsOfLife
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.schedule import Schedule
 
 IN_EIGHT_BITS = "int8"
 """The name of the second communicators of groups that sum in eight bits."""
@@ -52,7 +52,7 @@ class GlooWorld(GroupTable):
         self.relatives: list[GlooWorld] = []
         """Worlds of the same workers whose groups have another form; they are abandoned together."""
         # Addresses that a failed attempt left in the store belong to connections that are gone.
-        self._prefix = "preduce/group" if attempt == 1 else f"preduce/group/attempt-{attempt}"
+        self._prefix = "partreduce/group" if attempt == 1 else f"partreduce/group/attempt-{attempt}"
         self._device: object = None
         self._left_behind: list[BoundedCall[object]] = []
 

@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.transport.communicators import Communicator
-from preduce.runtime.transport.eight_bit_sums import EightBitStages, Stage, block_bounds, code_size
-from preduce.runtime.transport.gloo import GlooWorld
-from preduce.runtime.transport.staged import StagedSums, Stages
-from preduce.runtime.transport.through_servers import shard_bounds
-from preduce.topo.errors import InputError, MissingFeatureError, UnavailableError
-from preduce.topo.strategies.axes import Form, Where
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.eight_bit_sums import EightBitStages, Stage, block_bounds, code_size
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.staged import StagedSums, Stages
+from partreduce.runtime.transport.through_servers import shard_bounds
+from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
+from partreduce.topo.strategies.axes import Form, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.transport.eight_bit_sums import Bounds
-    from preduce.runtime.transport.waiting import RunningWork
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.cluster import Cluster
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.transport.eight_bit_sums import Bounds
+    from partreduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.cluster import Cluster
 
 RUNNABLE = (Form.RING, Form.HIERARCHICAL)
 SMALL_BYTES = 1024
@@ -97,7 +97,7 @@ class HierarchicalWorld(GlooWorld):
         self.relatives = [base]
         base.relatives.append(self)
         self._device = base.gloo_device()
-        self._prefix = f"preduce/hierarchical/{hashlib.sha256(repr(nodes).encode()).hexdigest()[:16]}"
+        self._prefix = f"partreduce/hierarchical/{hashlib.sha256(repr(nodes).encode()).hexdigest()[:16]}"
 
     def parts(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
         """See GlooWorld."""

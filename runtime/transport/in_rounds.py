@@ -19,8 +19,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.waiting import RunningWork
 
 AHEAD = 2
 """Rounds that may be under way at the same time."""

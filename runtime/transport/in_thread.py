@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.waiting import LimitedWork
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.waiting import LimitedWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.transport.waiting import RunningWork
 
 
 class InThread(LimitedWork):
@@ -25,7 +25,7 @@ class InThread(LimitedWork):
 
     def __init__(self, works: Iterable[RunningWork]) -> None:
         self._problem: str | None = None
-        self._thread = Background(self._run, works, name="preduce-exchange")
+        self._thread = Background(self._run, works, name="partreduce-exchange")
         self._thread.start()
 
     def _run(self, works: Iterable[RunningWork]) -> None:

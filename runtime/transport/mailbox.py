@@ -26,21 +26,21 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.transport.admission import Admission
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.credit import Account, Bound, Tally
-from preduce.runtime.transport.doorbell import Doorbell
-from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.own_host import own_host
-from preduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Lookout
-from preduce.topo.errors import UnavailableError
-from preduce.topo.extras import load
+from partreduce.runtime.transport.admission import Admission
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.credit import Account, Bound, Tally
+from partreduce.runtime.transport.doorbell import Doorbell
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.own_host import own_host
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Lookout
+from partreduce.topo.errors import UnavailableError
+from partreduce.topo.extras import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.transport.torch_api import Store
-    from preduce.runtime.transport.waiting import SignsOfLife
+    from partreduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.waiting import SignsOfLife
 
 POLL_SECONDS = 0.005
 LINGER_MILLISECONDS = 1000
@@ -135,7 +135,7 @@ class Mailbox:
             self._context.destroy(linger=0)
             self._bell.close()
             raise
-        self._thread = Background(self._run, name="preduce-mailbox", stop=self.abandon)
+        self._thread = Background(self._run, name="partreduce-mailbox", stop=self.abandon)
 
     def _bound(self, store: Store, max_bytes: int) -> tuple[Any, str, int]:
         """The inbox with its place and port."""

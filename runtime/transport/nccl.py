@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.bounded import BoundedCall, OverdueError
-from preduce.runtime.transport.communicators import first_line
-from preduce.runtime.transport.gloo import GlooWorld
-from preduce.runtime.transport.needed_groups import check_budget, member_sets
-from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.torch_api import PrefixStore, nccl_backend
-from preduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable
-from preduce.topo.errors import InputError, UnavailableError
-from preduce.topo.phase import Group
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
+from partreduce.runtime.transport.communicators import first_line
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.needed_groups import check_budget, member_sets
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.torch_api import PrefixStore, nccl_backend
+from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable
+from partreduce.topo.errors import InputError, UnavailableError
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import timedelta
 
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.torch_api import Store
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.torch_api import Store
+    from partreduce.topo.schedule import Schedule
 
 PATIENCE = 10
 """NCCL's own watchdog ends the process without a word; it waits this many times longer than we do."""
-OVER_GLOO = "PREDUCE_CUDA_OVER_GLOO"
+OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"
 """Set to 1, CUDA tensors are averaged over gloo, through host memory: for tests of several processes on one GPU."""
 
 
@@ -57,7 +57,7 @@ class NcclWorld(GroupTable):
     ) -> None:
         super().__init__(store, rank, size, timeout)
         self.device, self.max_groups = device, max_groups
-        self._prefix = f"preduce/nccl/{attempt}"
+        self._prefix = f"partreduce/nccl/{attempt}"
         self._attempt = attempt
         self._on_host: GlooWorld | None = None
         atexit.register(self.abandon)
@@ -132,7 +132,7 @@ class NcclWorld(GroupTable):
         """Abort some groups at once; the others stay as they are."""
         backends = [backend for communicator in self._taken(doomed) for backend in communicator.close()]
         if backends:
-            ending = Background(_abort, backends, name="preduce-destroy-group")
+            ending = Background(_abort, backends, name="partreduce-destroy-group")
             ending.start()
             ending.join(DESTROY_SECONDS)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 SPARE_DESCRIPTORS = 64
 

@@ -10,19 +10,19 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from preduce.runtime.transport.store_line import line_to, root_store
-from preduce.topo.errors import UnavailableError
+from partreduce.runtime.transport.store_line import line_to, root_store
+from partreduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.torch_api import Store
 
 Answer = TypeVar("Answer")
 
-DEATHS = "preduce/dead"
+DEATHS = "partreduce/dead"
 """Below all prefixes the launcher notes here how a worker ended, by rank."""
-STAGES = "preduce/stage"
+STAGES = "partreduce/stage"
 """Below all prefixes a worker notes here how far it has come, by rank, for the launcher to name when it dies."""
 LAST_WORDS_SECONDS = 0.2
 """How long what a worker said last may come after its death."""

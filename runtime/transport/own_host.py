@@ -8,12 +8,12 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.transport.store_line import root_store
-from preduce.runtime.transport.torch_api import TCPStore
-from preduce.topo.errors import UnavailableError
+from partreduce.runtime.transport.store_line import root_store
+from partreduce.runtime.transport.torch_api import TCPStore
+from partreduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.torch_api import Store
 
 
 def own_host(store: Store) -> tuple[str, bool]:

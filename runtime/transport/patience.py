@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GLANCE_SECONDS
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GLANCE_SECONDS
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable
 
-    from preduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
 
 
 class Patience:

@@ -18,18 +18,18 @@ import threading
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.transport.arrays import frame_of, tensor_of
-from preduce.topo.errors import PreduceError
+from partreduce.runtime.transport.arrays import frame_of, tensor_of
+from partreduce.topo.errors import PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
 
-    from preduce.runtime.transport.updates import Layout
+    from partreduce.runtime.transport.updates import Layout
 
 
-class PlaceTakenError(PreduceError):
+class PlaceTakenError(PartreduceError):
     """An update came for which its ring cannot have a place: its sender, or this worker, broke the protocol."""
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from preduce.runtime.transport.bounded import BoundedCall, OverdueError
-from preduce.runtime.transport.communicators import first_line
-from preduce.runtime.transport.gloo import GlooWorld
-from preduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
-from preduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, root_store
-from preduce.runtime.transport.torch_api import TCPStore, default_store
-from preduce.topo.errors import InputError, UnavailableError
+from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
+from partreduce.runtime.transport.communicators import first_line
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
+from partreduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, root_store
+from partreduce.runtime.transport.torch_api import TCPStore, default_store
+from partreduce.topo.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from preduce.runtime.transport.torch_api import Store
-    from preduce.runtime.transport.worlds import World
+    from partreduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.worlds import World
 
 STORE_GRACE_SECONDS = 1.0
 """How much longer than the timeout we wait for torch to say by itself that the store does not answer."""
@@ -39,7 +39,7 @@ def place() -> tuple[int, int]:
     size, rank = _number("WORLD_SIZE", 1, least=1), _number("RANK", 0)
     if rank >= size and os.environ.get("WORLD_SIZE"):  # without it who connects says what is missing
         raise InputError(
-            f"environment: RANK is {rank} and WORLD_SIZE is {size}; ranks are 0..{size - 1}: let `preduce run` or "
+            f"environment: RANK is {rank} and WORLD_SIZE is {size}; ranks are 0..{size - 1}: let `partreduce run` or "
             "torchrun set both"
         )
     return rank, size
@@ -53,13 +53,13 @@ def connect_store(timeout: timedelta) -> Store:
         UnavailableError: the store did not answer within the timeout.
     """
     if dist.is_initialized():
-        joined = NamedPrefixStore("preduce", default_store())
+        joined = NamedPrefixStore("partreduce", default_store())
         fresh_line(joined, timeout.total_seconds())
         return joined
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing:
         raise InputError(
-            f"environment: {', '.join(missing)} not set; start the script with `preduce run --workers N script.py` "
+            f"environment: {', '.join(missing)} not set; start the script with `partreduce run --workers N script.py` "
             "or torchrun"
         )
     host, port, rank = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0, least=1, most=65535), place()[0]
@@ -79,7 +79,7 @@ def connect_store(timeout: timedelta) -> Store:
             f"store at {host}:{port}: did not answer within {timeout.total_seconds():g} s; {who} hosts it "
             f"({reason or first_line(error)[:160]})"
         ) from None
-    store = NamedPrefixStore(f"preduce/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", bare)
+    store = NamedPrefixStore(f"partreduce/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", bare)
     fresh_line(store, timeout.total_seconds())
     return store
 
@@ -139,6 +139,6 @@ def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
     if not least <= number <= most:
         raise InputError(
-            f"environment: {name} is {text[:40]!r}; it is a number in {least}..{most}, as `preduce run` sets"
+            f"environment: {name} is {text[:40]!r}; it is a number in {least}..{most}, as `partreduce run` sets"
         )
     return number

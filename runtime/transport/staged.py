@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.waiting import LimitedWork, wait_a_while
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.waiting import LimitedWork, wait_a_while
 
 if TYPE_CHECKING:
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.transport.waiting import RunningWork
 
 CLOSING_SECONDS = 0.05
 """Between two looks whether the group was destroyed."""
@@ -110,7 +110,7 @@ class StagedSums:
     def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> StagedWork:
         """Start a sum over the group, in place."""
         if self.thread is None:
-            self.thread = Background(self.stages.run, name="preduce-stages", stop=self.stages.close)
+            self.thread = Background(self.stages.run, name="partreduce-stages", stop=self.stages.close)
             self.thread.start()
             weakref.finalize(self, self.stages.calls.put, None)
         work = StagedWork()

@@ -13,15 +13,15 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.bounded import Patience
-from preduce.runtime.transport.torch_api import PrefixStore, TCPStore
-from preduce.topo.errors import StoreLostError
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.bounded import Patience
+from partreduce.runtime.transport.torch_api import PrefixStore, TCPStore
+from partreduce.topo.errors import StoreLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.torch_api import Store
 
 Answer = TypeVar("Answer")
 
@@ -43,7 +43,7 @@ class StoreLine:
         self._connect = connect
         self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        Background(self._run, name="preduce-store", stop=self.close).start()
+        Background(self._run, name="partreduce-store", stop=self.close).start()
 
     def ask(self, action: Callable[[Store], Answer]) -> Answer:
         """What the action finds in the store.

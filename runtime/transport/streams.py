@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from preduce.runtime.transport.waiting import pause_after
+from partreduce.runtime.transport.waiting import pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.codecs.frames import decoded, encoded
-from preduce.runtime.transport.arrays import frame_of, tensor_of
-from preduce.runtime.transport.communicators import Communicator
-from preduce.runtime.transport.mailbox import Mailbox, Message
-from preduce.topo.codec_numbers import SCALE_BYTES
-from preduce.topo.strategies.axes import Codec
+from partreduce.runtime.codecs.frames import decoded, encoded
+from partreduce.runtime.transport.arrays import frame_of, tensor_of
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.mailbox import Mailbox, Message
+from partreduce.topo.codec_numbers import SCALE_BYTES
+from partreduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from preduce.runtime.codecs.coding import Coding
-    from preduce.runtime.transport.streams import Streams
-    from preduce.runtime.transport.torch_api import Store
-    from preduce.runtime.transport.waiting import RunningWork, SignsOfLife
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.codecs.coding import Coding
+    from partreduce.runtime.transport.streams import Streams
+    from partreduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.waiting import RunningWork, SignsOfLife
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.schedule import Schedule
 
 
 def shard_bounds(length: int, num_hosts: int) -> list[tuple[int, int]]:

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.weights import unit_weights
-from preduce.runtime.transport.arrays import Snapshots
-from preduce.runtime.transport.credit import Bound
-from preduce.runtime.transport.streams import Streams, await_mark
+from partreduce.runtime.averaging.weights import unit_weights
+from partreduce.runtime.transport.arrays import Snapshots
+from partreduce.runtime.transport.credit import Bound
+from partreduce.runtime.transport.streams import Streams, await_mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from fractions import Fraction
 
-    from preduce.runtime.transport.mailbox import Mailbox
+    from partreduce.runtime.transport.mailbox import Mailbox
 
 PART_BYTES = 16 * 2**20
 """The most that one message holds of an update."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preduce.topo.errors import UnavailableError
+    from partreduce.topo.errors import UnavailableError
 
 LOOK_SECONDS = 1.0
 """Between two looks at what the others have noted."""

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.communicators import Communicator, first_line
-from preduce.runtime.transport.streams import streams_of
-from preduce.runtime.transport.tags import sums_agree, tag_of
-from preduce.topo.errors import UnavailableError
-from preduce.topo.phase import Group
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.communicators import Communicator, first_line
+from partreduce.runtime.transport.streams import streams_of
+from partreduce.runtime.transport.tags import sums_agree, tag_of
+from partreduce.topo.errors import UnavailableError
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import timedelta
 
-    from preduce.runtime.transport.streams import Streams
-    from preduce.runtime.transport.torch_api import Store
-    from preduce.runtime.transport.waiting import SignsOfLife
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.transport.streams import Streams
+    from partreduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.waiting import SignsOfLife
+    from partreduce.topo.schedule import Schedule
 
 MAX_GROUPS = 64
 """Groups that one worker may belong to; each costs it about one file descriptor per other member."""
@@ -171,7 +171,7 @@ class GroupTable(ABC):
     def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
         """Destroy some groups at once, as `abandon` does all; the others stay as they are."""
         backends = [[backend] for communicator in self._taken(doomed) for backend in communicator.close()]
-        name = "preduce-destroy-group"
+        name = "partreduce-destroy-group"
         endings = [Background(_drop, held, name=name) for held in backends]
         backends.clear()
         for ending in endings:

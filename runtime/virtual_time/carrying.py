@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.schedulers.protocols.hop_weights import weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from preduce.topo.round import Round
-    from preduce.topo.strategies.gap import Gap
+    from partreduce.topo.round import Round
+    from partreduce.topo.strategies.gap import Gap
 
 
 class Carrying:

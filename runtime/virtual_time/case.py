@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.timing.stages import size_or_one
+from partreduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
-    from preduce.topo.timing.tables import Exchange
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import Form
+    from partreduce.topo.timing.compute import ComputeTimes
+    from partreduce.topo.timing.tables import Exchange
 
 
 @dataclass(frozen=True, slots=True)

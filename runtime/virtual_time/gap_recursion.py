@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from preduce.runtime.virtual_time.gap_record import GapRecord
-from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.gap import Gap, Order
+from partreduce.runtime.virtual_time.gap_record import GapRecord
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.strategies.gap import Gap, Order
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.round import Round
+    from partreduce.topo.round import Round
 
     Times = npt.NDArray[np.float64]
 

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from preduce.runtime.virtual_time.gap_record import GapRecord
-from preduce.runtime.virtual_time.in_turn import InTurn
-from preduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
-from preduce.runtime.virtual_time.staleness import MAX_WORKERS, Told
-from preduce.runtime.virtual_time.timeline import Observed, Timeline
-from preduce.schedulers.protocols.base import Note
-from preduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
-from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.gap import Gap, Order
-from preduce.topo.timing.cost import round_seconds
+from partreduce.runtime.virtual_time.gap_record import GapRecord
+from partreduce.runtime.virtual_time.in_turn import InTurn
+from partreduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Told
+from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.schedulers.protocols.base import Note
+from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.strategies.gap import Gap, Order
+from partreduce.topo.timing.cost import round_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.runtime.virtual_time.case import Case
-    from preduce.topo.round import Round
+    from partreduce.runtime.virtual_time.case import Case
+    from partreduce.topo.round import Round
 
 
 class Listener(Protocol):
@@ -165,8 +165,8 @@ class GapTiming(Timing):
         worker = min(range(len(steps)), key=steps.__getitem__)
         if steps[worker] < len(self._seconds):
             raise ScheduleError(
-                f"when.gap: worker {worker} waits for ever in step {steps[worker]}; `preduce gaps` says of a setting "
-                "whether it is live"
+                f"when.gap: worker {worker} waits for ever in step {steps[worker]}; `partreduce gaps` says of a "
+                "setting whether it is live"
             )
 
     def _follow(self, step: Step, *, adds_own: bool) -> None:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
-from preduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
-from preduce.runtime.virtual_time.timeline import Observed, Timeline
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.schedulers.protocols.group_generator.system import GroupSystem
-from preduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound
-from preduce.topo.phase import Phase
-from preduce.topo.strategies.generated import Generated
-from preduce.topo.timing import loads
+from partreduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
+from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.schedulers.protocols.group_generator.system import GroupSystem
+from partreduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.timing import loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from preduce.runtime.virtual_time.case import Case
+    from partreduce.runtime.virtual_time.case import Case
 
 COST_UNIT = 1e-6
 """Seconds in which workers tell the generator what a round takes them to compute, as at run time."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from preduce.runtime.virtual_time.network import Ways
+from partreduce.runtime.virtual_time.network import Ways
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.hardware import Hardware
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware
 
 
 class _Line(NamedTuple):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from preduce.schedulers.protocols.base import Action, Machine, Note, Received, Send
-from preduce.topo.errors import InputError
+from partreduce.schedulers.protocols.base import Action, Machine, Note, Received, Send
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from preduce.topo.timing.links import Uplinks, inside_arrays, nic_arrays
+from partreduce.topo.timing.links import Uplinks, inside_arrays, nic_arrays
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.hardware import Hardware
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware
 
 Place = tuple[str, int]
 """What a message passes: `bus`, `out` and `in` of a node, `up` and `down` of a switch, `inside` towards a worker."""

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
-from preduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
-from preduce.runtime.virtual_time.timeline import Observed, Timeline
-from preduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
-from preduce.schedulers.protocols.base import Received
-from preduce.topo.round import Round
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.timing.cost import round_seconds
+from partreduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
+from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
+from partreduce.schedulers.protocols.base import Received
+from partreduce.topo.round import Round
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.timing.cost import round_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.runtime.virtual_time.case import Case
+    from partreduce.runtime.virtual_time.case import Case
 
 
 class PairTiming(Timing):

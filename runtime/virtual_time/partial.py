@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.runtime.virtual_time.in_turn import InTurn
-from preduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
-from preduce.runtime.virtual_time.partial_waits import BeginWithout, Mean, WaitingPartial
-from preduce.runtime.virtual_time.quorum_record import QuorumRecord
-from preduce.runtime.virtual_time.timeline import Observed, Timeline
-from preduce.schedulers.protocols.base import Note
-from preduce.schedulers.protocols.partial import Call, Finish, PartialState, partial_of
-from preduce.topo.phase import Phase
-from preduce.topo.strategies.quorum import Quorum
-from preduce.topo.timing import loads
+from partreduce.runtime.virtual_time.in_turn import InTurn
+from partreduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.partial_waits import BeginWithout, Mean, WaitingPartial
+from partreduce.runtime.virtual_time.quorum_record import QuorumRecord
+from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.schedulers.protocols.base import Note
+from partreduce.schedulers.protocols.partial import Call, Finish, PartialState, partial_of
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.timing import loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     import numpy.typing as npt
 
-    from preduce.runtime.virtual_time.case import Case
+    from partreduce.runtime.virtual_time.case import Case
 
 
 class PartialTiming(Timing):

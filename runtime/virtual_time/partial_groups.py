@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.runtime.virtual_time.in_turn import InTurn
-from preduce.runtime.virtual_time.machine import Meeting, Step, VirtualMachine
-from preduce.runtime.virtual_time.partial import PartialTiming
-from preduce.runtime.virtual_time.partial_waits import BeginWithout
-from preduce.schedulers.protocols.partial import Begin, Finish
-from preduce.schedulers.protocols.partial_groups import GroupsState, PartialGroups, partial_groups_of
-from preduce.topo.phase import Phase
-from preduce.topo.strategies.quorum import Quorum
-from preduce.topo.timing import loads
+from partreduce.runtime.virtual_time.in_turn import InTurn
+from partreduce.runtime.virtual_time.machine import Meeting, Step, VirtualMachine
+from partreduce.runtime.virtual_time.partial import PartialTiming
+from partreduce.runtime.virtual_time.partial_waits import BeginWithout
+from partreduce.schedulers.protocols.partial import Begin, Finish
+from partreduce.schedulers.protocols.partial_groups import GroupsState, PartialGroups, partial_groups_of
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.timing import loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.runtime.virtual_time.case import Case
-    from preduce.runtime.virtual_time.timeline import Timeline
-    from preduce.schedulers.protocols.base import Outcome
+    from partreduce.runtime.virtual_time.case import Case
+    from partreduce.runtime.virtual_time.timeline import Timeline
+    from partreduce.schedulers.protocols.base import Outcome
 
 
 class WaitingGroups(PartialGroups):

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Received, Send
-from preduce.schedulers.protocols.partial import MEETING, Begin, Here
+from partreduce.schedulers.protocols.base import Received, Send
+from partreduce.schedulers.protocols.partial import MEETING, Begin, Here
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from preduce.schedulers.protocols.base import Action, Outcome
-    from preduce.schedulers.protocols.partial import Partial, PartialState
+    from partreduce.schedulers.protocols.base import Action, Outcome
+    from partreduce.schedulers.protocols.partial import Partial, PartialState
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`preduce.predict`: what a schedule of any kind costs, as one value: seconds, bytes, age, memory.
+"""`partreduce.predict`: what a schedule of any kind costs, as one value: seconds, bytes, age, memory.
 
 Kinds with fixed phases say it by formulas and proofs. The others are run in virtual time, by the protocol that runs
 between real workers, and what is counted there is the prediction.
@@ -9,34 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.schedulers.protocols.hop import hop_of
-from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.gap import Gap
-from preduce.topo.strategies.generated import Generated
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.quorum import Counting, Quorum
-from preduce.topo.strategies.server import Server
-from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import bytes_of, communication
-from preduce.topo.timing.event_graph import cycle_time
-from preduce.topo.timing.sampling import sample
-from preduce.topo.timing.table_steps import exchange_of, steady_seconds
-from preduce.topo.timing.tables import Exchange
-from preduce.verify.gaps.one_worker import capacities_of
-from preduce.verify.meetings import NeverMeetError, TooManyRoundsError, rounds_to_meet
-from preduce.verify.memory import prove_memory
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.protocols.hop import hop_of
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.quorum import Counting, Quorum
+from partreduce.topo.strategies.server import Server
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.cost import bytes_of, communication
+from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.topo.timing.sampling import sample
+from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
+from partreduce.topo.timing.tables import Exchange
+from partreduce.verify.gaps.one_worker import capacities_of
+from partreduce.verify.meetings import NeverMeetError, TooManyRoundsError, rounds_to_meet
+from partreduce.verify.memory import prove_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from preduce.schedulers.protocols.hop import Hop
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.strategies.base import Strategy
-    from preduce.topo.timing.tables import Touched
+    from partreduce.schedulers.protocols.hop import Hop
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import Form
+    from partreduce.topo.strategies.base import Strategy
+    from partreduce.topo.timing.tables import Touched
 
 ROUNDS = 200
 
@@ -141,7 +141,7 @@ def _simulated(
     seed: int,
     touched: Mapping[str, Touched] | None,
 ) -> Prediction:
-    """As `preduce simulate`; the first quarter of the rounds is left out of the seconds."""
+    """As `partreduce simulate`; the first quarter of the rounds is left out of the seconds."""
     timeline = simulate(
         schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form,
         touched=touched,

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.runtime.virtual_time.carrying import Carrying
+from partreduce.runtime.virtual_time.carrying import Carrying
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.round import Round
-    from preduce.topo.strategies.gap import Gap
+    from partreduce.topo.round import Round
+    from partreduce.topo.strategies.gap import Gap
 
 COLUMNS = 96
 """Columns of noise: of 16 workers and 60 steps the disagreement then has an error of some percent."""

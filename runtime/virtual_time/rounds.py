@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.runtime.virtual_time.timeline import Timeline
-from preduce.topo.timing.rounds import Rounds
-from preduce.topo.timing.stages import of_period, of_prologue
-from preduce.topo.timing.table_steps import TableRounds
+from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.topo.timing.rounds import Rounds
+from partreduce.topo.timing.stages import of_period, of_prologue
+from partreduce.topo.timing.table_steps import TableRounds
 
 if TYPE_CHECKING:
-    from preduce.runtime.virtual_time.case import Case
+    from partreduce.runtime.virtual_time.case import Case
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from preduce.runtime.virtual_time.network import Network
-from preduce.runtime.virtual_time.staleness import MAX_WORKERS, Ages
-from preduce.runtime.virtual_time.timeline import Observed, Timeline
-from preduce.topo.strategies.server import Server
-from preduce.topo.timing.coding import Coding
+from partreduce.runtime.virtual_time.network import Network
+from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Ages
+from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.topo.strategies.server import Server
+from partreduce.topo.timing.coding import Coding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.runtime.virtual_time.case import Case
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.virtual_time.case import Case
+    from partreduce.topo.schedule import Schedule
 
 COMPUTED, PUSHED, ANSWERED = range(3)
 

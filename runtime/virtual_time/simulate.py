@@ -1,32 +1,32 @@
-"""`preduce.simulate`: a schedule in virtual time, by its rounds or, where it has none, by its protocol."""
+"""`partreduce.simulate`: a schedule in virtual time, by its rounds or, where it has none, by its protocol."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.virtual_time.case import Case
-from preduce.runtime.virtual_time.gaps import run_gaps
-from preduce.runtime.virtual_time.groups import run_groups
-from preduce.runtime.virtual_time.pairs import run_pairs
-from preduce.runtime.virtual_time.partial import run_quorum
-from preduce.runtime.virtual_time.partial_groups import run_quorum_of_groups
-from preduce.runtime.virtual_time.rounds import run_rounds
-from preduce.runtime.virtual_time.servers import run_servers
-from preduce.topo.errors import InputError, MissingFeatureError
-from preduce.topo.hardware import Hardware
-from preduce.topo.strategies.generated import Generated
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.server import Server
-from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.table_steps import exchange_of
+from partreduce.runtime.virtual_time.case import Case
+from partreduce.runtime.virtual_time.gaps import run_gaps
+from partreduce.runtime.virtual_time.groups import run_groups
+from partreduce.runtime.virtual_time.pairs import run_pairs
+from partreduce.runtime.virtual_time.partial import run_quorum
+from partreduce.runtime.virtual_time.partial_groups import run_quorum_of_groups
+from partreduce.runtime.virtual_time.rounds import run_rounds
+from partreduce.runtime.virtual_time.servers import run_servers
+from partreduce.topo.errors import InputError, MissingFeatureError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.server import Server
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.table_steps import exchange_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from preduce.runtime.virtual_time.timeline import Timeline
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.tables import Touched
+    from partreduce.runtime.virtual_time.timeline import Timeline
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import Form
+    from partreduce.topo.timing.tables import Touched
 
 MAX_CELLS = 50_000_000
 PROTOCOLS = {

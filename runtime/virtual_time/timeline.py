@@ -10,9 +10,9 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.runtime.virtual_time.gap_record import GapRecord
-    from preduce.runtime.virtual_time.quorum_record import QuorumRecord
-    from preduce.runtime.virtual_time.staleness import Ages
+    from partreduce.runtime.virtual_time.gap_record import GapRecord
+    from partreduce.runtime.virtual_time.quorum_record import QuorumRecord
+    from partreduce.runtime.virtual_time.staleness import Ages
 
 
 @dataclass(frozen=True, slots=True)

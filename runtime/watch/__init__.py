@@ -1,1 +1,1 @@
-"""Watch: what workers say of themselves while `preduce run --watch` shows them."""
+"""Watch: what workers say of themselves while `partreduce run --watch` shows them."""

@@ -1,7 +1,7 @@
 """Board: a piece of memory that the launcher shares with its workers, in which each says how far it is.
 
-It is memory and not notes in the run's store, because all workers of `preduce run` are forked from one process: to say
-a step is then one store of eight bytes, which costs the training nothing, asks no server and works while the store
+It is memory and not notes in the run's store, because all workers of `partreduce run` are forked from one process: to
+say a step is then one store of eight bytes, which costs the training nothing, asks no server and works while the store
 hangs; and the launcher reads all steps within microseconds, so that differences between them mean something. The
 memory has no name, so nothing is left of it, however the run ends.
 """
@@ -13,7 +13,7 @@ import mmap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.watch.status import GapStatus
+from partreduce.runtime.watch.status import GapStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.watch.board import Slot
+from partreduce.runtime.watch.board import Slot
 
 if TYPE_CHECKING:
-    from preduce.runtime.watch.board import Report
+    from partreduce.runtime.watch.board import Report
 
 
 class Progress:

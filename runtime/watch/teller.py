@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.background import Background
-from preduce.runtime.watch.board import Report
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.watch.board import Report
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.base import Run, Runner
-    from preduce.runtime.worker.ending import Ending
+    from partreduce.runtime.strategies.base import Run, Runner
+    from partreduce.runtime.worker.ending import Ending
 
 TELL_SECONDS = 0.5
 RESTS = "has ended its steps, and takes part in the others' rounds"
@@ -23,7 +23,7 @@ def tell(run: Run, runner: Runner, ending: Ending) -> None:
     """
     if run.progress.begin():
         pause = threading.Event()
-        Background(_tell, run, runner, ending, pause, name="preduce-watch", stop=pause.set).start()
+        Background(_tell, run, runner, ending, pause, name="partreduce-watch", stop=pause.set).start()
 
 
 def _tell(run: Run, runner: Runner, ending: Ending, pause: threading.Event) -> None:

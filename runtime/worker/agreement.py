@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from preduce.runtime.averaging.flat_model import BufferPolicy, StatePolicy
-from preduce.runtime.liveness.handshake import handshake
-from preduce.runtime.liveness.lifelines import lifelines_of
-from preduce.runtime.transport.alone import AloneWorld, is_alone
-from preduce.runtime.transport.notes import note_stage
-from preduce.runtime.transport.rendezvous import default_world
-from preduce.topo.errors import InputError, PreduceError
+from partreduce.runtime.averaging.flat_model import BufferPolicy, StatePolicy
+from partreduce.runtime.liveness.handshake import handshake
+from partreduce.runtime.liveness.lifelines import lifelines_of
+from partreduce.runtime.transport.alone import AloneWorld, is_alone
+from partreduce.runtime.transport.notes import note_stage
+from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.topo.errors import InputError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preduce.runtime.averaging.flat_model import FlatModel
-    from preduce.runtime.liveness.lifelines import Lifelines
-    from preduce.runtime.transport.torch_api import Store
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.schedule import Schedule
+    from partreduce.runtime.averaging.flat_model import FlatModel
+    from partreduce.runtime.liveness.lifelines import Lifelines
+    from partreduce.runtime.transport.torch_api import Store
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.schedule import Schedule
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -130,7 +130,7 @@ def agree(
 
     try:
         world = default_world(device, timedelta(seconds=timeout), check)
-    except PreduceError:
+    except PartreduceError:
         if lifelines is not None:
             lifelines.close()
         raise
@@ -141,7 +141,7 @@ def facts_of(
     schedule: Schedule, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies
 ) -> dict[str, str]:
     """What all workers of a run must have in common, field by field, as short texts."""
-    from preduce.topo.document.canonical import schedule_sha256
+    from partreduce.topo.document.canonical import schedule_sha256
 
     layout = flat.layout()
     digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()
@@ -152,17 +152,17 @@ def facts_of(
         "buffers": policies.buffers.value,
         "optimizer_state": policies.optimizer_state.value,
         "torch version": torch.__version__,
-        "preduce version": _preduce_version(),
+        "partreduce version": _partreduce_version(),
     }
 
 
 @cache
-def _preduce_version() -> str:
+def _partreduce_version() -> str:
     """The installed version, `unknown` when the source tree runs without being installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version("preduce")
+        return version("partreduce")
     except PackageNotFoundError:
         return "unknown"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import InputError, MissingFeatureError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.axes import Codec, How, Where
+from partreduce.topo.errors import InputError, MissingFeatureError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Codec, How, Where
 
 if TYPE_CHECKING:
     import torch
 
-    from preduce.topo.strategies.axes import Form
+    from partreduce.topo.strategies.axes import Form
 
 
 def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.device) -> Schedule:

@@ -7,15 +7,15 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
-from preduce.runtime.averaging.mean_model import average_everywhere
-from preduce.runtime.transport.rendezvous import forget, hosts_store
-from preduce.topo.errors import InputError, PreduceError
+from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.transport.rendezvous import forget, hosts_store
+from partreduce.topo.errors import InputError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preduce.runtime.strategies.base import Run, Runner
-    from preduce.runtime.worker.stepper import Stepper
+    from partreduce.runtime.strategies.base import Run, Runner
+    from partreduce.runtime.worker.stepper import Stepper
 
 Result = TypeVar("Result")
 
@@ -69,7 +69,7 @@ class Ending:
             if self.state == RUNNING:
                 self.run.reducer.heartbeat.refuse_without_store()
             yield
-        except PreduceError as error:
+        except PartreduceError as error:
             if not isinstance(error, InputError) and self.state != FINISHED:
                 self._fail(error)
             raise
@@ -112,7 +112,7 @@ class Ending:
         if self._own_process:
             atexit.unregister(self.leave)
 
-    def _fail(self, error: PreduceError) -> None:
+    def _fail(self, error: PartreduceError) -> None:
         """Destroy the groups first, so that peers learn at once; then say what happened."""
         self.state = BROKEN
         world, heartbeat = self.run.reducer.world, self.run.reducer.heartbeat
@@ -136,8 +136,8 @@ class Ending:
             heartbeat.note("left", " ".join(reason.split())[:300])
             if error is None and self.stepper.steps and not self.runner.averages_gradients:
                 sys.stderr.write(
-                    f"preduce: worker {self.run.rank} ended in round {self.stepper.round} without optimizer.finish(), "
-                    "so it kept its own model, not the mean of all; call finish() before saving\n"
+                    f"partreduce: worker {self.run.rank} ended in round {self.stepper.round} without "
+                    "optimizer.finish(), so it kept its own model, not the mean of all; call finish() before saving\n"
                 )
             self.run.reducer.recorder.write_trace()
         self.runner.abandon()

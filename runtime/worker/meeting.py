@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.waiting import GoneError
-from preduce.topo.phase import Group
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preduce.runtime.strategies.base import Run
-    from preduce.runtime.worker.ending import Ending
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.runtime.worker.ending import Ending
 
 
 class Meeting:

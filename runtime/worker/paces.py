@@ -10,11 +10,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from preduce.runtime.optimizer import DistributedOptimizer
-    from preduce.runtime.transport.worlds import World
+    from partreduce.runtime.optimizer import DistributedOptimizer
+    from partreduce.runtime.transport.worlds import World
 
 _running: WeakKeyDictionary[World, WeakSet[DistributedOptimizer]] = WeakKeyDictionary()
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.averaging.gradient_watch import GradientWatch, MeansWatch
-from preduce.runtime.averaging.gradients import unscale
-from preduce.topo.errors import InputError
+from partreduce.runtime.averaging.gradient_watch import GradientWatch, MeansWatch
+from partreduce.runtime.averaging.gradients import unscale
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preduce.runtime.liveness.uneven_inputs import UnevenInputs
-    from preduce.runtime.strategies.base import Run, Runner
+    from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
+    from partreduce.runtime.strategies.base import Run, Runner
 
 
 class Stepper:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from preduce.schedulers.constructions import fixed, shifts, sizes
-from preduce.schedulers.entry import SEED, Entry, Parameter
-from preduce.topo.graphs.classic import complete, grid, ring, star, torus
-from preduce.topo.graphs.directed import exponential
-from preduce.topo.graphs.hop import double_ring, ring_based
-from preduce.topo.graphs.random_graphs import random_regular
-from preduce.topo.graphs.weights import METHODS
+from partreduce.schedulers.constructions import fixed, shifts, sizes
+from partreduce.schedulers.entry import SEED, Entry, Parameter
+from partreduce.topo.graphs.classic import complete, grid, ring, star, torus
+from partreduce.topo.graphs.directed import exponential
+from partreduce.topo.graphs.hop import double_ring, ring_based
+from partreduce.topo.graphs.random_graphs import random_regular
+from partreduce.topo.graphs.weights import METHODS
 
 WEIGHTS = Parameter(
     name="weights", kind="text", default="metropolis", choices=tuple(METHODS), help="how edges are weighed"

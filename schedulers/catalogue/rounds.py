@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from preduce.schedulers.constructions import base_graph, ceca_2p, matcha, moshpit, shifts, sizes
-from preduce.schedulers.entry import SEED, Entry, Parameter
-from preduce.schedulers.rules import grids
+from partreduce.schedulers.constructions import base_graph, ceca_2p, matcha, moshpit, shifts, sizes
+from partreduce.schedulers.entry import SEED, Entry, Parameter
+from partreduce.schedulers.rules import grids
 
 ROUNDS = Parameter(
     name="rounds", default=16, minimum=1, maximum=10_000, help="rounds drawn; they repeat after the last"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.constructions import sizes
-from preduce.schedulers.entry import Entry, Parameter
-from preduce.schedulers.rules import grids, nested, prague
-from preduce.topo.strategies.allreduce import AllReduce
+from partreduce.schedulers.constructions import sizes
+from partreduce.schedulers.entry import Entry, Parameter
+from partreduce.schedulers.rules import grids, nested, prague
+from partreduce.topo.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 def _all_reduce(cluster: Cluster, every: int) -> AllReduce:

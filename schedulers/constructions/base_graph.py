@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors
-from preduce.topo.phase import Phase
-from preduce.topo.round import Round
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.static import GroupPhases, Static
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
     Ints = npt.NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
     Matrix = list[list[Fraction]]
 

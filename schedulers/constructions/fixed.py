@@ -6,22 +6,22 @@ from fractions import Fraction
 from math import log
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.constructions import sizes
-from preduce.schedulers.constructions.matcha import likely_connected
-from preduce.topo.arithmetic.whole_numbers import ceil_log
-from preduce.topo.graphs.classic import hypercube
-from preduce.topo.graphs.clustered import clustered
-from preduce.topo.graphs.directed import de_bruijn, kautz
-from preduce.topo.graphs.hop import hop_figure_21
-from preduce.topo.graphs.random_graphs import erdos_renyi
-from preduce.topo.graphs.weights import constant, weigh
-from preduce.topo.strategies.neighbor import Neighbor
+from partreduce.schedulers.constructions import sizes
+from partreduce.schedulers.constructions.matcha import likely_connected
+from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.graphs.classic import hypercube
+from partreduce.topo.graphs.clustered import clustered
+from partreduce.topo.graphs.directed import de_bruijn, kautz
+from partreduce.topo.graphs.hop import hop_figure_21
+from partreduce.topo.graphs.random_graphs import erdos_renyi
+from partreduce.topo.graphs.weights import constant, weigh
+from partreduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.graphs.base import Graph
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.graphs.base import Graph
 
 MAX_COMPLETE = 5000
 """A complete graph has n²/2 edges; all-reduce gives the same mean."""

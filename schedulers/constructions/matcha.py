@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.constructions.sizes import sides
-from preduce.topo.graphs.classic import complete, ring, torus
-from preduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
-from preduce.topo.graphs.random_graphs import erdos_renyi
-from preduce.topo.strategies.neighbor import Neighbor
+from partreduce.schedulers.constructions.sizes import sides
+from partreduce.topo.graphs.classic import complete, ring, torus
+from partreduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
+from partreduce.topo.graphs.random_graphs import erdos_renyi
+from partreduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.graphs.base import Graph
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.graphs.base import Graph
 
 MAX_WORKERS = 500
 MAX_EDGES = 2000

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.rules.grids import grid_phases
-from preduce.topo.graphs.base import Graph
-from preduce.topo.phase import Phase
-from preduce.topo.strategies.static import GroupPhases, Static
+from partreduce.schedulers.rules.grids import grid_phases
+from partreduce.topo.graphs.base import Graph
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.static import GroupPhases, Static
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 def moshpit_grid(cluster: Cluster, side: int | None) -> Static:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.constructions.sizes import MAX_PERIOD_EDGES
-from preduce.topo.arithmetic.whole_numbers import ceil_log
-from preduce.topo.round import Round
-from preduce.topo.strategies.neighbor import Neighbor
+from partreduce.schedulers.constructions.sizes import MAX_PERIOD_EDGES
+from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.round import Round
+from partreduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 HALF = Fraction(1, 2)
 ETA = Fraction(1, 2)

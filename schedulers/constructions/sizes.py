@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.rules.algebra import local_ranks
-from preduce.topo.arithmetic.whole_numbers import divisors
+from partreduce.schedulers.rules.algebra import local_ranks
+from partreduce.topo.arithmetic.whole_numbers import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
     Refusal = Callable[..., str | None]
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.exact_rounds.pair_weights import PairSearchReport, contracts, is_exact, reaches_all
-from preduce.schedulers.exact_rounds.weight_fit import SOLVED, Linearised, as_fractions, fit
+from partreduce.schedulers.exact_rounds.pair_weights import PairSearchReport, contracts, is_exact, reaches_all
+from partreduce.schedulers.exact_rounds.weight_fit import SOLVED, Linearised, as_fractions, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
+    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]

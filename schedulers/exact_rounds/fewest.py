@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.exact_rounds.lower_bounds import (
+from partreduce.schedulers.exact_rounds.lower_bounds import (
     RoundsBound,
     mean_bound,
     pair_bound,
     refuse_senseless,
 )
-from preduce.schedulers.exact_rounds.pair_constructions import pair_rounds
-from preduce.schedulers.exact_rounds.pair_search import search_rounds
-from preduce.schedulers.synthesis.problem import Status
-from preduce.topo.arithmetic.whole_numbers import ceil_log, divisors, fewest_factors, largest_prime_factor
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Group, Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases
-from preduce.topo.strategies.static import Static
+from partreduce.schedulers.exact_rounds.pair_constructions import pair_rounds
+from partreduce.schedulers.exact_rounds.pair_search import search_rounds
+from partreduce.schedulers.synthesis.problem import Status
+from partreduce.topo.arithmetic.whole_numbers import ceil_log, divisors, fewest_factors, largest_prime_factor
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases
+from partreduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
+    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
 MAX_WORKERS = 4096
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
+    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
 KNOWN: dict[int, tuple[str, ...]] = {
     5: (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
-from preduce.topo.arithmetic.whole_numbers import ceil_log, fewest_factors, prime_powers, valuation
-from preduce.topo.errors import InputError
+from partreduce.topo.arithmetic.whole_numbers import ceil_log, fewest_factors, prime_powers, valuation
+from partreduce.topo.errors import InputError
 
 MAX_PRICE = 4
 """Prices of a prime tried in the bound of several primes."""

@@ -20,9 +20,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.synthesis.cp_sat import enumerate_all, new_model, solve
-from preduce.schedulers.synthesis.problem import Status
-from preduce.topo.errors import InputError
+from partreduce.schedulers.synthesis.cp_sat import enumerate_all, new_model, solve
+from partreduce.schedulers.synthesis.problem import Status
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, slide_rounds, slides
-from preduce.schedulers.exact_rounds.known_rounds import known_rounds
-from preduce.schedulers.exact_rounds.pair_weights import HALF
-from preduce.topo.arithmetic.whole_numbers import divisors, valuation
+from partreduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, slide_rounds, slides
+from partreduce.schedulers.exact_rounds.known_rounds import known_rounds
+from partreduce.schedulers.exact_rounds.pair_weights import HALF
+from partreduce.topo.arithmetic.whole_numbers import divisors, valuation
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
+    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
     Rounds = tuple[WeightedRound, ...]
 

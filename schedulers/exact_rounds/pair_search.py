@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.exact_rounds.cyclic_search import search_cyclic
-from preduce.schedulers.exact_rounds.matchings import all_matchings
-from preduce.schedulers.exact_rounds.pair_weights import PairSearchReport, reaches_all, solve_pairs
+from partreduce.schedulers.exact_rounds.cyclic_search import search_cyclic
+from partreduce.schedulers.exact_rounds.matchings import all_matchings
+from partreduce.schedulers.exact_rounds.pair_weights import PairSearchReport, reaches_all, solve_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from preduce.schedulers.exact_rounds.matchings import Partners
-    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
+    from partreduce.schedulers.exact_rounds.matchings import Partners
+    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
     Ints = npt.NDArray[np.int64]
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.exact_rounds.weight_fit import SOLVED, Linearised, as_fractions, fit
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix
-from preduce.topo.extras import require
+from partreduce.schedulers.exact_rounds.weight_fit import SOLVED, Linearised, as_fractions, fit
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
+from partreduce.topo.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.imports.base import from_edges
-from preduce.schedulers.imports.exact import exact
-from preduce.topo.errors import DocumentError, ScheduleError
+from partreduce.schedulers.imports.base import from_edges
+from partreduce.schedulers.imports.exact import exact
+from partreduce.topo.errors import DocumentError, ScheduleError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.schedulers.imports.base import Imported
+    from partreduce.schedulers.imports.base import Imported
 
 MAX_WORKERS = 20_000
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.imports.exact import balanced, check_own_weights, exact
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.graphs.base import Graph
-from preduce.topo.graphs.weights import weigh
-from preduce.topo.round import Round
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.neighbor import Neighbor
+from partreduce.schedulers.imports.exact import balanced, check_own_weights, exact
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs.weights import weigh
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -29,9 +29,9 @@ MAX_WORKERS = 1_000_000
 class EdgeTable:
     """A graph file as read, before anybody says what it is for.
 
-    `preduce import` asks for shares (`weighted`); `preduce gaps` asks only who sends to whom (`graph`), so that weights
-    that are no shares, such as distances, do not matter to it. An edge of a directed file goes from source to target:
-    the source sends, the target hears. An edge of an undirected file goes both ways.
+    `partreduce import` asks for shares (`weighted`); `partreduce gaps` asks only who sends to whom (`graph`), so that
+    weights that are no shares, such as distances, do not matter to it. An edge of a directed file goes from source to
+    target: the source sends, the target hears. An edge of an undirected file goes both ways.
     """
 
     nodes: Collection[Hashable]  # every node once, in the file's order

@@ -8,18 +8,18 @@ from itertools import islice
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.imports.base import schedule
-from preduce.topo.errors import ScheduleError
-from preduce.topo.round import Round
+from partreduce.schedulers.imports.base import schedule
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.round import Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import networkx as nx
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.graphs.base import Graph
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.graphs.base import Graph
+    from partreduce.topo.schedule import Schedule
 
     Ranks = tuple[Sequence[int], Sequence[int]]
 
@@ -62,7 +62,7 @@ def one_peer(
     Raises:
         ScheduleError: as `one_peer_rounds`, or a cluster of another size.
     """
-    from preduce.topo.graphs.base import Graph
+    from partreduce.topo.graphs.base import Graph
 
     return schedule(name, one_peer_rounds(Graph.from_networkx(graph)), cluster)
 

@@ -10,15 +10,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.imports.base import EdgeTable, from_edges
-from preduce.schedulers.imports.exact import say
-from preduce.topo.document.reader import decode
-from preduce.topo.errors import DocumentError
+from partreduce.schedulers.imports.base import EdgeTable, from_edges
+from partreduce.schedulers.imports.exact import say
+from partreduce.topo.document.reader import decode
+from partreduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.schedulers.imports.base import Imported
+    from partreduce.schedulers.imports.base import Imported
 
 _ATTRIBUTES = re.compile(r"\{(?:[^{}]*['\"]weight['\"]\s*:\s*([^,{}\s]+))?[^{}]*\}\s*$")
 """The dictionary of edge attributes that networkx writes; its weight, if it has one, is group 1."""

@@ -6,23 +6,23 @@ import inspect
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.entry import hint
-from preduce.schedulers.imports import adjacency, edge_lists, networkx_graphs, schedule_files
-from preduce.schedulers.imports.base import Imported, round_of, schedule
-from preduce.schedulers.imports.bluefog import one_peer_rounds
-from preduce.schedulers.imports.exact import notes as gathering
-from preduce.topo.document.descriptors import descriptor_to_read
-from preduce.topo.document.reader import parse_json, read_bytes
-from preduce.topo.document.schedule import parse_schedule
-from preduce.topo.errors import InputError, ScheduleError
-from preduce.topo.graphs.weights import refuse_unknown
+from partreduce.schedulers.entry import hint
+from partreduce.schedulers.imports import adjacency, edge_lists, networkx_graphs, schedule_files
+from partreduce.schedulers.imports.base import Imported, round_of, schedule
+from partreduce.schedulers.imports.bluefog import one_peer_rounds
+from partreduce.schedulers.imports.exact import notes as gathering
+from partreduce.topo.document.descriptors import descriptor_to_read
+from partreduce.topo.document.reader import parse_json, read_bytes
+from partreduce.topo.document.schedule import parse_schedule
+from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.graphs.weights import refuse_unknown
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.schedule import Schedule
 
 _GRAPHS: dict[str, Callable[..., Imported]] = {
     "node-link": networkx_graphs.read_node_link,
@@ -51,7 +51,7 @@ _BY_SUFFIX = {
 
 def formats() -> list[str]:
     """The names that `import_schedule` takes as `format`."""
-    return [*_GRAPHS, *_SCHEDULES, "preduce"]
+    return [*_GRAPHS, *_SCHEDULES, "partreduce"]
 
 
 def import_schedule(
@@ -103,7 +103,7 @@ def _imported(
     chosen = _sniff(data, name) if format_ is None else format_
     if chosen == "npy" and schedule_files.is_stack(data, name):
         chosen = "matrix-stack"
-    if chosen == "preduce":
+    if chosen == "partreduce":
         return parse_schedule(data)
     if chosen not in formats():
         raise ScheduleError(f"format {chosen!r}: is not one of {', '.join(formats())}{hint(chosen, formats())}")
@@ -160,7 +160,7 @@ def _sniff_json(data: bytes, name: str) -> str:
         return "matcha"
     if isinstance(value, dict):
         for key, format_ in (
-            ("format", "preduce"),
+            ("format", "partreduce"),
             ("w_list", "matrix-stack"),
             ("n_nodes", "base-graph"),
             ("nodes", "node-link"),

@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeGuard
 from xml.etree.ElementTree import ParseError
 
-from preduce.schedulers.imports.base import EdgeTable, round_of, schedule
-from preduce.topo.document.place import shown
-from preduce.topo.document.reader import parse_json
-from preduce.topo.errors import DocumentError, ScheduleError
+from partreduce.schedulers.imports.base import EdgeTable, round_of, schedule
+from partreduce.topo.document.place import shown
+from partreduce.topo.document.reader import parse_json
+from partreduce.topo.errors import DocumentError, ScheduleError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence
 
     import networkx as nx
 
-    from preduce.schedulers.imports.base import Imported
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
+    from partreduce.schedulers.imports.base import Imported
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.schedule import Schedule
 
 PLACEHOLDER = 1
 """The weight that networkx's world writes where there is none; a graph in which all edges have it is unweighted."""

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.constructions.matcha import MAX_WORKERS, sampled_matchings
-from preduce.schedulers.imports.adjacency import load_npy, of_matrix
-from preduce.schedulers.imports.base import matrix_round, schedule
-from preduce.schedulers.imports.exact import say
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.reader import parse_json
-from preduce.topo.errors import DocumentError, ScheduleError
-from preduce.topo.graphs.base import Graph
+from partreduce.schedulers.constructions.matcha import MAX_WORKERS, sampled_matchings
+from partreduce.schedulers.imports.adjacency import load_npy, of_matrix
+from partreduce.schedulers.imports.base import matrix_round, schedule
+from partreduce.schedulers.imports.exact import say
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.reader import parse_json
+from partreduce.topo.errors import DocumentError, ScheduleError
+from partreduce.topo.graphs.base import Graph
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 
 MAX_ROUNDS = 10_000

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
-from preduce.schedulers.protocols.digraph import Digraph, automorphisms
-from preduce.topo.errors import InputError
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.topo.strategies.pairwise import Pairwise
+    from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class Role(StrEnum):

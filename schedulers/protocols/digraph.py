@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preduce.topo.graphs import Graph
-    from preduce.topo.round import Round
+    from partreduce.topo.graphs import Graph
+    from partreduce.topo.round import Round
 
 
 @dataclass(frozen=True, slots=True)

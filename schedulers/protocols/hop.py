@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
-from preduce.schedulers.protocols.digraph import Digraph, automorphisms
-from preduce.topo.strategies.gap import Reducing
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
+from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
+from partreduce.topo.strategies.gap import Reducing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.topo.round import Round
-    from preduce.topo.strategies.gap import Gap
+    from partreduce.topo.round import Round
+    from partreduce.topo.strategies.gap import Gap
 
 SENDING, REDUCING, ENTERING = range(3)
 

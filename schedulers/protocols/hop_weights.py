@@ -9,12 +9,12 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from preduce.topo.strategies.gap import Weights
+from partreduce.topo.strategies.gap import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preduce.topo.strategies.gap import Gap
+    from partreduce.topo.strategies.gap import Gap
 
 
 def weights_of(

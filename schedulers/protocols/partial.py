@@ -18,13 +18,13 @@ from itertools import permutations
 from operator import add
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
-from preduce.topo.strategies.quorum import Counting, Missed, Start
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
+from partreduce.topo.strategies.quorum import Counting, Missed, Start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.topo.strategies.quorum import Quorum
+    from partreduce.topo.strategies.quorum import Quorum
 
 COMPUTING, CALLED, MEETING = range(3)
 """What the training does: it computes, has called and waits for a result, or synchronises its model."""
@@ -335,7 +335,7 @@ class Partial:
 
     def _drawn(self, round_: int) -> int:
         """A worker from the seed; the words keep these numbers apart from all others that come from a seed."""
-        return drawn(f"preduce quorum, seed {self.setting.seed}, round {round_}", self.num_workers)
+        return drawn(f"partreduce quorum, seed {self.setting.seed}, round {round_}", self.num_workers)
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
         """Whose coming may start the open round, as far as this worker knows: one of them, or enough of them."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
-from preduce.schedulers.protocols.partial import (
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
+from partreduce.schedulers.protocols.partial import (
     CALLED,
     COMPUTING,
     Activate,
@@ -34,12 +34,12 @@ from preduce.schedulers.protocols.partial import (
     drawn,
     with_share,
 )
-from preduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, Start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 GOES_ON = -2
 """In place of the last round that a worker needs, while nobody has heard that it has ended."""
@@ -295,7 +295,7 @@ class PartialGroups:
 
     def _drawn(self, round_: int, members: tuple[int, ...]) -> int:
         """A place from the seed; the words keep these numbers apart from all others that come from a seed."""
-        words = f"preduce quorum, seed {self.setting.seed}, round {round_}, group of worker {members[0]}"
+        words = f"partreduce quorum, seed {self.setting.seed}, round {round_}, group of worker {members[0]}"
         return drawn(words, len(members))
 
     def awaited(self, process: int, state: GroupsState) -> tuple[int, ...]:

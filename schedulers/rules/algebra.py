@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.phase import Phase
-from preduce.topo.rule import Block, RulePhase, strides_of
-from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block, RulePhase, strides_of
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 def compose(*rules: RulePhases) -> RulePhases:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.rules.algebra import local_ranks, static
-from preduce.topo.arithmetic.whole_numbers import ceil_log, fewest_factors, largest_prime_factor, prime_factors
-from preduce.topo.phase import Phase
-from preduce.topo.rule import Block, RulePhase, strides_of
-from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
+from partreduce.schedulers.rules.algebra import local_ranks, static
+from partreduce.topo.arithmetic.whole_numbers import ceil_log, fewest_factors, largest_prime_factor, prime_factors
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block, RulePhase, strides_of
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 MAX_RULE_NODE = 4096
 """A rule names every local rank; nodes with more workers than this get explicit groups."""

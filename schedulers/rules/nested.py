@@ -8,15 +8,15 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.rules.algebra import all_digits, compose, local_ranks, repeat, static
-from preduce.topo.arithmetic.whole_numbers import divisors
-from preduce.topo.rule import Block
-from preduce.topo.strategies.static import RulePhases
-from preduce.topo.switches import regular_levels
+from partreduce.schedulers.rules.algebra import all_digits, compose, local_ranks, repeat, static
+from partreduce.topo.arithmetic.whole_numbers import divisors
+from partreduce.topo.rule import Block
+from partreduce.topo.strategies.static import RulePhases
+from partreduce.topo.switches import regular_levels
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.strategies.static import Static
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.strategies.static import Static
 
 MAX_PERIOD = 100_000
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.rules.algebra import all_digits, interleave, local_ranks, static
-from preduce.topo.arithmetic.whole_numbers import smallest_prime_factor
-from preduce.topo.rule import Block
-from preduce.topo.strategies.static import RulePhases
+from partreduce.schedulers.rules.algebra import all_digits, interleave, local_ranks, static
+from partreduce.topo.arithmetic.whole_numbers import smallest_prime_factor
+from partreduce.topo.rule import Block
+from partreduce.topo.strategies.static import RulePhases
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.strategies.static import Static
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.strategies.static import Static
 
 MAX_ROTATING = 256
 """Rotating heads need two phases a worker of the largest node."""

@@ -14,10 +14,10 @@
 * `candidates`: what is left as schedules with figures of `topo`, and the choice among them.
 """
 
-from preduce.schedulers.synthesis.front import synthesise as synthesise
-from preduce.schedulers.synthesis.problem import Candidate as Candidate
-from preduce.schedulers.synthesis.problem import Front as Front
-from preduce.schedulers.synthesis.problem import Limits as Limits
-from preduce.schedulers.synthesis.problem import Objective as Objective
-from preduce.schedulers.synthesis.problem import Problem as Problem
-from preduce.schedulers.synthesis.problem import Status as Status
+from partreduce.schedulers.synthesis.front import synthesise as synthesise
+from partreduce.schedulers.synthesis.problem import Candidate as Candidate
+from partreduce.schedulers.synthesis.problem import Front as Front
+from partreduce.schedulers.synthesis.problem import Limits as Limits
+from partreduce.schedulers.synthesis.problem import Objective as Objective
+from partreduce.schedulers.synthesis.problem import Problem as Problem
+from partreduce.schedulers.synthesis.problem import Status as Status

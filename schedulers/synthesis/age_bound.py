@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet
-    from preduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.alphabet import Alphabet
+    from partreduce.schedulers.synthesis.clock import Clock
 
     Floats = npt.NDArray[np.float64]
 

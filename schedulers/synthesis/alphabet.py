@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis import scoring
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
+from partreduce.schedulers.synthesis import scoring
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.scoring import CovarianceMap, Space
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import RulePhase
+    from partreduce.schedulers.synthesis.scoring import CovarianceMap, Space
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.rule import RulePhase
 
     Floats = npt.NDArray[np.float64]
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis import scoring
-from preduce.schedulers.synthesis.annealing import Target, Walk
-from preduce.schedulers.synthesis.archive import Archive
-from preduce.schedulers.synthesis.hints import budgets_of, indices_of
-from preduce.schedulers.synthesis.problem import Objective
-from preduce.schedulers.synthesis.segments import compositions, segments_of, sketch_front
-from preduce.schedulers.synthesis.window_rebuilding import rebuild
+from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.annealing import Target, Walk
+from partreduce.schedulers.synthesis.archive import Archive
+from partreduce.schedulers.synthesis.hints import budgets_of, indices_of
+from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.schedulers.synthesis.segments import compositions, segments_of, sketch_front
+from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from preduce.schedulers.synthesis.clock import Clock
-    from preduce.schedulers.synthesis.problem import Limits, Problem
+    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from partreduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.problem import Limits, Problem
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]

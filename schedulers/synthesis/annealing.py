@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis import scoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from preduce.schedulers.synthesis.archive import Archive
-    from preduce.schedulers.synthesis.scoring import CovarianceMap
+    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from partreduce.schedulers.synthesis.archive import Archive
+    from partreduce.schedulers.synthesis.scoring import CovarianceMap
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]

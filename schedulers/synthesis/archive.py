@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis.problem import up_to
-from preduce.topo.arithmetic.pareto import non_dominated
+from partreduce.schedulers.synthesis.problem import up_to
+from partreduce.topo.arithmetic.pareto import non_dominated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Indices
+    from partreduce.schedulers.synthesis.alphabet import Indices
 
     Floats = npt.NDArray[np.float64]
 

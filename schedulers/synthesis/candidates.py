@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.synthesis.problem import Candidate, Objective, Status
-from preduce.topo import figures
-from preduce.topo.arithmetic.pareto import non_dominated
-from preduce.topo.timing.cost import communication
-from preduce.topo.timing.event_graph import cycle_time
+from partreduce.schedulers.synthesis.problem import Candidate, Objective, Status
+from partreduce.topo import figures
+from partreduce.topo.arithmetic.pareto import non_dominated
+from partreduce.topo.timing.cost import communication
+from partreduce.topo.timing.event_graph import cycle_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.schedulers.synthesis.age_bound import DualBound
-    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from preduce.schedulers.synthesis.problem import Problem
+    from partreduce.schedulers.synthesis.age_bound import DualBound
+    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from partreduce.schedulers.synthesis.problem import Problem
 
 
 TOLERANCE = 5e-5

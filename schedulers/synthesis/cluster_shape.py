@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import chain, product
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.synthesis.explicit_alphabet import partition_cost
-from preduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, prime_radices
-from preduce.topo.switches import above, regular_levels
+from partreduce.schedulers.synthesis.explicit_alphabet import partition_cost
+from partreduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, prime_radices
+from partreduce.topo.switches import above, regular_levels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.schedulers.synthesis.problem import Problem
-    from preduce.topo.cluster import Cluster
+    from partreduce.schedulers.synthesis.problem import Problem
+    from partreduce.topo.cluster import Cluster
 
 MAX_PACE = 8
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ortools.sat.python import cp_model
 
-    from preduce.schedulers.synthesis.alphabet import Indices
+    from partreduce.schedulers.synthesis.alphabet import Indices
 
 SCALE = 10**9
 """Seconds become nanoseconds; disagreements become billionths."""

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.synthesis.problem import Status
-from preduce.topo.errors import MissingFeatureError
-from preduce.topo.extras import missing
+from partreduce.schedulers.synthesis.problem import Status
+from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.extras import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

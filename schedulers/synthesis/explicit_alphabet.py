@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis.alphabet import Alphabet
-from preduce.schedulers.synthesis.constraints import (
+from partreduce.schedulers.synthesis.alphabet import Alphabet
+from partreduce.schedulers.synthesis.constraints import (
     DisjointGroups,
     GroupSizeAtMost,
     NicCapacity,
     PhaseVariables,
     PreferMeetings,
 )
-from preduce.schedulers.synthesis.cp_sat import new_model, solve
-from preduce.schedulers.synthesis.hints import group_rounds
-from preduce.schedulers.synthesis.partitions import PartitionCosts, matrices_of
-from preduce.schedulers.synthesis.scoring import Space
-from preduce.topo.phase import Phase
-from preduce.topo.switches import above
-from preduce.topo.timing import loads
+from partreduce.schedulers.synthesis.cp_sat import new_model, solve
+from partreduce.schedulers.synthesis.hints import group_rounds
+from partreduce.schedulers.synthesis.partitions import PartitionCosts, matrices_of
+from partreduce.schedulers.synthesis.scoring import Space
+from partreduce.topo.phase import Phase
+from partreduce.topo.switches import above
+from partreduce.topo.timing import loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.clock import Clock
-    from preduce.schedulers.synthesis.problem import Problem
-    from preduce.topo.cluster import Cluster
+    from partreduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.problem import Problem
+    from partreduce.topo.cluster import Cluster
 
     Floats = npt.NDArray[np.float64]
 

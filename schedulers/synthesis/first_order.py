@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis import scoring
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.scoring import CovarianceMap, Space
+    from partreduce.schedulers.synthesis.scoring import CovarianceMap, Space
 
     Floats = npt.NDArray[np.float64]
 

@@ -6,30 +6,38 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from preduce.schedulers.synthesis.age_bound import DualBound, dual_bound
-from preduce.schedulers.synthesis.alphabet_search import AlphabetSearch, SearchStage, within_limits
-from preduce.schedulers.synthesis.candidates import bounded, candidate, class_of, nearest, pareto, preferred, primitive
-from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
-from preduce.schedulers.synthesis.cluster_shape import (
+from partreduce.schedulers.synthesis.age_bound import DualBound, dual_bound
+from partreduce.schedulers.synthesis.alphabet_search import AlphabetSearch, SearchStage, within_limits
+from partreduce.schedulers.synthesis.candidates import (
+    bounded,
+    candidate,
+    class_of,
+    nearest,
+    pareto,
+    preferred,
+    primitive,
+)
+from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
+from partreduce.schedulers.synthesis.cluster_shape import (
     crossing_bound,
     derived_paces,
     is_even,
     largest_pace,
     node_radices,
 )
-from preduce.schedulers.synthesis.explicit_alphabet import MAX_EXPLICIT_WORKERS, explicit_alphabet
-from preduce.schedulers.synthesis.hints import budgets_of
-from preduce.schedulers.synthesis.problem import Front, Objective, Status, up_to
-from preduce.schedulers.synthesis.profile_bound import profile_bound
-from preduce.schedulers.synthesis.refinement import refine
-from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from preduce.topo.errors import InputError
+from partreduce.schedulers.synthesis.explicit_alphabet import MAX_EXPLICIT_WORKERS, explicit_alphabet
+from partreduce.schedulers.synthesis.hints import budgets_of
+from partreduce.schedulers.synthesis.problem import Front, Objective, Status, up_to
+from partreduce.schedulers.synthesis.profile_bound import profile_bound
+from partreduce.schedulers.synthesis.refinement import refine
+from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from preduce.schedulers.synthesis.problem import Candidate, Problem
+    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from partreduce.schedulers.synthesis.problem import Candidate, Problem
 
 T = TypeVar("T")
 

@@ -11,19 +11,19 @@ from math import prod
 from operator import mul
 from typing import TYPE_CHECKING, TypeVar
 
-from preduce.topo.errors import PreduceError
-from preduce.topo.phase import Phase
-from preduce.topo.rule import Block
-from preduce.topo.timing.cost import communication
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from preduce.schedulers.synthesis.problem import Problem
-    from preduce.topo.rule import RulePhase
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import Pace
+    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from partreduce.schedulers.synthesis.problem import Problem
+    from partreduce.topo.rule import RulePhase
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies import Pace
 
 Round = TypeVar("Round")
 
@@ -60,7 +60,7 @@ def group_rounds(hint: Schedule) -> tuple[Phase, ...] | None:
         return None
     try:
         return _spaced(tuple(hint.phase(t) for t in range(hint.period)), strategy.pace, silent)
-    except PreduceError:
+    except PartreduceError:
         return None
 
 

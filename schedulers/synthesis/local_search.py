@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis import scoring
-from preduce.schedulers.synthesis.first_order import DisagreementChanges, DriftChanges
-from preduce.schedulers.synthesis.partitions import PartitionCosts, labels_of, matrices_of, neighbours
-from preduce.topo.phase import Phase
+from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.first_order import DisagreementChanges, DriftChanges
+from partreduce.schedulers.synthesis.partitions import PartitionCosts, labels_of, matrices_of, neighbours
+from partreduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from preduce.schedulers.synthesis.annealing import Target
-    from preduce.schedulers.synthesis.archive import Archive
-    from preduce.schedulers.synthesis.clock import Clock
-    from preduce.schedulers.synthesis.problem import Problem
-    from preduce.schedulers.synthesis.scoring import CovarianceMap, Space
+    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from partreduce.schedulers.synthesis.annealing import Target
+    from partreduce.schedulers.synthesis.archive import Archive
+    from partreduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.problem import Problem
+    from partreduce.schedulers.synthesis.scoring import CovarianceMap, Space
 
     Floats = npt.NDArray[np.float64]
     Labels = npt.NDArray[np.int64]

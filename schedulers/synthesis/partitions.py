@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Switch
-from preduce.topo.phase import Phase
-from preduce.topo.timing import loads
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Switch
+from partreduce.topo.phase import Phase
+from partreduce.topo.timing import loads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.problem import Problem
+    from partreduce.schedulers.synthesis.problem import Problem
 
     Floats = npt.NDArray[np.float64]
     Labels = npt.NDArray[np.int64]

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.axes import Form
-from preduce.topo.timing.cost import bytes_of
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing.cost import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from fractions import Fraction
 
-    from preduce.schedulers.synthesis.age_bound import DualBound
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
+    from partreduce.schedulers.synthesis.age_bound import DualBound
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.schedule import Schedule
 
 Push = Literal["worker", "node"]
 
@@ -155,7 +155,7 @@ def check_cluster(cluster: Cluster, model_bytes: int | None = None) -> Hardware:
     if cluster.hardware is None:
         raise InputError(
             f"cluster {cluster}: its links are unknown; give --nic-bandwidth and --intra-bandwidth, or a "
-            "cluster file (`preduce profile` measures one)"
+            "cluster file (`partreduce profile` measures one)"
         )
     bytes_of(cluster.hardware, model_bytes)
     return cluster.hardware

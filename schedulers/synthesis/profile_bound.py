@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis.age_bound import AgeTables, DualBound, lines_of
-from preduce.schedulers.synthesis.explicit_alphabet import explicit_space, partition_cost, plain_means
-from preduce.topo.strategies.axes import Form
+from partreduce.schedulers.synthesis.age_bound import AgeTables, DualBound, lines_of
+from partreduce.schedulers.synthesis.explicit_alphabet import explicit_space, partition_cost, plain_means
+from partreduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.clock import Clock
-    from preduce.schedulers.synthesis.problem import Problem
+    from partreduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.problem import Problem
 
     Floats = npt.NDArray[np.float64]
 

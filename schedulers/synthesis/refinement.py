@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis import scoring
-from preduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, best_of, figure_of, within_limits
-from preduce.schedulers.synthesis.annealing import Target, Walk
-from preduce.schedulers.synthesis.local_search import LocalSearch
-from preduce.schedulers.synthesis.segments import PER_BEGINNING, segments_of, sketch_front
-from preduce.schedulers.synthesis.window_rebuilding import rebuild
+from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, best_of, figure_of, within_limits
+from partreduce.schedulers.synthesis.annealing import Target, Walk
+from partreduce.schedulers.synthesis.local_search import LocalSearch
+from partreduce.schedulers.synthesis.segments import PER_BEGINNING, segments_of, sketch_front
+from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from preduce.schedulers.synthesis.archive import Archive
-    from preduce.schedulers.synthesis.clock import Clock
-    from preduce.schedulers.synthesis.problem import Limits, Problem
-    from preduce.schedulers.synthesis.scoring import CovarianceMap
+    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from partreduce.schedulers.synthesis.archive import Archive
+    from partreduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.problem import Limits, Problem
+    from partreduce.schedulers.synthesis.scoring import CovarianceMap
 
     Ints = npt.NDArray[np.int64]
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis.alphabet import Alphabet
-from preduce.schedulers.synthesis.explicit_alphabet import no_larger_than
-from preduce.schedulers.synthesis.hints import rule_rounds
-from preduce.schedulers.synthesis.scoring import Space
-from preduce.topo.arithmetic.whole_numbers import divisors, prime_factors
-from preduce.topo.rule import Block
-from preduce.topo.timing import loads
+from partreduce.schedulers.synthesis.alphabet import Alphabet
+from partreduce.schedulers.synthesis.explicit_alphabet import no_larger_than
+from partreduce.schedulers.synthesis.hints import rule_rounds
+from partreduce.schedulers.synthesis.scoring import Space
+from partreduce.topo.arithmetic.whole_numbers import divisors, prime_factors
+from partreduce.topo.rule import Block
+from partreduce.topo.timing import loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.problem import Problem
-    from preduce.topo.rule import RulePhase
+    from partreduce.schedulers.synthesis.problem import Problem
+    from partreduce.topo.rule import RulePhase
 
     Floats = npt.NDArray[np.float64]
 

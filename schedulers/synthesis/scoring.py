@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.arithmetic.lyapunov import steady_state
+from partreduce.topo.arithmetic.lyapunov import steady_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.clock import Clock
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]

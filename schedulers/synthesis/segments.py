@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis import scoring
-from preduce.schedulers.synthesis.constraints import (
+from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.constraints import (
     SCALE,
     CompositionVariables,
     CostAtMost,
@@ -23,17 +23,17 @@ from preduce.schedulers.synthesis.constraints import (
     Segment,
     ValueAtMost,
 )
-from preduce.schedulers.synthesis.cp_sat import new_model, solve
-from preduce.topo.arithmetic.pareto import non_dominated
+from partreduce.schedulers.synthesis.cp_sat import new_model, solve
+from partreduce.topo.arithmetic.pareto import non_dominated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from preduce.schedulers.synthesis.clock import Clock
-    from preduce.schedulers.synthesis.problem import Limits, Status
+    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from partreduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.problem import Limits, Status
 
     Floats = npt.NDArray[np.float64]
 

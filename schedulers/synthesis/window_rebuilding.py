@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis import scoring
-from preduce.schedulers.synthesis.segments import worth_extending
+from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.segments import worth_extending
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Indices
-    from preduce.schedulers.synthesis.annealing import Target, Walk
-    from preduce.schedulers.synthesis.scoring import CovarianceMap
+    from partreduce.schedulers.synthesis.alphabet import Indices
+    from partreduce.schedulers.synthesis.annealing import Target, Walk
+    from partreduce.schedulers.synthesis.scoring import CovarianceMap
 
     Floats = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FORMATS = {"preduce.schedule", "preduce.cluster", "preduce.pilot"}
+FORMATS = {"partreduce.schedule", "partreduce.cluster", "partreduce.pilot"}
 """What `format` is in our files."""
 
 
@@ -37,13 +37,13 @@ def resolves(name: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_dotted_names_of_a_page_exist(page):
     text = page.read_text(encoding="utf-8")
-    names = set(re.findall(r"`(preduce\.[A-Za-z_][A-Za-z_.0-9]*[A-Za-z_0-9])", text))
-    names |= set(re.findall(r"^from (preduce[\w.]*) import", text, re.MULTILINE))
+    names = set(re.findall(r"`(partreduce\.[A-Za-z_][A-Za-z_.0-9]*[A-Za-z_0-9])", text))
+    names |= set(re.findall(r"^from (partreduce[\w.]*) import", text, re.MULTILINE))
     assert [name for name in sorted(names - FORMATS) if not resolves(name)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_names_a_package_as_nobody_can_import_it(page):
-    """`preduce.topo.figures`, not `topo.figures`: the bare names of the floors are refused."""
+    """`partreduce.topo.figures`, not `topo.figures`: the bare names of the floors are refused."""
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"`(?:topo|schedulers|verify|runtime)\.[a-z_]+(?:\.[a-z_]+)*[`(]", text) == []

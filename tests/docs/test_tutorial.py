@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from preduce.__main__ import main
+from partreduce.__main__ import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
-SHOWN = ("preduce show", "preduce verify schedule", "preduce simulate", "preduce compare", "preduce design 2x2 --using")
+SHOWN = (
+    "partreduce show",
+    "partreduce verify schedule",
+    "partreduce simulate",
+    "partreduce compare",
+    "partreduce design 2x2 --using",
+)
 ROW = re.compile(
     r"^(allreduce\S*(?: \w+)*?)(?: \*)? {2,}\d+ +(\S+ \S+) +(\S+ \S+) +\S+ +\S+ +(\S+) +\S+ \S+ +catalogue$"
 )
@@ -51,7 +57,7 @@ def test_the_planner_still_predicts_what_the_page_shows(folder):
     """Of the catalogue's entries, that is; what the search finds depends on the time that it has."""
     assert main(["design", "cluster.yaml", "--effort", "0.5", "--front", "front.json"]) == 0
     front = {option["name"]: option for option in json.loads(Path("front.json").read_text())["front"]}
-    (table,) = (lines for command, lines in shown() if command.startswith("preduce design cluster.yaml"))
+    (table,) = (lines for command, lines in shown() if command.startswith("partreduce design cluster.yaml"))
     rows = [match.groups() for line in table if (match := ROW.match(line))]
     assert len(rows) == 4
     for name, communication, step, steps in rows:

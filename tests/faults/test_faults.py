@@ -15,7 +15,7 @@ from benchmarks.faults.cell import Cell
 from benchmarks.faults.kinds import KINDS
 from benchmarks.faults.table import BEGIN, PAGE, RESULTS, page
 from helpers import children
-from preduce.topo.document.strategies import KINDS as DOCUMENTS
+from partreduce.topo.document.strategies import KINDS as DOCUMENTS
 
 CELLS = (
     "static/kill worker/run/1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from preduce.verify import checker
+from partreduce.verify import checker
 
 
 def said(raw: dict, entry: dict) -> str | None:

@@ -11,10 +11,10 @@ import signal
 import torch
 
 from helpers.scenarios import everyone, main, rank, report, reporting, weights
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.transport.eight_bit_sums import EightBitStages
-from preduce.topo.errors import PreduceError
-from preduce.topo.strategies import Codec, Form, How
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport.eight_bit_sums import EightBitStages
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.strategies import Codec, Form, How
 
 STAGES = {Form.RING: 4, Form.HIERARCHICAL: 7}
 """Calls of the methods below that make up one sum."""
@@ -49,7 +49,7 @@ def killed_in_stage(form, stage) -> None:
             model.weight.grad = torch.ones_like(model.weight)
             try:
                 optimizer.step()
-            except PreduceError:
+            except PartreduceError:
                 report(values=sorted(set(weights(model).tolist())), steps=optimizer.steps)
                 raise
 

@@ -26,25 +26,25 @@ from pathlib import Path
 import torch
 
 from helpers.scenarios import everyone, network, pairs, rank, report, train
-from preduce.runtime.launcher.launch import _import_once, launch
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.transport import gloo
-from preduce.runtime.transport.torch_api import TCPStore
-from preduce.runtime.worker import agreement
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import PreduceError
-from preduce.topo.phase import Phase
-from preduce.topo.round import Round
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Pipeline
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.gap import Gap, Order
-from preduce.topo.strategies.generated import Generated
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.quorum import Quorum, Start
-from preduce.topo.strategies.server import Server
-from preduce.topo.strategies.static import Static
+from partreduce.runtime.launcher.launch import _import_once, launch
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport import gloo
+from partreduce.runtime.transport.torch_api import TCPStore
+from partreduce.runtime.worker import agreement
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Pipeline
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.gap import Gap, Order
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.static import Static
 
 CLOCK = time.CLOCK_MONOTONIC  # equal in all processes of a machine
 
@@ -57,7 +57,7 @@ def reporting(action) -> None:
     """Run an action; report how and when it ended, then end with the error's exit code."""
     try:
         action()
-    except PreduceError as error:
+    except PartreduceError as error:
         report(error=type(error).__name__, text=str(error), at=now())
         raise SystemExit(error.exit_code) from None
     report(error=None, at=now())
@@ -309,7 +309,7 @@ class Namespaces:
     """Two network namespaces with one cable: the store's host in one, the workers in the other."""
 
     def __init__(self) -> None:
-        self.names = {side: f"preduce-{os.getpid()}-{side}" for side in ("host", "workers")}
+        self.names = {side: f"partreduce-{os.getpid()}-{side}" for side in ("host", "workers")}
         for number, name in enumerate(self.names.values(), 1):
             _ip("netns", "add", name)
             if number == 2:

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from helpers.random_schedules import Quadratic
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.hop import Ack, Advance, Reduce, SendUpdate, Token, Update, hop_of
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.round import Round
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.verify.gaps.exact import exact_bounds
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.hop import Ack, Advance, Reduce, SendUpdate, Token, Update, hop_of
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.verify.gaps.exact import exact_bounds
 
 WIDTH = 3
 

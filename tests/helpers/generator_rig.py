@@ -8,14 +8,14 @@ import threading
 import time
 
 from helpers.warm import WARM
-from preduce.runtime.generator.client import GeneratorClient
-from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.generator.log import Log
-from preduce.runtime.generator.service import GeneratorService
-from preduce.runtime.generator.wire import ask_of
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.schedulers.protocols.group_generator.service import GroupGenerator
-from preduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.runtime.generator.client import GeneratorClient
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.log import Log
+from partreduce.runtime.generator.service import GeneratorService
+from partreduce.runtime.generator.wire import ask_of
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.schedulers.protocols.group_generator.service import GroupGenerator
+from partreduce.topo.strategies.generated import Division, InitiatorRule
 
 
 def setting_of(seed, n=4):
@@ -166,8 +166,8 @@ KILL_POINTS = [
 CHILD = """
 import os, signal, sys
 from helpers.generator_rig import setting_of
-from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.generator.service import GeneratorService
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.service import GeneratorService
 left = {after}
 def probe(point):
     global left

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from itertools import combinations, product
 
-from preduce.schedulers.protocols.group_generator.draw import LAGGARD_SIZE, PATIENCE, Situation
-from preduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.schedulers.protocols.group_generator.draw import LAGGARD_SIZE, PATIENCE, Situation
+from partreduce.topo.strategies.generated import Division, InitiatorRule
 
 
 def situations(setting, *, salts=(0, 1, 5, 11), known=()):

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Quorum, Static
-from preduce.topo.strategies.quorum import Start
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Quorum, Static
+from partreduce.topo.strategies.quorum import Start
 
 WIDTH = 3
 PERIODS = (

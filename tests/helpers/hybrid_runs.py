@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-import preduce
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import PreduceError
-from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
+import partreduce
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
 
 WORDS, WIDTH, BAGS = 29, 4, 13
 SAMPLES = 8
@@ -120,7 +120,7 @@ def data_of(case):
 
 def schedule_of(case):
     """All-reduce with both tables on a route."""
-    schedule = preduce.design(case.cluster, **(case.using or {"using": "allreduce"}))
+    schedule = partreduce.design(case.cluster, **(case.using or {"using": "allreduce"}))
     sharded = case.way is Way.SHARDED
     gradient = Gradient.SPARSE if case.sparse else Gradient.DENSE
     words = Route(
@@ -189,7 +189,9 @@ def start(case, world, model=None, **keywords):
     """One worker's model and its wrapped optimizer."""
     model = Model(case) if model is None else model
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
-    return model, preduce.DistributedOptimizer(optimizer, model, schedule_of(case), world=world, timeout=20, **keywords)
+    return model, partreduce.DistributedOptimizer(
+        optimizer, model, schedule_of(case), world=world, timeout=20, **keywords
+    )
 
 
 def said_by_all(ranks, act):
@@ -198,7 +200,7 @@ def said_by_all(ranks, act):
     def run(world):
         try:
             act(world)
-        except PreduceError as error:
+        except PartreduceError as error:
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -218,7 +220,7 @@ def over_workers(case, ranks):
 
     def act(world):
         model, optimizer = start(case, world)
-        moving = train(case, model, optimizer, part_of(data_of(case), world.rank), preduce.clip_grad_norm_)
+        moving = train(case, model, optimizer, part_of(data_of(case), world.rank), partreduce.clip_grad_norm_)
         inputs = part_of(data_of(case), world.rank)
         with torch.no_grad():
             outputs = (moving or model)(inputs[0][0, 0], inputs[1][0, 0])

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from helpers.scenarios import main, pairs, rank, report, reporting, train, weights
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.topo.cluster import Cluster
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.generated import Generated
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.generated import Generated
 
 
 def generated(**options):

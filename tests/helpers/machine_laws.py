@@ -2,7 +2,7 @@
 
 from random import Random
 
-from preduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.base import Note, Received, Send
 
 
 class Walk:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from preduce.schedulers.protocols.hop import HopState
-from preduce.verify.properties.fail_stop import Gone
-from preduce.verify.search.breadth import Breadth
-from preduce.verify.search.system import Stopped
+from partreduce.schedulers.protocols.hop import HopState
+from partreduce.verify.properties.fail_stop import Gone
+from partreduce.verify.search.breadth import Breadth
+from partreduce.verify.search.system import Stopped
 
 
 def searched(machine, network, *, symmetry):

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.topo.cluster import Cluster
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import Drain, Pipeline, Total
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Drain, Pipeline, Total
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from helpers import coded_sums
-from preduce.runtime.codecs.eight_bits import noise as drawn
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Group, Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late, Lockstep, Rounding, Static
-from preduce.topo.strategies.base import Averaging
+from partreduce.runtime.codecs.eight_bits import noise as drawn
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late, Lockstep, Rounding, Static
+from partreduce.topo.strategies.base import Averaging
 
 PARTS = {"first": (5, np.float32), "second": (37, np.float32), "third": (19, np.float64)}
 """Parameters of two dtypes, hence two buckets; blocks of eight numbers run across parameters."""

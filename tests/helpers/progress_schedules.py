@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from helpers.random_schedules import WIDTH, Case, Quadratic, random_phase
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Group, Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
-from preduce.topo.strategies.axes import Codec, How
-from preduce.topo.strategies.base import Averaging
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
+from partreduce.topo.strategies.axes import Codec, How
+from partreduce.topo.strategies.base import Averaging
 
 
 def dyadic_case(seed: int) -> Case:

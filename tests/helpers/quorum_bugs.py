@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from preduce.schedulers.protocols.partial import COMPUTING
+from partreduce.schedulers.protocols.partial import COMPUTING
 
 
 class TellsNobody:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.strategies.quorum import runner
-from preduce.runtime.strategies.quorum.log import QuorumLog
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.strategies.quorum import runner
+from partreduce.runtime.strategies.quorum.log import QuorumLog
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
 
 runner.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
 SIZES = (3, 2)

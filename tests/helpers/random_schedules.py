@@ -9,14 +9,14 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Group, Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Late, Lockstep
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.static import Static
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Late, Lockstep
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.static import Static
 
 WIDTH = 3
 MAX_WORKERS = 6

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from preduce.topo.hardware import Link, Switch
+from partreduce.topo.hardware import Link, Switch
 
 
 @st.composite

@@ -15,16 +15,16 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from preduce.runtime.adapters.averager import ScheduleAverager
-from preduce.runtime.adapters.ddp_hook import ScheduleHookState, schedule_hook
-from preduce.runtime.launcher.launch import launch
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Pairwise, Round, Server, Static
-from preduce.topo.strategies.axes import Codec, How, Rounding
+from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.adapters.ddp_hook import ScheduleHookState, schedule_hook
+from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Pairwise, Round, Server, Static
+from partreduce.topo.strategies.axes import Codec, How, Rounding
 
 
 def schedule(kind: str, n: int) -> Schedule:

@@ -20,25 +20,25 @@ from fractions import Fraction
 import torch
 
 from helpers.random_schedules import make_case, run_case
-from preduce.runtime.averaging.p_reduce import p_reduce
-from preduce.runtime.launcher.launch import launch
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.transport import updates
-from preduce.runtime.transport.gloo import GlooWorld
-from preduce.runtime.transport.rendezvous import connect_store
-from preduce.runtime.transport.torch_api import PrefixStore
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import PreduceError
-from preduce.topo.phase import Phase
-from preduce.topo.round import Round
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Late, Lockstep
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import RING, Codec, How
-from preduce.topo.strategies.gap import Gap, Order, Skip, Weights
-from preduce.topo.strategies.generated import Generated
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.static import Static
+from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport import updates
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.rendezvous import connect_store
+from partreduce.runtime.transport.torch_api import PrefixStore
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Late, Lockstep
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import RING, Codec, How
+from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.static import Static
 
 IN_EIGHT_BITS = How(codec=Codec.INT8)
 
@@ -99,7 +99,7 @@ def reporting(action) -> None:
     start = time.monotonic()
     try:
         result = action()
-    except PreduceError as error:
+    except PartreduceError as error:
         report(error=type(error).__name__, text=str(error), seconds=time.monotonic() - start)
         raise SystemExit(error.exit_code) from None
     report(error=None, result=result, seconds=time.monotonic() - start)
@@ -226,7 +226,7 @@ def killed(when) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             try:
                 optimizer.step()
-            except PreduceError:
+            except PartreduceError:
                 held = {"values": weights(model)}
                 if coded:
                     array = optimizer.runner.reference.arrays[0]
@@ -366,7 +366,7 @@ def mean_model() -> None:
             refused = ""
             try:
                 optimizer.step()
-            except PreduceError as error:
+            except PartreduceError as error:
                 refused = str(error)
         same = bool((weights(model) == own).all() and (model[1].running_mean == statistics).all())
         train(optimizer, model, 5)
@@ -389,7 +389,7 @@ def other_round() -> None:
     train(optimizer, model, 4)
     before = weights(model).clone()
     if rank() == 1:
-        optimizer.load_state_dict(optimizer.state_dict() | {"preduce": {"steps": 8}})
+        optimizer.load_state_dict(optimizer.state_dict() | {"partreduce": {"steps": 8}})
 
     def loop() -> None:
         try:

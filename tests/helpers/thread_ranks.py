@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from preduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.gloo import GlooWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable

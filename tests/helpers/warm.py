@@ -1,6 +1,6 @@
 """Commands in processes of their own that need not import torch again: forked from one that has imported everything.
 
-`Warm.start("preduce", "run", ...)` is `python -m preduce run ...` without the seconds in which it would import, and
+`Warm.start("partreduce", "run", ...)` is `python -m partreduce run ...` without the seconds of its imports, and
 `Warm.start("-c", code, ...)` is `python -c code ...`: a process of its own with its own variables, folder, standard
 streams and, if wanted, session, whose end is an ordinary end of the interpreter. What /proc says of its command line
 and first variables is the warm process's.
@@ -65,7 +65,9 @@ class Warm:
 
     def __init__(self):
         self._process, self._lock = None, threading.Lock()
-        self._address = f"\0preduce-warm-{os.getpid()}-{secrets.token_hex(8)}"  # no file: folders may have long names
+        self._address = (
+            f"\0partreduce-warm-{os.getpid()}-{secrets.token_hex(8)}"  # no file: folders may have long names
+        )
 
     def _connect(self):
         with self._lock:
@@ -180,8 +182,8 @@ def _settle(descriptors, cwd, environment, session):
 
 
 def main():
-    from preduce.commands import build_app
-    from preduce.runtime.launcher import launch, orphans
+    from partreduce.commands import build_app
+    from partreduce.runtime.launcher import launch, orphans
 
     orphans.die_with_parent(os.getppid())
     with contextlib.suppress(ImportError):

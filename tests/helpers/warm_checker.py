@@ -37,7 +37,7 @@ class _Starter:
         return subprocess.CompletedProcess(["checker", *arguments], code, *(Path(path).read_text() for path in output))
 
     def _start(self):
-        from preduce.verify import checker
+        from partreduce.verify import checker
 
         self._folder = tempfile.TemporaryDirectory()
         command = [sys.executable, "-I", "-S", __file__, str(Path(checker.__file__).parent)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from helpers.golden import GOLDEN
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.rule import Block
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.rule import Block
 
 FIGURES = GOLDEN["worked_example_16_workers"]
 CLUSTER = Cluster.regular(4, 4)

@@ -20,7 +20,7 @@ from benchmarks.lab.redraw import main as redraw
 from benchmarks.lab.results import page, published
 from benchmarks.lab.setting import Setting, settings
 from benchmarks.lab.table import Row, baseline, block
-from preduce.topo.cluster import Cluster
+from partreduce.topo.cluster import Cluster
 
 HOME = Path(__file__).resolve().parents[2]
 PLAIN = Setting(name="plain", compute=0.06)
@@ -65,7 +65,7 @@ def test_paced_contestants_let_the_slow_worker_take_one_step_to_five():
 
 
 def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases():
-    from preduce.verify import prove
+    from partreduce.verify import prove
 
     for contestant in contestants(lambda *_: None):
         for setting in (PLAIN, SLOW):
@@ -78,7 +78,7 @@ def test_calibration_finds_the_figures_that_made_the_step_times():
     import numpy as np
 
     made = np.array([2e-4, 1.1, 4e-10, 1e-5, 3e-3, 1.5])
-    listed = [c for c in contestants(lambda *_: None) if c.how == "preduce" and c.make]
+    listed = [c for c in contestants(lambda *_: None) if c.how == "partreduce" and c.make]
     points = []
     for rate in ("200mbit", "1gbit"):
         setting = Setting(name=rate, rate=rate)
@@ -107,8 +107,8 @@ def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
     from benchmarks.lab.gates import Clock
     from benchmarks.lab.setting import SEGMENTS
     from benchmarks.lab.tasks import Samples, make_model
-    from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-    from preduce.runtime.averaging.layers import segments_of
+    from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+    from partreduce.runtime.averaging.layers import segments_of
 
     samples = Samples(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64))
     model = make_model(task, samples, Clock(), 0)
@@ -121,9 +121,9 @@ def test_a_pipeline_hides_what_the_host_does_for_its_sums():
     """4 workers compute 80 ms; a sum of 2 MB takes 60 ms on the wire and 24 ms or 48 ms on the host."""
     import numpy as np
 
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import AllReduce
-    from preduce.topo.strategies.axes import Codec, How, Pipeline, Sending
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies import AllReduce
+    from partreduce.topo.strategies.axes import Codec, How, Pipeline, Sending
 
     setting, four = Setting(name="x", rate="400mbit", compute=0.08), Cluster.regular(4, 1)
 
@@ -146,11 +146,11 @@ def test_a_pipeline_hides_what_the_host_does_for_its_sums():
 def test_a_host_that_costs_nothing_leaves_the_simulators_step_times():
     import numpy as np
 
-    from preduce.topo.hardware import Hardware, Link
+    from partreduce.topo.hardware import Hardware, Link
 
     nic = Link(1e-4, 1.1 * 8e-6 / PLAIN.megabits)
     for contestant in contestants(lambda *_: None):
-        schedule = contestant.make(FOUR, SLOW) if contestant.how == "preduce" else None
+        schedule = contestant.make(FOUR, SLOW) if contestant.how == "partreduce" else None
         if schedule is not None and is_simulated(schedule):
             point = Point(contestant.name, SLOW, schedule, contestant.form, 1.0, 2_000_000)
             free = simulated_ms(point, Hardware(nic=nic, codec=ON_HOST, model_bytes=2_000_000))
@@ -228,7 +228,7 @@ def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path, store
     from benchmarks.lab.job import Job
     from benchmarks.lab.measure import read_cell
     from benchmarks.lab.tasks import read_data, write_data
-    from preduce.schedulers.registry import build
+    from partreduce.schedulers.registry import build
 
     cluster = Cluster.regular(2, 2)
     write_data("digits", tmp_path / "digits.npz")
@@ -236,7 +236,7 @@ def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path, store
         job = Job(
             name="cell",
             folder=str(tmp_path / "cell"),
-            how="preduce",
+            how="partreduce",
             num_nodes=2,
             workers_per_node=2,
             address="",

@@ -27,7 +27,7 @@ from benchmarks.papers.tables.text import text
 from benchmarks.papers.tables.ways import HOROVOD, TF_PS
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from helpers.thread_ranks import ThreadRanks
-from preduce.topo.strategies.routes import Way
+from partreduce.topo.strategies.routes import Way
 
 SIZE, STEPS = 4, 3
 

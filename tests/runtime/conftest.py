@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import ThreadRanks
-from preduce.runtime.sharding import blocks
+from partreduce.runtime.sharding import blocks
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import torch
 
 from helpers.thread_ranks import ThreadRanks
 from helpers.warm import WARM
-from preduce.runtime.adapters.averager import ScheduleAverager
-from preduce.runtime.adapters.ddp_hook import HookGradients, ScheduleHookState
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Group, Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, Static
+from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.adapters.ddp_hook import HookGradients, ScheduleHookState
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, Static
 
 
 @pytest.fixture(scope="module")

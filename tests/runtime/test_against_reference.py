@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from helpers.random_schedules import MAX_WORKERS, make_case, reference, run_case
-from preduce.runtime.averaging import reducer as reduction
-from preduce.runtime.strategies import group_means
-from preduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.averaging import reducer as reduction
+from partreduce.runtime.strategies import group_means
+from partreduce.runtime.transport.gloo import GlooWorld
 
-CASES = int(os.environ.get("PREDUCE_TEST_CASES", "500"))
+CASES = int(os.environ.get("PARTREDUCE_TEST_CASES", "500"))
 """Every run takes others, and a seeded fault shows within 60; set the variable to 2000 after changes to the runtime."""
-BASE = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
+BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
 """Fresh seeds in every run; set the variable to repeat one. A failure names its seed."""
 
 
@@ -68,13 +68,13 @@ def test_parameters_equal_the_numpy_reference_on_random_schedules(ranks, part):
     size = CASES // 10
     sys.stdout.write(f"seeds {BASE + part * size} to {BASE + (part + 1) * size - 1}\n")
     for seed in range(BASE + part * size, BASE + (part + 1) * size):
-        assert ranks.run(seed) == [], f"seed {seed}; repeat with PREDUCE_TEST_SEED={BASE}"
+        assert ranks.run(seed) == [], f"seed {seed}; repeat with PARTREDUCE_TEST_SEED={BASE}"
 
 
 def test_parameters_equal_the_reference_when_arrays_go_in_two_pieces(ranks, monkeypatch):
     monkeypatch.setattr(reduction, "SPLIT_BYTES", 0)
     for seed in range(BASE, BASE + 100):
-        assert ranks.run(seed) == [], f"seed {seed}; repeat with PREDUCE_TEST_SEED={BASE}"
+        assert ranks.run(seed) == [], f"seed {seed}; repeat with PARTREDUCE_TEST_SEED={BASE}"
 
 
 def test_random_schedules_cover_what_they_claim():

@@ -5,15 +5,25 @@ import torch
 
 from helpers.children import environment
 from helpers.warm import WARM
-from preduce.runtime.adapters.averager import ScheduleAverager
-from preduce.runtime.averaging.p_reduce import p_reduce
-from preduce.runtime.data.sharding import shard
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Generated, GroupPhases, Late, Neighbor, Pairwise, Round, Server, Static
+from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce.runtime.data.sharding import shard
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import (
+    AllReduce,
+    Generated,
+    GroupPhases,
+    Late,
+    Neighbor,
+    Pairwise,
+    Round,
+    Server,
+    Static,
+)
 
 N = 4
 STRATEGIES = {
@@ -83,7 +93,7 @@ def test_a_script_alone_trains_as_without_the_library(capfd, tmp_path, name):
         assert torch.equal(model.state_dict()[key], value)
     said = [line for line in capfd.readouterr().err.splitlines() if "runs alone" in line]
     assert len(said) == 1
-    assert "preduce run --workers 4" in said[0]
+    assert "partreduce run --workers 4" in said[0]
 
 
 def test_shard_gives_everything_to_a_script_alone():
@@ -92,11 +102,11 @@ def test_shard_gives_everything_to_a_script_alone():
 
 
 SCRIPT = """
-import os, sys, torch, preduce
-from preduce import AllReduce, Cluster, Schedule
+import os, sys, torch, partreduce
+from partreduce import AllReduce, Cluster, Schedule
 model = torch.nn.Linear(2, 1)
 schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(pace=int(sys.argv[1])))
-optimizer = preduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=20)
+optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=20)
 for _ in range(4):
     optimizer.zero_grad()
     model(torch.ones(1, 2)).sum().backward()
@@ -113,7 +123,7 @@ def test_a_run_that_ends_without_finish_says_so(tmp_path):
     script.write_text(SCRIPT)
     for pace, end, lines in (("3", "leave", 2), ("3", "finish", 0), ("1", "leave", 0)):
         done = WARM.run(
-            "preduce",
+            "partreduce",
             "run",
             "--workers",
             "2",

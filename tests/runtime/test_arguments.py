@@ -5,13 +5,13 @@ import copy
 import pytest
 import torch
 
-import preduce
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Static
+import partreduce
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Static
 
 PAIR = Schedule("pair", Cluster.regular(1, 2), Static(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))))
 BAD_TIMEOUTS = [0, -1, float("nan"), float("inf"), 1e12, "5", True, None]
@@ -40,9 +40,9 @@ def test_a_timeout_that_is_no_deadline_is_refused(timeout):
     with pytest.raises(InputError, match=words):
         DistributedOptimizer(inner, model, PAIR, timeout=timeout)
     with pytest.raises(InputError, match=words):
-        preduce.p_reduce([torch.ones(2)], [0, 1], timeout=timeout)
+        partreduce.p_reduce([torch.ones(2)], [0, 1], timeout=timeout)
     with pytest.raises(InputError, match=words):
-        preduce.ScheduleHookState(PAIR, timeout=timeout)
+        partreduce.ScheduleHookState(PAIR, timeout=timeout)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
         with pytest.raises(InputError, match=f"schedule: is a {kind}; pass the path"):
             DistributedOptimizer(inner, model, schedule)
     with pytest.raises(InputError, match="must be str or bytes"):
-        preduce.parse_schedule(3)
+        partreduce.parse_schedule(3)
     with pytest.raises(InputError, match="save_checkpoint: optimizer is a PosixPath; pass the DistributedOptimizer"):
-        preduce.save_checkpoint(tmp_path, inner)
+        partreduce.save_checkpoint(tmp_path, inner)
     with pytest.raises(InputError, match="load_checkpoint: optimizer is a SGD"):
-        preduce.load_checkpoint(inner, tmp_path)
+        partreduce.load_checkpoint(inner, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
 def test_p_reduce_refuses_what_it_cannot_average(tensors, group, options, words):
     """A relax of NaN became everybody's tensors; a group of fractions waited out its timeout."""
     with pytest.raises(InputError, match=f"p_reduce: {words}"):
-        preduce.p_reduce(tensors, group, **options)
+        partreduce.p_reduce(tensors, group, **options)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,10 @@ def test_a_state_without_a_step_count_is_refused_before_it_is_loaded(ranks, save
     def work(world):
         model, optimizer = wrapped(world)
         trained(model, optimizer, world.rank)
-        state = copy.deepcopy(optimizer.state_dict()) | {"preduce": saved}
-        with pytest.raises(InputError, match=r"load_state_dict: 'preduce' is .*; it holds steps, a whole number >= 0"):
+        state = copy.deepcopy(optimizer.state_dict()) | {"partreduce": saved}
+        with pytest.raises(
+            InputError, match=r"load_state_dict: 'partreduce' is .*; it holds steps, a whole number >= 0"
+        ):
             optimizer.load_state_dict(state)
         optimizer.finish()
         return optimizer.steps

@@ -9,11 +9,11 @@ import pytest
 
 from helpers import children
 from helpers.warm import WARM
-from preduce.runtime.transport import background
+from partreduce.runtime.transport import background
 
 STORE = """
 import datetime, sys, threading
-from preduce.runtime.transport.background import Background
+from partreduce.runtime.transport.background import Background
 from torch.distributed import TCPStore
 server = TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=5), wait_for_workers=False)
 client = TCPStore("127.0.0.1", server.port, None, False, datetime.timedelta(seconds=5), wait_for_workers=False)

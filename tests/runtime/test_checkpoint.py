@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from helpers.warm import WARM
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state import checkpoint
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.runtime.state.shelf import MANIFEST, read_manifest
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import DocumentError, FileProblem, InputError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Late, Pairwise, Server
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state import checkpoint
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.state.shelf import MANIFEST, read_manifest
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import DocumentError, FileProblem, InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Late, Pairwise, Server
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_no_checkpoint_is_none_and_the_last_two_are_kept(ranks, tmp_path):
 
 
 def _all(n):
-    from preduce.topo.phase import Group
+    from partreduce.topo.phase import Group
 
     return Group(tuple(range(n)))
 
@@ -165,7 +165,13 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
 def test_a_manifest_of_numbers_that_cannot_be_is_none(tmp_path, key, value):
     """A round of -1 was what a run resumed from."""
     entry = {"sha256": "0" * 64, "steps": 3}
-    facts = {"format": "preduce.checkpoint", "version": 1, "schedule": "s", "schedule_sha256": "1", "model_sha256": "2"}
+    facts = {
+        "format": "partreduce.checkpoint",
+        "version": 1,
+        "schedule": "s",
+        "schedule_sha256": "1",
+        "model_sha256": "2",
+    }
     facts |= {"num_workers": 1, "round": 3, "number": 1, "lineage": "a", "workers": [entry]}
     (tmp_path / MANIFEST).write_text(json.dumps(facts))
     assert read_manifest(tmp_path) == facts
@@ -191,7 +197,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, dama
     elif damage == "no manifest":
         (newest / "manifest.json").unlink()
     else:
-        (newest / "manifest.json").write_text('{"format": "preduce.checkpoint", "format": 1}')
+        (newest / "manifest.json").write_text('{"format": "partreduce.checkpoint", "format": 1}')
 
     def work(world):
         _, optimizer = make(world, everyone(3, when=Late()))

@@ -6,12 +6,12 @@ import shutil
 import pytest
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import FileProblem, InputError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce
 
 PLAN = Schedule("everyone", Cluster.regular(1, 2), AllReduce())
 
@@ -125,7 +125,7 @@ def test_a_newer_format_is_refused_by_name_with_the_older_one_that_could_be_used
 def test_nothing_but_a_newer_format_is_no_fresh_start(ranks, tmp_path):
     run(ranks, tmp_path, 4)
     newer(tmp_path / "round-00000004")
-    assert "upgrade preduce, or move it away to start afresh" in refusal(ranks, tmp_path, InputError)
+    assert "upgrade partreduce, or move it away to start afresh" in refusal(ranks, tmp_path, InputError)
 
 
 @pytest.mark.parametrize("damage", ["file", "manifest", "unreadable", "one worker lacks it"])

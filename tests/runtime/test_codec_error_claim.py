@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from preduce.runtime.codecs.coding import Coding
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.transport.hierarchical import formed, levels_of
-from preduce.topo.cluster import Cluster
-from preduce.topo.codec_numbers import sum_error
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Codec, Form, How, Rounding, Server, Where
-from preduce.verify import Status, prove
-from preduce.verify.forms import Spread
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport.hierarchical import formed, levels_of
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import sum_error
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, Form, How, Rounding, Server, Where
+from partreduce.verify import Status, prove
+from partreduce.verify.forms import Spread
 
 BLOCK = 8
 LENGTH = 40 * BLOCK  # longer than what goes uncoded

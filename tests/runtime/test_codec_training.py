@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from preduce import load_checkpoint, save_checkpoint
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.worker.codec import with_codec
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import HandshakeError, InputError, MissingFeatureError, ScheduleError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Codec, Form, How, Rounding, Server, Where
-from preduce.topo.strategies.generated import Division, Generated
+from partreduce import load_checkpoint, save_checkpoint
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.worker.codec import with_codec
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import HandshakeError, InputError, MissingFeatureError, ScheduleError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, Form, How, Rounding, Server, Where
+from partreduce.topo.strategies.generated import Division, Generated
 
 _building = threading.Lock()
 MEMBERS = 4

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from helpers import coded_sums
-from preduce.runtime.codecs.coding import Coding, Codings, Leftovers
-from preduce.runtime.codecs.eight_bits import EightBits, noise
-from preduce.runtime.codecs.frames import decoded, encoded
-from preduce.topo.codec_numbers import (
+from partreduce.runtime.codecs.coding import Coding, Codings, Leftovers
+from partreduce.runtime.codecs.eight_bits import EightBits, noise
+from partreduce.runtime.codecs.frames import decoded, encoded
+from partreduce.topo.codec_numbers import (
     LARGEST,
     UNDERFLOW,
     UNIT_ROUNDOFF,
@@ -20,9 +20,9 @@ from preduce.topo.codec_numbers import (
     rounding_error,
     sum_error,
 )
-from preduce.topo.strategies import Codec, How, Rounding
+from partreduce.topo.strategies import Codec, How, Rounding
 
-DRAWS = int(os.environ.get("PREDUCE_CODED_SUMS", "150"))
+DRAWS = int(os.environ.get("PARTREDUCE_CODED_SUMS", "150"))
 
 
 def adversarial(rng, length):

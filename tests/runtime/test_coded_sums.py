@@ -1,7 +1,7 @@
 """Coded sums of groups: equal to a model in NumPy bit for bit, on all members alike, within their bounds; and kills.
 
-`PREDUCE_CODED_SUMS=1200 python -m pytest tests/runtime/test_coded_sums.py -k random` draws that many groups; the suite
-draws fewer.
+`PARTREDUCE_CODED_SUMS=1200 python -m pytest tests/runtime/test_coded_sums.py -k random` draws that many groups; the
+suite draws fewer.
 """
 
 import os
@@ -17,18 +17,18 @@ import torch
 
 from helpers import coded_sums
 from helpers.driver import Driver
-from preduce.runtime.codecs.coding import Coding, Leftovers
-from preduce.runtime.codecs.eight_bits import noise as drawn
-from preduce.runtime.transport import hierarchical
-from preduce.runtime.transport.hierarchical import formed
-from preduce.topo.cluster import Cluster
-from preduce.topo.codec_numbers import sum_error
-from preduce.topo.errors import InputError, MissingFeatureError, UnavailableError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Codec, Form, GroupPhases, How, Rounding, Static, Where
+from partreduce.runtime.codecs.coding import Coding, Leftovers
+from partreduce.runtime.codecs.eight_bits import noise as drawn
+from partreduce.runtime.transport import hierarchical
+from partreduce.runtime.transport.hierarchical import formed
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import sum_error
+from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, Form, GroupPhases, How, Rounding, Static, Where
 
-CASES = int(os.environ.get("PREDUCE_CODED_SUMS", "48"))
+CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "48"))
 CHUNK = 24
 """Random groups of one test."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from preduce.runtime.averaging.applier import Applier
-from preduce.runtime.averaging.bucket import Bucket, Rider, Slot
-from preduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
-from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from preduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
-from preduce.runtime.averaging.riders import commit_riders, load_riders, snapshot_riders
-from preduce.topo.errors import InputError
+from partreduce.runtime.averaging.applier import Applier
+from partreduce.runtime.averaging.bucket import Bucket, Rider, Slot
+from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
+from partreduce.runtime.averaging.riders import commit_riders, load_riders, snapshot_riders
+from partreduce.topo.errors import InputError
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 

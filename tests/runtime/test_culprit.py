@@ -6,13 +6,13 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 
-from preduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
-from preduce.runtime.liveness.heartbeat import UNEQUAL, Heartbeat
-from preduce.runtime.liveness.lifelines import closed_notes
-from preduce.runtime.liveness.uneven_inputs import UnevenInputs
-from preduce.runtime.transport import waiting
-from preduce.runtime.transport.notes import DEATHS, Notes
-from preduce.topo.errors import PeerLostError, UnavailableError
+from partreduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
+from partreduce.runtime.liveness.heartbeat import UNEQUAL, Heartbeat
+from partreduce.runtime.liveness.lifelines import closed_notes
+from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
+from partreduce.runtime.transport import waiting
+from partreduce.runtime.transport.notes import DEATHS, Notes
+from partreduce.topo.errors import PeerLostError, UnavailableError
 
 SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
 

@@ -9,13 +9,13 @@ import torch
 from benchmarks.gpu import cells
 from benchmarks.gpu.cells import CELLS, Cell, compare, judge_fault, model_and_data, optimizer_of, run_cell, step
 from benchmarks.gpu.simulated import Fault, Shared, run_ranks
-from preduce.runtime.averaging.p_reduce import p_reduce
-from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.strategies import gradient_means, group_means
-from preduce.runtime.transport import rendezvous, updates
-from preduce.runtime.transport.nccl import OVER_GLOO, refuse_equal_places
-from preduce.topo.errors import InputError, PeerLostError
+from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.strategies import gradient_means, group_means
+from partreduce.runtime.transport import rendezvous, updates
+from partreduce.runtime.transport.nccl import OVER_GLOO, refuse_equal_places
+from partreduce.topo.errors import InputError, PeerLostError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BY_NAME = {cell.name: cell for cell in CELLS}
@@ -40,7 +40,7 @@ LATE = 0.02
         ("neighbor, gap, parallel", "fill"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:preduce. schedule .* has a pipeline of 3")
+@pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 def test_a_device_that_is_late_changes_no_bit(name, place):
     assert compare(BY_NAME[name], "pretended", place=place, seconds=LATE) == 0
 

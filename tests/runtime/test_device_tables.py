@@ -5,17 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-import preduce
+import partreduce
 from benchmarks.gpu import table_cells
 from benchmarks.gpu.cells import RANKS, run_cell
 from benchmarks.gpu.simulated import Fault, Shared, run_ranks
 from benchmarks.gpu.table_cells import TABLE_CELLS, compare, prepare
-from preduce.runtime.sharding import found, staging, tables
-from preduce.runtime.sharding.columns import Part
-from preduce.runtime.sharding.staging import Staging
-from preduce.runtime.sharding.table import Table
-from preduce.runtime.transport.streams import streams_of
-from preduce.topo.errors import InputError, PeerLostError
+from partreduce.runtime.sharding import found, staging, tables
+from partreduce.runtime.sharding.columns import Part
+from partreduce.runtime.sharding.staging import Staging
+from partreduce.runtime.sharding.table import Table
+from partreduce.runtime.transport.streams import streams_of
+from partreduce.topo.errors import InputError, PeerLostError
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("one_thread")]
 BY_NAME = {cell.name: cell for cell in TABLE_CELLS}
@@ -69,7 +69,7 @@ def test_checkpoints_and_state_dicts_hold_the_rows_of_a_device_and_deal_them_out
         words, bags, targets = prepared[1][0]
         torch.nn.functional.mse_loss(model(words, bags), targets).backward()
         optimizer.step()
-        preduce.save_checkpoint(optimizer, tmp_path / "checkpoint")
+        partreduce.save_checkpoint(optimizer, tmp_path / "checkpoint")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         world.pretended.settle()  # which torch.save does itself, of a device that it knows
         if world.rank == 0:
@@ -86,8 +86,8 @@ def test_checkpoints_and_state_dicts_hold_the_rows_of_a_device_and_deal_them_out
         saved, same = [array.detach().clone() for array in live], []
         for load in (
             load_state_dicts,
-            lambda: preduce.load_checkpoint(optimizer, tmp_path / "checkpoint"),
-            lambda: preduce.load_checkpoint(optimizer, tmp_path / "checkpoint", other_run=True),
+            lambda: partreduce.load_checkpoint(optimizer, tmp_path / "checkpoint"),
+            lambda: partreduce.load_checkpoint(optimizer, tmp_path / "checkpoint", other_run=True),
         ):
             with torch.no_grad():
                 for array in live:
@@ -130,7 +130,7 @@ def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_witho
             both = torch.cat([model.words(words).sum(1), pooled], dim=1)
             outputs = model.last(ToDevice.apply(both, world) if is_ahead else both)
             torch.nn.functional.mse_loss(outputs.squeeze(1), targets).backward()
-            preduce.clip_grad_norm_(model.parameters(), cell.clip)
+            partreduce.clip_grad_norm_(model.parameters(), cell.clip)
             optimizer.step()
         optimizer.finish()
         device.settle()
@@ -152,7 +152,7 @@ def test_a_table_on_a_device_of_another_kind_is_refused(monkeypatch):
     with pytest.raises(
         InputError, match=r"parameter 'words.weight': lies on cpu; rows of tables travel from the CPU and"
     ):
-        preduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, SPARSE.schedule, world=object())
+        partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, SPARSE.schedule, world=object())
 
 
 def test_indices_on_another_device_than_the_table_are_named_by_all(ranks):

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from helpers.random_schedules import Quadratic
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import HandshakeError, InputError
-from preduce.topo.figures.correction import MAX_NOISE, STRONGEST_LOCAL, best_alpha, correction_radius, noise_factor
-from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, RulePhases, Static
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import HandshakeError, InputError
+from partreduce.topo.figures.correction import MAX_NOISE, STRONGEST_LOCAL, best_alpha, correction_radius, noise_factor
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, RulePhases, Static
 
 
 def node_then_all(k):
@@ -350,7 +350,7 @@ def test_what_is_not_shown_right_is_refused(ranks, plan, correction, inner, word
 
 def test_a_strength_that_diverges_is_refused_with_its_radius():
     plan = node_then_all(3)
-    from preduce.runtime.strategies.drift_correction import chosen_alpha
+    from partreduce.runtime.strategies.drift_correction import chosen_alpha
 
     sgd = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
     with pytest.raises(InputError, match=r"1 diverges .* radius of a period is 3, .*'auto' takes 0\.2"):

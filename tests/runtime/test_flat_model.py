@@ -7,21 +7,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from preduce.runtime.averaging.optimizer_state import state_keys
-from preduce.runtime.liveness.handshake import compare
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.recorder import RING_LENGTH, Recorder, merge_traces
-from preduce.runtime.transport.gloo import GlooWorld
-from preduce.runtime.transport.needed_groups import check_budget, distinct_partitions, member_sets
-from preduce.runtime.transport.tags import sums_agree, tag_of
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import FileProblem, InputError, UnavailableError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.static import Static
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.averaging.optimizer_state import state_keys
+from partreduce.runtime.liveness.handshake import compare
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.recorder import RING_LENGTH, Recorder, merge_traces
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.needed_groups import check_budget, distinct_partitions, member_sets
+from partreduce.runtime.transport.tags import sums_agree, tag_of
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import FileProblem, InputError, UnavailableError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.static import Static
 
 
 def flat_of(model, optimizer=None, state="local"):
@@ -223,5 +223,5 @@ def test_with_half_a_launcher_the_way_out_is_named(monkeypatch, started):
         monkeypatch.setenv(name, value)
     model = torch.nn.Linear(2, 2)
     schedule = Schedule("s", Cluster.regular(1, 2), AllReduce())
-    with pytest.raises(InputError, match="preduce run --workers N"):
+    with pytest.raises(InputError, match="partreduce run --workers N"):
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule)

@@ -11,10 +11,10 @@ from torch.distributed import HashStore
 
 from helpers import children
 from helpers.warm import WARM
-from preduce.runtime.launcher.fresh_start import fill_standard_descriptors
-from preduce.runtime.launcher.outlet import PlainOutlet
-from preduce.runtime.launcher.signals import terminable
-from preduce.runtime.launcher.supervision import Child, supervise
+from partreduce.runtime.launcher.fresh_start import fill_standard_descriptors
+from partreduce.runtime.launcher.outlet import PlainOutlet
+from partreduce.runtime.launcher.signals import terminable
+from partreduce.runtime.launcher.supervision import Child, supervise
 
 LOOKS_AROUND = """
 import json, os, random, subprocess, sys
@@ -34,7 +34,7 @@ print(json.dumps({"drawn": drawn, "read": read, "others": others}), end="")
 def test_a_worker_draws_and_reads_for_itself_and_its_last_line_needs_no_end(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(LOOKS_AROUND)
-    done = WARM.run("preduce", "run", "--workers", "2", script, stdin="ours", environment=children.environment())
+    done = WARM.run("partreduce", "run", "--workers", "2", script, stdin="ours", environment=children.environment())
     assert (done.returncode, done.stderr) == (0, "")
     found = [json.loads(line[4:]) for line in sorted(done.stdout.splitlines())]
     assert len(found) == 2

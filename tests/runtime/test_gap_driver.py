@@ -2,15 +2,15 @@
 
 import torch
 
-from preduce.runtime.strategies.gap.driver import GapDriver
-from preduce.runtime.strategies.gap.log import GapLog
-from preduce.runtime.transport.arrays import frame_of
-from preduce.runtime.transport.mailbox import Message
-from preduce.runtime.transport.payload_rings import PayloadRings
-from preduce.runtime.transport.updates import Layout
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Advance, Hop, Reduce
-from preduce.topo.strategies.gap import Gap, Order, Skip
+from partreduce.runtime.strategies.gap.driver import GapDriver
+from partreduce.runtime.strategies.gap.log import GapLog
+from partreduce.runtime.transport.arrays import frame_of
+from partreduce.runtime.transport.mailbox import Message
+from partreduce.runtime.transport.payload_rings import PayloadRings
+from partreduce.runtime.transport.updates import Layout
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce
+from partreduce.topo.strategies.gap import Gap, Order, Skip
 
 RING = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
 ARRAY = torch.ones(4)

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.case import Case
-from preduce.runtime.virtual_time.gaps import run_gaps
-from preduce.runtime.virtual_time.replay import Replay, Replayed
-from preduce.schedulers import registry
-from preduce.topo.cluster import Cluster
-from preduce.topo.figures import disagreement, drift
-from preduce.topo.hardware import Hardware
-from preduce.topo.strategies import Gap, Round, Skip
-from preduce.topo.strategies.axes import Form
-from preduce.topo.strategies.gap import Order, Reducing
-from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+from partreduce.runtime.virtual_time.case import Case
+from partreduce.runtime.virtual_time.gaps import run_gaps
+from partreduce.runtime.virtual_time.replay import Replay, Replayed
+from partreduce.schedulers import registry
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.figures import disagreement, drift
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.strategies import Gap, Round, Skip
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.gap import Order, Reducing
+from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 RANDOM = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0, 0.2))
 SLOW = ComputeTimes(base=1.0, slowdown=((5, 4.0),), jitter=0.05)

@@ -18,11 +18,11 @@ from helpers.generator_rig import (
     setting_of,
     started_by,
 )
-from preduce.runtime.generator.client import GeneratorClient
-from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.generator.log import MAGIC, Log
-from preduce.runtime.generator.service import GeneratorService
-from preduce.runtime.generator.wire import (
+from partreduce.runtime.generator.client import GeneratorClient
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.log import MAGIC, Log
+from partreduce.runtime.generator.service import GeneratorService
+from partreduce.runtime.generator.wire import (
     MAX_REQUEST_BYTES,
     FromWorker,
     Heard,
@@ -33,8 +33,8 @@ from preduce.runtime.generator.wire import (
     unpack_request,
     unpack_state,
 )
-from preduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
-from preduce.topo.errors import FencedError, FileProblem, InputError, UnavailableError
+from partreduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
+from partreduce.topo.errors import FencedError, FileProblem, InputError, UnavailableError
 
 zmq = pytest.importorskip("zmq")
 
@@ -296,7 +296,7 @@ def test_a_client_without_a_service_names_the_address():
 
 
 def test_a_reply_of_a_former_life_is_not_executed():
-    from preduce.schedulers.protocols.group_generator.worker import GroupWorker
+    from partreduce.schedulers.protocols.group_generator.worker import GroupWorker
 
     worker = GroupWorker(-1, collective=False)
     state, _ = worker.start(0, None)
@@ -317,7 +317,7 @@ def test_keys_are_refused_where_others_can_read_them(tmp_path):
         JobKeys.read(path)
     for text in ("", "{}", "[1]", '{"service_public": "short"}', "\x00"):
         with pytest.raises(InputError, match="does not hold the keys"):
-            JobKeys.parse(text, "PREDUCE_GENERATOR_KEYS")
+            JobKeys.parse(text, "PARTREDUCE_GENERATOR_KEYS")
 
 
 def test_the_workers_part_of_the_keys_has_no_secret_of_the_service():

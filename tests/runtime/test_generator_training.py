@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from helpers.generator_rig import check_orders
-from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.generator.service import GeneratorService
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.service import GeneratorService
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
 
 pytest.importorskip("zmq")
 
@@ -31,8 +31,8 @@ def serve(monkeypatch):
         thread = threading.Thread(target=service.run, args=(100,))
         thread.start()
         made.append((service, thread))
-        monkeypatch.setenv("PREDUCE_GENERATOR", service.address)
-        monkeypatch.setenv("PREDUCE_GENERATOR_KEYS", keys.for_workers().text())
+        monkeypatch.setenv("PARTREDUCE_GENERATOR", service.address)
+        monkeypatch.setenv("PARTREDUCE_GENERATOR_KEYS", keys.for_workers().text())
         return notes
 
     yield start
@@ -85,7 +85,7 @@ def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, se
 
 
 def test_without_a_generator_the_error_says_how_to_start_one(ranks, monkeypatch):
-    monkeypatch.delenv("PREDUCE_GENERATOR", raising=False)
+    monkeypatch.delenv("PARTREDUCE_GENERATOR", raising=False)
     schedule = Schedule("g", Cluster.regular(1, 2), Generated(group_size=2))
 
     def train(world):
@@ -93,7 +93,7 @@ def test_without_a_generator_the_error_says_how_to_start_one(ranks, monkeypatch)
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, world=world)
 
     for error in ranks.run(2, train, catch=InputError):
-        assert "preduce run --schedule" in str(error)
+        assert "partreduce run --schedule" in str(error)
 
 
 @pytest.mark.parametrize("when", ["before the sum", "after the sum"])

@@ -6,24 +6,24 @@ import time
 import pytest
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.transport import hierarchical
-from preduce.runtime.transport.communicators import Communicator
-from preduce.runtime.transport.hierarchical import (
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport import hierarchical
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.hierarchical import (
     HierarchicalCommunicator,
     HierarchicalWorld,
     chosen_form,
     formed,
     levels_of,
 )
-from preduce.runtime.transport.nccl import NcclWorld
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, How, Late, Static
-from preduce.topo.strategies.axes import Form
-from preduce.topo.strategies.generated import Division, Generated
+from partreduce.runtime.transport.nccl import NcclWorld
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, How, Late, Static
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.generated import Division, Generated
 
 MOST = 8
 _building = threading.Lock()
@@ -252,17 +252,17 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
 
 def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeypatch):
     pytest.importorskip("zmq")
-    from preduce.runtime.generator.keys import JobKeys
-    from preduce.runtime.generator.service import GeneratorService
-    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+    from partreduce.runtime.generator.keys import JobKeys
+    from partreduce.runtime.generator.service import GeneratorService
+    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
     schedule = Schedule("g", Cluster.regular(2, 2), Generated(group_size=4, division=Division.GLOBAL))
     keys = JobKeys.make()
     service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), keys)
     thread = threading.Thread(target=service.run, args=(40,))
     thread.start()
-    monkeypatch.setenv("PREDUCE_GENERATOR", service.address)
-    monkeypatch.setenv("PREDUCE_GENERATOR_KEYS", keys.for_workers().text())
+    monkeypatch.setenv("PARTREDUCE_GENERATOR", service.address)
+    monkeypatch.setenv("PARTREDUCE_GENERATOR_KEYS", keys.for_workers().text())
 
     def work(world):
         model = torch.nn.Linear(300, 2, dtype=torch.float64)

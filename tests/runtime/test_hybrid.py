@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-import preduce
+import partreduce
 from helpers.hybrid_runs import (
     CROSSED,
     OPTIMIZERS,
@@ -21,10 +21,10 @@ from helpers.hybrid_runs import (
     start,
     train,
 )
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.strategies.routes import Way
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.routes import Way
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 
@@ -111,7 +111,7 @@ def test_parallelize_measures_what_steps_touch_and_trains_by_the_planners_choice
         data = part_of(data_of(case), world.rank)
         batches = list(zip(*(array[:, 0] for array in data), strict=True))
         optimizer = OPTIMIZERS["sgd"](model.parameters())
-        model, optimizer = preduce.parallelize(
+        model, optimizer = partreduce.parallelize(
             model, optimizer, Cluster.regular(2, 2, hardware=links), batches=iter(batches), world=world
         )
         train(case, model, optimizer, data, None)
@@ -159,7 +159,7 @@ def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
         with torch.device("meta"):
             model.words = torch.nn.Embedding(WORDS, WIDTH, padding_idx=3)
         inner = torch.optim.Adagrad(model.parameters(), lr=0.25, initial_accumulator_value=0.5)
-        optimizer = preduce.DistributedOptimizer(inner, model, schedule_of(case), world=world, timeout=20)
+        optimizer = partreduce.DistributedOptimizer(inner, model, schedule_of(case), world=world, timeout=20)
         assert torch.equal(inner.state[model.words.weight]["sum"], torch.full(model.words.weight.shape, 0.5))
         train(case, model, optimizer, part_of(data_of(case), world.rank), None)
         return len(model.words.weight), model.state_dict()["words.weight"]
@@ -248,7 +248,7 @@ def test_clipping_keeps_the_precision_of_the_gradients(ranks, norm_type):
     def norm(model, data):
         words, bags, targets = (array[0, 0] for array in data)
         ((model(words, bags) * targets).sum() / 16).backward()
-        return preduce.clip_grad_norm_(model.parameters(), 0.25, norm_type)
+        return partreduce.clip_grad_norm_(model.parameters(), 0.25, norm_type)
 
     words, bags, targets = data_of(case)
     model = Model(case)
@@ -270,6 +270,6 @@ def test_a_script_that_runs_alone_may_clip_sparse_gradients():
     words, bags, _ = (array[0, 0] for array in data_of(case))
     model(words, bags).sum().backward()
     dense = torch.cat([parameter.grad.to_dense().reshape(-1) for parameter in model.parameters()])
-    assert torch.allclose(preduce.clip_grad_norm_(model.parameters(), 0.25), dense.norm(), rtol=1e-14)
+    assert torch.allclose(partreduce.clip_grad_norm_(model.parameters(), 0.25), dense.norm(), rtol=1e-14)
     with pytest.raises(InputError, match="norm_type is 0"):
-        preduce.clip_grad_norm_(model.parameters(), 0.25, 0)
+        partreduce.clip_grad_norm_(model.parameters(), 0.25, 0)

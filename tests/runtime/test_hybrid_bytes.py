@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-import preduce
-from preduce.runtime.sharding.calls import LENGTH
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware
-from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
-from preduce.topo.timing.tables import ROOM, Touched, exchange, in_pairs
+import partreduce
+from partreduce.runtime.sharding.calls import LENGTH
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from partreduce.topo.timing.tables import ROOM, Touched, exchange, in_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -29,7 +29,7 @@ def sent(ranks, schedule, rows_of):
     def step(world):
         model = nn.Sequential(nn.Embedding(ROWS, COLUMNS, sparse=True), nn.Linear(COLUMNS, 1))
         inner = torch.optim.SGD(model.parameters(), lr=0.5)
-        optimizer = preduce.DistributedOptimizer(inner, model, schedule, world=world)
+        optimizer = partreduce.DistributedOptimizer(inner, model, schedule, world=world)
         tables = optimizer.run.tables
         before = tables.bytes_across
         model(rows_of(world.rank)).sum().backward()
@@ -58,7 +58,7 @@ def looked_up(ranks, schedule, asked):
 
     def run(world):
         model = nn.Sequential(nn.Embedding(route.rows, COLUMNS, sparse=True, _weight=values.clone()), nn.Linear(4, 1))
-        optimizer = preduce.DistributedOptimizer(
+        optimizer = partreduce.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, world=world
         )
         tables, found = optimizer.run.tables, []
@@ -112,7 +112,7 @@ def test_whoever_asks_for_however_many_rows_gets_them(ranks, cluster):
 
 def schedule_of(cluster, way, *, local=True, rows=ROWS, **members):
     route = Route(parameter="0.weight", rows=rows, columns=COLUMNS, way=way, gradient=Gradient.SPARSE, **members)
-    plain = preduce.design(cluster, using="allreduce")
+    plain = partreduce.design(cluster, using="allreduce")
     what = Routes(tables=(route,), local_aggregation=local)
     return replace(plain, strategy=replace(plain.strategy, what=what))
 
@@ -150,7 +150,7 @@ def test_if_all_rows_are_touched_as_many_bytes_leave_a_node_as_are_priced_and_pr
     schedule = schedule_of(cluster, way, **members)
     busiest = max(sent(ranks, schedule, lambda _: torch.arange(ROWS)))
     assert busiest == pytest.approx(priced(schedule, Touched(1.0, 1.0, 1.0)))
-    ((_, lookup, gradients),) = preduce.prove(schedule)["nic-bytes"].entry["tables"]
+    ((_, lookup, gradients),) = partreduce.prove(schedule)["nic-bytes"].entry["tables"]
     if "hosts" not in members:  # with them one node is the busiest at the lookup, and another behind it
         assert busiest == lookup + gradients
     assert busiest <= lookup + gradients

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import preduce
+import partreduce
 from helpers.hybrid_runs import (
     CROSSED,
     OPTIMIZERS,
@@ -25,8 +25,8 @@ from helpers.hybrid_runs import (
     schedule_of,
     start,
 )
-from preduce.topo.errors import InputError, PreduceError
-from preduce.topo.strategies.routes import Route, Routes, Way
+from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.topo.strategies.routes import Route, Routes, Way
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("adam", dtype=torch.float64)
@@ -117,7 +117,7 @@ def test_a_state_dict_that_worker_0_alone_asks_for_is_named(ranks, of, place):
                 with optimizer.mean_model():
                     pass
             optimizer.finish()
-        except PreduceError as error:
+        except PartreduceError as error:
             return str(error)
         return ""
 
@@ -155,7 +155,7 @@ def test_unequal_vocabularies_are_named_before_anything_is_sent(ranks):
         model = Model(CASE)
         if world.rank == 3:
             model.words = nn.Embedding(WORDS + 1, WIDTH, dtype=torch.float64)
-        with pytest.raises(PreduceError) as caught:
+        with pytest.raises(PartreduceError) as caught:
             start(CASE, world, model)
         return str(caught.value)
 
@@ -173,7 +173,7 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
         what = replace(schedule.strategy.what, tables=(words,))
         model = Model(other)
         try:
-            preduce.DistributedOptimizer(
+            partreduce.DistributedOptimizer(
                 OPTIMIZERS["sgd"](model.parameters()),
                 model,
                 replace(schedule, strategy=replace(schedule.strategy, what=what)),
@@ -191,7 +191,7 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
     }
     plain.other = plain.__dict__["_modules"].pop("words")
     with pytest.raises(InputError, match=r"no nn.Embedding or nn.EmbeddingBag of the model has; did you mean"):
-        preduce.DistributedOptimizer(OPTIMIZERS["sgd"](plain.parameters()), plain, schedule_of(CASE), world=object())
+        partreduce.DistributedOptimizer(OPTIMIZERS["sgd"](plain.parameters()), plain, schedule_of(CASE), world=object())
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_what_a_route_cannot_do_as_one_device_is_refused_by_name(change, reason)
     for name in {"out", "again"} & set(change):
         getattr(model, name).weight = model.words.weight
     with pytest.raises(InputError, match=rf"parameter 'words.weight': .*{reason}"):
-        preduce.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), model, schedule_of(CASE), world=object())
+        partreduce.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), model, schedule_of(CASE), world=object())
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_an_optimizer_that_looks_at_whole_tensors_is_refused_for_shards_only(ran
         case = replace(CASE, way=way)
         model = Model(case)
         try:
-            preduce.DistributedOptimizer(kind(model.parameters()), model, schedule_of(case), world=world, timeout=20)
+            partreduce.DistributedOptimizer(kind(model.parameters()), model, schedule_of(case), world=world, timeout=20)
         except InputError as error:
             return str(error)
         return ""
@@ -295,7 +295,7 @@ def test_torchs_own_clipping_refuses_the_gradient_of_a_shard(ranks):
         ((model(*data[:2]) * data[2]).sum() / 16).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
-    assert "call preduce.clip_grad_norm_ instead" in one_line(ranks, act)
+    assert "call partreduce.clip_grad_norm_ instead" in one_line(ranks, act)
 
 
 @pytest.mark.parametrize(("codec", "most"), [("none", 0.0), ("float16", 1e-3)])
@@ -364,16 +364,16 @@ def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stop
     def run(world):
         model = Model(CASE)
         inner = OPTIMIZERS[CASE.optimizer](model.parameters())
-        optimizer = preduce.DistributedOptimizer(inner, model, schedule_of(CASE), world=world, timeout=timeout)
+        optimizer = partreduce.DistributedOptimizer(inner, model, schedule_of(CASE), world=world, timeout=timeout)
         begun = time.monotonic()
         try:
             with optimizer.join():
                 for data in steps_of(CASE, world.rank)[: 2 * (world.rank != 2)]:
                     optimizer.zero_grad()
                     ((model(*data[:2]) * data[2]).sum() / 16).backward()
-                    preduce.clip_grad_norm_(model.parameters(), 0.1)
+                    partreduce.clip_grad_norm_(model.parameters(), 0.1)
                     optimizer.step()
-        except PreduceError as error:
+        except PartreduceError as error:
             return str(error), time.monotonic() - begun
         return "", 0.0
 
@@ -397,7 +397,7 @@ def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
             return "gone"
         try:
             step(model, optimizer, *data[1])
-        except PreduceError as error:
+        except PartreduceError as error:
             return str(error)
         return ""
 
@@ -416,9 +416,9 @@ def test_what_one_worker_would_decide_alone_is_refused(ranks):
 
 
 SCRIPT = """
-import os, sys, torch, preduce
+import os, sys, torch, partreduce
 model = torch.nn.Sequential(torch.nn.EmbeddingBag(500, 8), torch.nn.Linear(8, 1))
-optimizer = preduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sys.argv[1], timeout=20)
+optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sys.argv[1], timeout=20)
 for step in range(20):
     if step == 5 and optimizer.rank == 1:
         os.kill(os.getpid(), 9)
@@ -431,10 +431,10 @@ for step in range(20):
 def test_a_killed_process_is_named_by_all_others(tmp_path):
     script, file = tmp_path / "train.py", tmp_path / "schedule.json"
     script.write_text(SCRIPT)
-    schedule = preduce.design("3x1", using="allreduce")
+    schedule = partreduce.design("3x1", using="allreduce")
     what = Routes(tables=(Route(parameter="0.weight", rows=500, columns=8),))
-    preduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, what=what)))
-    command = [sys.executable, "-m", "preduce", "run", "--workers", "3", str(script), str(file)]
+    partreduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, what=what)))
+    command = [sys.executable, "-m", "partreduce", "run", "--workers", "3", str(script), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode
     said = (done.stdout + done.stderr).splitlines()

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import preduce
+import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, Case, Model, data_of, part_of, start, train
-from preduce.runtime.sharding import whole
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.routes import Way
+from partreduce.runtime.sharding import whole
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.routes import Way
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 CASES = {
@@ -21,7 +21,7 @@ CASES = {
 
 
 def train_more(case, model, optimizer, data):
-    train(case, model, optimizer, data, preduce.clip_grad_norm_)
+    train(case, model, optimizer, data, partreduce.clip_grad_norm_)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -67,14 +67,14 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_other_workers_take_its_model(ranks
         model, optimizer = start(case, world)
         data = part_of(data_of(case), world.rank)
         train_more(case, model, optimizer, data)
-        preduce.save_checkpoint(optimizer, tmp_path)
+        partreduce.save_checkpoint(optimizer, tmp_path)
         kept = {name: value.clone() for name, value in model.state_dict().items()}
         train_more(case, model, optimizer, data)
         return kept, model.state_dict()
 
     def again(world):
         model, optimizer = start(case, world)
-        assert preduce.load_checkpoint(optimizer, tmp_path).steps == 3
+        assert partreduce.load_checkpoint(optimizer, tmp_path).steps == 3
         train_more(case, model, optimizer, part_of(data_of(case), world.rank))
         return model.state_dict()
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_other_workers_take_its_model(ranks
 
     def others(world):
         model, optimizer = start(two, world)
-        preduce.load_checkpoint(optimizer, tmp_path, other_run=True)
+        partreduce.load_checkpoint(optimizer, tmp_path, other_run=True)
         return model.state_dict()
 
     kept, end = ranks.run(4, half)[0]
@@ -106,9 +106,9 @@ def test_rows_go_on_with_their_optimizers_state_over_other_numbers_of_workers(ra
         def act(world, number=number, num_workers=num_workers):
             model, optimizer = start(replace(case, cluster=f"1x{num_workers}"), world)
             if number:
-                preduce.load_checkpoint(optimizer, tmp_path / str(number - 1), other_run=True)
+                partreduce.load_checkpoint(optimizer, tmp_path / str(number - 1), other_run=True)
             train_more(case, model, optimizer, part_of(data_of(case), world.rank, num_workers))
-            preduce.save_checkpoint(optimizer, tmp_path / str(number))
+            partreduce.save_checkpoint(optimizer, tmp_path / str(number))
             return model.state_dict()
 
         found = ranks.run(num_workers, act)[0]
@@ -120,11 +120,11 @@ def test_another_optimizer_begins_afresh_with_the_rows(ranks, tmp_path):
     def save(world):
         model, optimizer = start(Case("adagrad", "1x2"), world)
         train_more(Case(), model, optimizer, part_of(data_of(Case()), world.rank, num_workers=2))
-        preduce.save_checkpoint(optimizer, tmp_path)
+        partreduce.save_checkpoint(optimizer, tmp_path)
 
     def load(world):
         model, optimizer = start(Case("adam", "1x2"), world)
-        preduce.load_checkpoint(optimizer, tmp_path, other_run=True)
+        partreduce.load_checkpoint(optimizer, tmp_path, other_run=True)
         assert not optimizer.optimizer.state
         train_more(Case(), model, optimizer, part_of(data_of(Case()), world.rank, num_workers=2))
         return int(optimizer.optimizer.state[model.words.weight]["step"])

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-import preduce
-from preduce.runtime.sharding import wire
-from preduce.runtime.transport import in_rounds
-from preduce.runtime.transport.in_rounds import AHEAD, goes_in_rounds, rounds
-from preduce.runtime.transport.in_thread import InThread
-from preduce.topo.strategies.axes import Codec
-from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
+import partreduce
+from partreduce.runtime.sharding import wire
+from partreduce.runtime.transport import in_rounds
+from partreduce.runtime.transport.in_rounds import AHEAD, goes_in_rounds, rounds
+from partreduce.runtime.transport.in_thread import InThread
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -98,7 +98,7 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
         )
         for index, codec in ((0, Codec.NONE), (1, Codec.FLOAT16))
     )
-    plain = preduce.design(cluster, using="allreduce")
+    plain = partreduce.design(cluster, using="allreduce")
     what = Routes(tables=tables, local_aggregation=local)
     schedule = replace(plain, strategy=replace(plain.strategy, what=what))
     used = []
@@ -111,7 +111,7 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
         for parameter in model.parameters():
             parameter.data.normal_(generator=generator)
         inner = torch.optim.Adagrad(model.parameters(), lr=0.5)
-        optimizer = preduce.DistributedOptimizer(inner, model, schedule, world=world)
+        optimizer = partreduce.DistributedOptimizer(inner, model, schedule, world=world)
         generator = torch.Generator().manual_seed(world.rank)
         for _ in range(3):
             optimizer.zero_grad()

@@ -11,16 +11,16 @@ import pytest
 
 from helpers import children
 from helpers.warm import WARM
-from preduce.runtime.launcher.interpreter_end import leave_clean_up_to_parent
+from partreduce.runtime.launcher.interpreter_end import leave_clean_up_to_parent
 
 pytestmark = pytest.mark.processes
 
 TWO_WORKERS = (
-    '{"format": "preduce.schedule", "version": 1, "name": "two", "strategy": {"kind": "allreduce"},'
+    '{"format": "partreduce.schedule", "version": 1, "name": "two", "strategy": {"kind": "allreduce"},'
     ' "cluster": {"num_nodes": 1, "workers_per_node": 2}}'
 )
 READS_LAST = """
-import os, pathlib, sys, time, preduce
+import os, pathlib, sys, time, partreduce
 
 ended = pathlib.Path(sys.argv[1])
 if os.environ["RANK"] == "1":
@@ -32,7 +32,7 @@ else:
     while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
         time.sleep(0.01)
     print("the other has ended")
-preduce.load_schedule(os.environ["PREDUCE_SCHEDULE"])
+partreduce.load_schedule(os.environ["PARTREDUCE_SCHEDULE"])
 """
 LATE_WORDS = """
 import atexit, concurrent.futures, logging.handlers, sys, tempfile, threading, time
@@ -75,7 +75,7 @@ raise ValueError("a bug")
 
 
 def run(*arguments, stdin=""):
-    return WARM.run("preduce", "run", *arguments, stdin=stdin, environment=children.environment())
+    return WARM.run("partreduce", "run", *arguments, stdin=stdin, environment=children.environment())
 
 
 def test_the_first_worker_to_end_leaves_the_run_s_schedule_to_the_others(tmp_path):
@@ -106,7 +106,7 @@ def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_no
     done = run("--workers", "2", script)
     assert sorted(done.stdout.splitlines()) == ["[0] hooked: ValueError a bug", "[1] of C"]
     assert done.returncode == 3
-    assert done.stderr.startswith("preduce: worker 1 ended with exit code 3 and no message")
+    assert done.stderr.startswith("partreduce: worker 1 ended with exit code 3 and no message")
     assert len(done.stderr.splitlines()) == 1
 
 

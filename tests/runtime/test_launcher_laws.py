@@ -8,10 +8,10 @@ import signal
 
 import pytest
 
-from preduce.runtime.launcher import supervision
-from preduce.runtime.launcher.launch import _variables
-from preduce.runtime.launcher.supervision import Child, _Shutdown
-from preduce.topo.errors import FencedError
+from partreduce.runtime.launcher import supervision
+from partreduce.runtime.launcher.launch import _variables
+from partreduce.runtime.launcher.supervision import Child, _Shutdown
+from partreduce.topo.errors import FencedError
 
 GRACE = 5.0
 TORCHRUN = {

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from preduce.runtime.averaging import layers
-from preduce.runtime.averaging.layers import SEGMENT_BYTES, Segment, segments_of
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import save_checkpoint
-from preduce.runtime.strategies.pipeline import GradientPipeline
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, PeerLostError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Codec, Form, How, Lockstep, Pipeline, Sending
+from partreduce.runtime.averaging import layers
+from partreduce.runtime.averaging.layers import SEGMENT_BYTES, Segment, segments_of
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import save_checkpoint
+from partreduce.runtime.strategies.pipeline import GradientPipeline
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, Form, How, Lockstep, Pipeline, Sending
 
 LAYERS = How(sending=Sending.LAYERS)
 _building = threading.Lock()
@@ -63,7 +63,7 @@ def draw(seed, rank, step, sizes, *, unused=0.3):
     ]
 
 
-@pytest.mark.filterwarnings("ignore:preduce. schedule .* has a pipeline of 3")
+@pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 @pytest.mark.parametrize("seed", range(8))
 def test_layers_and_whole_gradients_give_the_same_bits(ranks, seed):
     """Random sizes, pipelines, forms and unused weights; the numbers are dyadic, since segments add in other orders."""
@@ -159,7 +159,7 @@ def test_segments_go_from_the_end_to_the_beginning_and_tiny_layers_share_one():
 
 
 def flat_of(model):
-    from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+    from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return FlatModel(model, optimizer, BufferPolicy.AVERAGE, StatePolicy.LOCAL)
@@ -374,7 +374,7 @@ def test_what_all_do_together_is_refused_between_backward_and_step(ranks, what, 
     assert ranks.run(2, work) == [{-1.0}] * 2
 
 
-@pytest.mark.filterwarnings("ignore:preduce. the gradients of step")
+@pytest.mark.filterwarnings("ignore:partreduce. the gradients of step")
 @pytest.mark.parametrize("when", [Lockstep(), Pipeline()], ids=["lockstep", "pipeline"])
 def test_load_state_dict_gives_up_what_backward_has_sent(ranks, when):
     def work(world):

@@ -8,13 +8,13 @@ import pytest
 
 zmq = pytest.importorskip("zmq")
 
-from preduce.runtime.generator import service as service_module  # noqa: E402 - after the import that may skip
-from preduce.runtime.generator.client import GeneratorClient  # noqa: E402 - as above
-from preduce.runtime.generator.keys import JobKeys  # noqa: E402
-from preduce.runtime.generator.service import GeneratorService  # noqa: E402
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting  # noqa: E402
-from preduce.topo.errors import InputError  # noqa: E402
-from preduce.topo.strategies.generated import Division  # noqa: E402
+from partreduce.runtime.generator import service as service_module  # noqa: E402 - after the import that may skip
+from partreduce.runtime.generator.client import GeneratorClient  # noqa: E402 - as above
+from partreduce.runtime.generator.keys import JobKeys  # noqa: E402
+from partreduce.runtime.generator.service import GeneratorService  # noqa: E402
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting  # noqa: E402
+from partreduce.topo.errors import InputError  # noqa: E402
+from partreduce.topo.strategies.generated import Division  # noqa: E402
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import time
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from preduce.runtime.liveness.heartbeat import Heartbeat
-from preduce.runtime.liveness.lifelines import Lifelines, closed_notes, lifelines_of
-from preduce.runtime.transport.notes import Notes
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.liveness.lifelines import Lifelines, closed_notes, lifelines_of
+from partreduce.runtime.transport.notes import Notes
 
 LOCAL = ("127.0.0.1", False)
 DEADLINE = 5.0

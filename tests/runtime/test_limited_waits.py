@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from helpers.warm import WARM
-from preduce.runtime.codecs.coding import Coding
-from preduce.runtime.transport import waiting
-from preduce.runtime.transport.communicators import HostWork, LimitedShortWork
-from preduce.runtime.transport.waiting import LimitedWork
-from preduce.topo.strategies.axes import Codec, How
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.transport import waiting
+from partreduce.runtime.transport.communicators import HostWork, LimitedShortWork
+from partreduce.runtime.transport.waiting import LimitedWork
+from partreduce.topo.strategies.axes import Codec, How
 
 STARTS = {
     "all_reduce": lambda group: group.all_reduce(torch.ones(4)),
@@ -55,9 +55,9 @@ WAITING = """
 import datetime, sys, threading, time
 import torch
 from torch.distributed import HashStore
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.gloo import GlooWorld
-from preduce.runtime.transport.waiting import wait_a_while
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.waiting import wait_a_while
 store, limit, groups = HashStore(), datetime.timedelta(seconds=30), {}
 def connect(rank):
     groups[rank] = GlooWorld(store, rank, 2, limit).create((0, 1))

@@ -22,10 +22,10 @@ def driver():
 @pytest.fixture
 def serve():
     """Starts a group generator for four workers on one node; gives the environment of its workers."""
-    from preduce.runtime.generator.keys import JobKeys
-    from preduce.runtime.generator.service import GeneratorService
-    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-    from preduce.topo.strategies.generated import Division
+    from partreduce.runtime.generator.keys import JobKeys
+    from partreduce.runtime.generator.service import GeneratorService
+    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+    from partreduce.topo.strategies.generated import Division
 
     made = []
 
@@ -36,7 +36,7 @@ def serve():
         thread = threading.Thread(target=service.run, args=(100,))
         thread.start()
         made.append((service, thread))
-        return {"PREDUCE_GENERATOR": service.address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+        return {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
 
     yield start
     for service, thread in made:

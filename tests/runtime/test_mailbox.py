@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from helpers.random_schedules import Quadratic
 from helpers.signs import Signs
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.transport.mailbox import Mailbox
-from preduce.runtime.transport.waiting import GoneError
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import UnavailableError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.server import Server
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import UnavailableError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.server import Server
 
 zmq = pytest.importorskip("zmq")
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from helpers.signs import Signs
 from helpers.warm import WARM
-from preduce.runtime.transport import arrays
-from preduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
-from preduce.runtime.transport.credit import Account, Bound, Tally
-from preduce.runtime.transport.mailbox import Mailbox
-from preduce.runtime.transport.waiting import GoneError
-from preduce.topo.errors import UnavailableError
+from partreduce.runtime.transport import arrays
+from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.credit import Account, Bound, Tally
+from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.topo.errors import UnavailableError
 
 pytest.importorskip("zmq")
 MB = 10**6
@@ -163,7 +163,7 @@ def test_a_stopped_process_lets_its_sender_wait_no_longer_than_the_timeout_and_g
     """SIGSTOP, with real sockets between; the sender's error names the receiver, and nothing is lost for all that."""
     script = (
         "import sys, time, torch.distributed as dist\n"
-        "from preduce.runtime.transport.mailbox import Mailbox\n"
+        "from partreduce.runtime.transport.mailbox import Mailbox\n"
         "store, came = dist.TCPStore('127.0.0.1', int(sys.argv[1])), []\n"
         "box = Mailbox(store, 1, 'b', came.append, max_bytes=10**6, timeout=20)\n"
         "box.start()\n"

@@ -10,16 +10,16 @@ from fractions import Fraction
 import pytest
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.round import Round
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Static
-from preduce.topo.strategies.axes import LOCKSTEP, Codec, How, Late
-from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.verify import prove
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Static
+from partreduce.topo.strategies.axes import LOCKSTEP, Codec, How, Late
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.verify import prove
 
 N, WIDTH = 4, 30_011
 """Nothing else in the process has this size, so arrays of it are found by it."""

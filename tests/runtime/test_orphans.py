@@ -1,4 +1,4 @@
-"""Whatever ends `preduce run`, or one of its workers, nothing of it is left: processes, sockets, files, keys."""
+"""Whatever ends `partreduce run`, or one of its workers, nothing of it is left: processes, sockets, files, keys."""
 
 import contextlib
 import os
@@ -15,10 +15,10 @@ import pytest
 
 from helpers import children
 from helpers.warm import WARM
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.writer import write_schedule
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.generated import Generated
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.generated import Generated
 
 pytestmark = pytest.mark.processes
 
@@ -40,7 +40,7 @@ time.sleep(600 if "quick" not in sys.argv else 0.5)
 
 
 class Run:
-    """One `preduce run` with a mark in the environment of all its descendants, and a temporary folder of its own.
+    """One `partreduce run` with a mark in the environment of all its descendants, and a temporary folder of its own.
 
     Itself and its workers are forked from a process without the mark; what they run in is marked by its place.
     """
@@ -56,7 +56,7 @@ class Run:
             schedule = tmp_path / "s.json"
             write_schedule(schedule, Schedule("g", Cluster.regular(1, 2), Generated(group_size=2)))
             command[-1 - len(arguments) : -1 - len(arguments)] = ["--schedule", str(schedule)]
-        self.mark = f"PREDUCE_TEST={uuid.uuid4().hex}"
+        self.mark = f"PARTREDUCE_TEST={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
         self.before = _shared()
         environment = children.environment(
@@ -68,7 +68,7 @@ class Run:
         with (tmp_path / "output").open("w") as file:
             streams = [0, file.fileno(), file.fileno()]
             self.process = WARM.start(
-                "preduce", *command, streams=streams, cwd=self.place, environment=environment, session=True
+                "partreduce", *command, streams=streams, cwd=self.place, environment=environment, session=True
             )
 
     def _marked(self):
@@ -124,7 +124,7 @@ def start(tmp_path):
 
 def _shared():
     """What lies in shared memory, but for the folders of lab runs, which other tests may have at the same time."""
-    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("preduce-")}
+    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("partreduce-")}
 
 
 MOMENTS = {
@@ -206,7 +206,7 @@ def test_the_store_of_one_machine_is_reached_from_this_machine_only(start):
 
 
 def test_a_launcher_in_a_thread_leaves_signals_alone():
-    from preduce.runtime.launcher.signals import terminable
+    from partreduce.runtime.launcher.signals import terminable
 
     def inside():
         with terminable():
@@ -220,7 +220,7 @@ def test_a_launcher_in_a_thread_leaves_signals_alone():
 
 
 def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
-    from preduce.runtime.launcher.signals import terminable
+    from partreduce.runtime.launcher.signals import terminable
 
     def mine(*_):
         raise AssertionError("not called")
@@ -235,7 +235,7 @@ def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
 
 SWALLOWED = """
 import os, signal, sys, weakref
-from preduce.runtime.launcher import launch, supervision
+from partreduce.runtime.launcher import launch, supervision
 
 class Thing: pass
 

@@ -1,4 +1,4 @@
-"""Mistakes at `preduce.parallelize` and after the training: one line that says what to do, on all workers."""
+"""Mistakes at `partreduce.parallelize` and after the training: one line that says what to do, on all workers."""
 
 import threading
 from dataclasses import replace
@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-import preduce
+import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, start
-from preduce.planner import parallelize
-from preduce.planner.table_prices import APPLYING
-from preduce.runtime.sharding.touched import gather_texts
-from preduce.topo.errors import PeerLostError, PreduceError
-from preduce.topo.strategies.quorum import Quorum
+from partreduce.planner import parallelize
+from partreduce.planner.table_prices import APPLYING
+from partreduce.runtime.sharding.touched import gather_texts
+from partreduce.topo.errors import PartreduceError, PeerLostError
+from partreduce.topo.strategies.quorum import Quorum
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("sgd", dtype=torch.float64)
@@ -39,7 +39,7 @@ def said_by(ranks, act):
     def run(world):
         try:
             return act(world)
-        except PreduceError as error:
+        except PartreduceError as error:
             return str(error)
 
     return ranks.run(4, run)
@@ -47,7 +47,7 @@ def said_by(ranks, act):
 
 def parallelized(model, world, batches, where="2x2", **settings):
     optimizer = OPTIMIZERS["sgd"](one for one in model.parameters() if one.requires_grad)
-    return preduce.parallelize(model, optimizer, where, batches=batches, world=world, **{"timeout": 20} | settings)
+    return partreduce.parallelize(model, optimizer, where, batches=batches, world=world, **{"timeout": 20} | settings)
 
 
 def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
@@ -120,7 +120,7 @@ def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
 def test_beside_a_quorum_tables_go_as_everything_else_where_that_pays_anyway(ranks, monkeypatch, quorum):
     using, when = quorum
     monkeypatch.setattr(parallelize, "_applying", lambda _: APPLYING)  # a busy machine would measure more
-    schedule = preduce.design("2x2", using=using)
+    schedule = partreduce.design("2x2", using=using)
     schedule = replace(schedule, strategy=replace(schedule.strategy, when=when))
 
     def act(world, rows):
@@ -130,7 +130,7 @@ def test_beside_a_quorum_tables_go_as_everything_else_where_that_pays_anyway(ran
         how = {"forward": lambda model, batch: model.last(model.words(batch)).sum()}
         try:
             model, optimizer = parallelized(model, world, batches, schedule, **how)
-        except PreduceError as error:
+        except PartreduceError as error:
             return str(error)
         for batch in batches:
             optimizer.zero_grad()
@@ -148,12 +148,12 @@ def test_beside_a_quorum_tables_go_as_everything_else_where_that_pays_anyway(ran
     assert "workers with when.quorum have no common steps" in line
 
 
-@pytest.mark.parametrize("text", ["5", "null", "[" * 100_000, '{"format": "preduce.schedule", "version": 1}'])
+@pytest.mark.parametrize("text", ["5", "null", "[" * 100_000, '{"format": "partreduce.schedule", "version": 1}'])
 def test_a_file_that_is_neither_schedule_nor_cluster_is_one_line(tmp_path, text):
     file = tmp_path / "place.json"
     file.write_text(text)
-    with pytest.raises(PreduceError, match=r"place\.json: "):
-        preduce.parallelize(Plain(), torch.optim.SGD(Plain().parameters()), file)
+    with pytest.raises(PartreduceError, match=r"place\.json: "):
+        partreduce.parallelize(Plain(), torch.optim.SGD(Plain().parameters()), file)
 
 
 def test_evaluating_on_one_worker_after_the_end_says_that_all_take_part(ranks):

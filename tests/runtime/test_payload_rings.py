@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.gpu.devices import PretendedDevice
-from preduce.runtime.transport.arrays import frame_of
-from preduce.runtime.transport.mailbox import Mailbox
-from preduce.runtime.transport.payload_rings import Arrival, PayloadRings, PlaceTakenError
-from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
+from partreduce.runtime.transport.arrays import frame_of
+from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings, PlaceTakenError
+from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 

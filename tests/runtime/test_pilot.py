@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from helpers.warm import WARM
-from preduce.runtime.pilot.job import Curve
-from preduce.runtime.pilot.probes import reference
-from preduce.runtime.pilot.run import refuse_other_start, run_pilot
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.pilot import dump_pilot, load_pilot
-from preduce.topo.errors import InputError
+from partreduce.runtime.pilot.job import Curve
+from partreduce.runtime.pilot.probes import reference
+from partreduce.runtime.pilot.run import refuse_other_start, run_pilot
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.pilot import dump_pilot, load_pilot
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
 JOB = """
-import itertools, os, torch, preduce
+import itertools, os, torch, partreduce
 
 rank = int(os.environ["RANK"])
 steps = itertools.count()
@@ -48,7 +48,7 @@ def pilot(seed):
         optimizer.step()
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    return preduce.PilotJob(model=model, optimizer=optimizer, batches=batches, loss=loss, step=step)
+    return partreduce.PilotJob(model=model, optimizer=optimizer, batches=batches, loss=loss, step=step)
 
 if rank == 0:
     import atexit
@@ -61,7 +61,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
     place, output = f"{folder}/job.py:pilot", folder / "pilot.json"
     environment = clean | {"STEPS": str(folder / "steps")}
-    return WARM.run("preduce", "pilot", place, "-o", output, *arguments, environment=environment)
+    return WARM.run("partreduce", "pilot", place, "-o", output, *arguments, environment=environment)
 
 
 @pytest.mark.processes
@@ -90,7 +90,7 @@ def test_a_job_that_is_another_one_each_time_is_refused() -> None:
 
 
 def test_a_function_that_makes_no_job_is_refused_before_anything_runs() -> None:
-    with pytest.raises(InputError, match=r"the function returned a NoneType; it returns a preduce\.PilotJob"):
+    with pytest.raises(InputError, match=r"the function returned a NoneType; it returns a partreduce\.PilotJob"):
         run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x2"))  # type: ignore[arg-type, return-value]
     with pytest.raises(InputError, match="has one worker"):
         run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x1"))  # type: ignore[arg-type, return-value]

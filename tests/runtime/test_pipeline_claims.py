@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce
-from preduce.topo.strategies.axes import Drain, Pipeline, Total
-from preduce.verify import prove
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce
+from partreduce.topo.strategies.axes import Drain, Pipeline, Total
+from partreduce.verify import prove
 
 STEPS = 12
 
@@ -60,7 +60,7 @@ WHENS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:preduce. schedule")
+@pytest.mark.filterwarnings("ignore:partreduce. schedule")
 @pytest.mark.parametrize("when", WHENS, ids=str)
 def test_a_run_applies_every_gradient_when_the_claim_says(ranks, when):
     schedule = Schedule("late", Cluster.regular(1, 2), AllReduce(when=when))

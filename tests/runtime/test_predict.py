@@ -1,4 +1,4 @@
-"""`preduce.predict`: every kind says seconds, bytes, age and memory, as formulas, virtual time and real runs do."""
+"""`partreduce.predict`: every kind says seconds, bytes, age and memory, as formulas, virtual time and real runs do."""
 
 import random
 import threading
@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.virtual_time.network import Network
-from preduce.runtime.virtual_time.predict import predict
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.runtime.virtual_time.staleness import Hearsay
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import Hardware, Link, Switch
-from preduce.topo.round import Round
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Generated, Late, Pairwise, Pipeline, Server
-from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import round_seconds
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.virtual_time.network import Network
+from partreduce.runtime.virtual_time.predict import predict
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.runtime.virtual_time.staleness import Hearsay
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Generated, Late, Pairwise, Pipeline, Server
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.cost import round_seconds
 
 CLUSTER = Cluster.regular(4, 4)
 MODEL = 2_000_000

@@ -36,7 +36,7 @@ def reports(answer, rank=None, **facts):
 
 
 def test_random_schedules_on_processes_equal_the_reference(driver):
-    base = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
+    base = int(os.environ.get("PARTREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
     sys.stdout.write(f"seeds from {base}\n")
     answer = driver.run(
         "random schedules", limit=110, environment={"CASES_FROM": str(base), "CASES": os.environ.get("CASES", "40")}
@@ -183,17 +183,17 @@ def test_a_stopped_worker_is_named_after_the_timeout(driver):
 def generator():
     """A group generator for four workers on one node; yields (environment of the workers, what the machine noted)."""
     pytest.importorskip("zmq")
-    from preduce.runtime.generator.keys import JobKeys
-    from preduce.runtime.generator.service import GeneratorService
-    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-    from preduce.topo.strategies.generated import Division
+    from partreduce.runtime.generator.keys import JobKeys
+    from partreduce.runtime.generator.service import GeneratorService
+    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+    from partreduce.topo.strategies.generated import Division
 
     keys, notes = JobKeys.make(), []
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
     service = GeneratorService(setting, keys, lease=3.0, on_note=notes.append)
     thread = threading.Thread(target=service.run, args=(100,))
     thread.start()
-    yield {"PREDUCE_GENERATOR": service.address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}, notes
+    yield {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}, notes
     service.stop()
     thread.join(10)
     service.close()
@@ -345,7 +345,7 @@ def test_launcher_prefixes_lines_and_passes_on_the_first_failure(driver):
 
 
 def test_traces_are_written_and_merge(driver, tmp_path):
-    from preduce.runtime.recorder import merge_traces
+    from partreduce.runtime.recorder import merge_traces
 
     answer = driver.run("traced", environment={"TRACE": str(tmp_path)})
     assert answer["code"] == 0, answer["output"][-2000:]
@@ -360,10 +360,10 @@ def test_traces_are_written_and_merge(driver, tmp_path):
 SCRIPT = """
 import sys, torch
 from pathlib import Path
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
 model = torch.nn.Linear(2, 1)
 schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
 optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=30)
@@ -397,7 +397,7 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
     script.write_text(
         f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
     )
-    launch = "from preduce.runtime.launcher.launch import launch"
+    launch = "from partreduce.runtime.launcher.launch import launch"
     # A suite that runs in a shell's background has SIGINT ignored, which a child would inherit.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"import sys; {heard}; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from helpers.warm import WARM
-from preduce.runtime.profile import Measurement, fit_hardware
-from preduce.runtime.profile.fit import predicted_seconds
-from preduce.runtime.profile.phases import calibration_phases, random_phases
-from preduce.runtime.profile.surroundings import num_rails, slurm_words, switches_of
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.cluster import load_cluster
-from preduce.topo.hardware import Hardware, Link, Switch
+from partreduce.runtime.profile import Measurement, fit_hardware
+from partreduce.runtime.profile.fit import predicted_seconds
+from partreduce.runtime.profile.phases import calibration_phases, random_phases
+from partreduce.runtime.profile.surroundings import num_rails, slurm_words, switches_of
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.hardware import Hardware, Link, Switch
 
 if TYPE_CHECKING:
     import subprocess
@@ -108,7 +108,7 @@ def test_addresses_without_switches_name_none(address: str) -> None:
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
-    return WARM.run("preduce", "profile", *arguments, environment=clean | environment)
+    return WARM.run("partreduce", "profile", *arguments, environment=clean | environment)
 
 
 @pytest.mark.processes

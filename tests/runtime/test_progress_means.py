@@ -12,26 +12,26 @@ import torch
 from helpers.progress_replay import complaint, random_run, run
 from helpers.progress_schedules import dyadic_case, plain, train
 from helpers.random_schedules import reference
-from preduce.runtime.adapters.averager import ScheduleAverager
-from preduce.runtime.averaging.common_start import common_start
-from preduce.runtime.averaging.reference import Reference
-from preduce.runtime.codecs.coding import Codings
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.runtime.strategies import group_means
-from preduce.runtime.strategies.group_means import GroupMeans
-from preduce.runtime.strategies.progress_means import ProgressMeans
-from preduce.runtime.transport.communicators import Communicator
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, PeerLostError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Late, Lockstep, Static
-from preduce.topo.strategies.axes import Codec, Form, How, Where
+from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.averaging.common_start import common_start
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.strategies import group_means
+from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.runtime.strategies.progress_means import ProgressMeans
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Late, Lockstep, Static
+from partreduce.topo.strategies.axes import Codec, Form, How, Where
 
-RUNS = int(os.environ.get("PREDUCE_PROGRESS_RUNS", "24"))
+RUNS = int(os.environ.get("PARTREDUCE_PROGRESS_RUNS", "24"))
 CHUNK = 12
-BASE = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 1000))
+BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 1000))
 
 
 def test_differences_that_are_not_rounded_change_nothing(ranks, monkeypatch):
@@ -309,7 +309,7 @@ def test_what_cannot_go_with_it_is_refused(ranks):
 
 @pytest.mark.parametrize("part", range(RUNS // CHUNK))
 def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
-    """`PREDUCE_PROGRESS_RUNS=400 python -m pytest tests/runtime/test_progress_means.py -k replay` draws more."""
+    """`PARTREDUCE_PROGRESS_RUNS=400 python -m pytest tests/runtime/test_progress_means.py -k replay` draws more."""
     for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
         case = random_run(seed)
         histories = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))

@@ -5,12 +5,12 @@ from contextlib import suppress
 
 import torch
 
-from preduce.runtime.averaging.bucket import Bucket
-from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.liveness.heartbeat import Heartbeat
-from preduce.runtime.recorder import Recorder
-from preduce.topo.errors import UnavailableError
-from preduce.topo.phase import Group
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.recorder import Recorder
+from partreduce.topo.errors import UnavailableError
+from partreduce.topo.phase import Group
 
 N = 4
 EVERYONE = Group(tuple(range(N)))

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-import preduce
+import partreduce
 from helpers.hybrid_runs import said_by_all
-from preduce.runtime.sharding.row_code import RowCode
-from preduce.topo.cluster import Cluster
-from preduce.topo.codec_numbers import UNDERFLOW, rounding_error, row_bytes
-from preduce.topo.errors import HandshakeError, InputError
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.strategies.axes import Codec
-from preduce.topo.strategies.routes import Route, Routes, Way
+from partreduce.runtime.sharding.row_code import RowCode
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import UNDERFLOW, rounding_error, row_bytes
+from partreduce.topo.errors import HandshakeError, InputError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.routes import Route, Routes, Way
 
 ROWS, COLUMNS, LOOKED_UP, STEPS, RATE = 24, 5, 9, 3, 0.5
 CODECS = ("float16", "bfloat16", "int8")
@@ -38,14 +38,14 @@ class Rows(nn.Module):
 
 def schedule_of(way=Way.SHARDED, codec="float16", *, local=True, rows=ROWS, columns=COLUMNS):
     route = Route(parameter="words.weight", rows=rows, columns=columns, way=way, codec=codec)
-    plain = preduce.design("2x2", using="allreduce")
+    plain = partreduce.design("2x2", using="allreduce")
     what = Routes(tables=(route,), local_aggregation=local)
     return replace(plain, strategy=replace(plain.strategy, what=what))
 
 
 def wrapped(model, schedule, world, rate=RATE):
     inner = torch.optim.SGD(model.parameters(), lr=rate)
-    return preduce.DistributedOptimizer(inner, model, schedule, world=world, timeout=20)
+    return partreduce.DistributedOptimizer(inner, model, schedule, world=world, timeout=20)
 
 
 def rounded(rows, codec):
@@ -257,7 +257,7 @@ def test_parallelize_lets_rows_travel_in_a_codec_where_that_pays(ranks):
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = [torch.arange(200) * 7 + world.rank]
         where = Cluster.regular(2, 2, hardware=links)
-        _, optimizer = preduce.parallelize(model, inner, where, batches=batches, table_codec="float16", world=world)
+        _, optimizer = partreduce.parallelize(model, inner, where, batches=batches, table_codec="float16", world=world)
         optimizer.finish()
         return optimizer.schedule.routes.tables[0].in_words, optimizer.reasons[0]
 
@@ -273,4 +273,4 @@ def test_parallelize_refuses_a_codec_that_is_none_and_one_beside_a_schedule_that
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = "is not one of none, float16" if codec == "int4" else "says itself how its tables travel"
     with pytest.raises(InputError, match=expected):
-        preduce.parallelize(model, inner, schedule_of(), table_codec=codec)
+        partreduce.parallelize(model, inner, schedule_of(), table_codec=codec)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from helpers.thread_ranks import ThreadRanks
-from preduce.runtime.data.sampler import RoundSampler
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Static
+from partreduce.runtime.data.sampler import RoundSampler
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Static
 
 
 def schedule(pace, n=3):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from preduce.runtime.data import sharding
-from preduce.runtime.data.sharding import shard
-from preduce.topo.errors import InputError
+from partreduce.runtime.data import sharding
+from partreduce.runtime.data.sharding import shard
+from partreduce.topo.errors import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ import warnings
 import pytest
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, PeerLostError, PreduceError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Pairwise, Server, Static
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PartreduceError, PeerLostError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Pairwise, Server, Static
 
 
 def plan(strategy, n=2):
@@ -275,7 +275,7 @@ def test_a_worker_without_data_clips_with_the_others_or_is_refused(ranks, told):
     if told:
         assert ranks.run(2, work) == [0.25, 0.25]
         return
-    refused, waited = ranks.run(2, work, catch=PreduceError)
+    refused, waited = ranks.run(2, work, catch=PartreduceError)
     ranks.fresh()
     assert re.search(r"join: this worker's data ended.*join\(after_averaging=\.\.\.\)", str(refused))
     assert isinstance(waited, PeerLostError)
@@ -427,7 +427,7 @@ def test_clipping_before_the_average_is_warned_of_once(ranks):
                     if clips != "never":
                         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                     optimizer.step()
-            said.append([str(warning.message) for warning in caught if "preduce" in str(warning.message)])
+            said.append([str(warning.message) for warning in caught if "partreduce" in str(warning.message)])
             optimizer.finish()
         return said
 
@@ -465,7 +465,7 @@ def test_a_scaler_that_unscales_is_no_clipping(ranks):
         return model.weight.item()
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="preduce")
+        warnings.filterwarnings("error", message="partreduce")
         assert ranks.run(2, work) == [0.25] * 2
 
 

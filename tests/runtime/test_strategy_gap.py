@@ -20,16 +20,16 @@ from helpers.gap_runs import (
     ring_edges,
     run_gap_case,
 )
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.runtime.state.saved_state import unpack
-from preduce.runtime.state.shelf import file_of, read_bytes
-from preduce.schedulers.protocols.hop import Advance, Reduce, hop_of
-from preduce.schedulers.protocols.hop_weights import weights_of
-from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
-from preduce.verify.gaps.exact import exact_bounds
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.state.saved_state import unpack
+from partreduce.runtime.state.shelf import file_of, read_bytes
+from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
+from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.verify.gaps.exact import exact_bounds
 
-RUNS = int(os.environ.get("PREDUCE_GAP_RUNS", "30"))
-"""`PREDUCE_GAP_RUNS=1000 pytest tests/runtime/test_strategy_gap.py -k protocol_allows` runs as many."""
+RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
+"""`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/test_strategy_gap.py -k protocol_allows` runs as many."""
 
 
 @pytest.mark.parametrize("block", range(2))

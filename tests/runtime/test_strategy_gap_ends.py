@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from helpers.gap_runs import optimizer_of, pause, plan_of, ring_edges
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.errors import InputError, PeerLostError
-from preduce.topo.strategies.gap import Gap, Order, Skip
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.strategies.gap import Gap, Order, Skip
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from helpers.random_schedules import Quadratic
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, PeerLostError
-from preduce.topo.round import Round
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Late, Lockstep
-from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.neighbor import Neighbor
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Late, Lockstep
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.neighbor import Neighbor
 
 WIDTH = 3
 CASES = 150

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from helpers.random_schedules import Quadratic
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.strategies import pairwise as pairwise_module
-from preduce.schedulers.protocols.adpsgd import Role, two_sides
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, PeerLostError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Late, Lockstep
-from preduce.topo.strategies.pairwise import Pairwise
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.strategies import pairwise as pairwise_module
+from partreduce.schedulers.protocols.adpsgd import Role, two_sides
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Late, Lockstep
+from partreduce.topo.strategies.pairwise import Pairwise
 
 
 def schedule(n, active, **options):

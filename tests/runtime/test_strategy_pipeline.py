@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from helpers.pipelines import make_case, replay, run_case
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.runtime.strategies import pipeline
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, PeerLostError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce
-from preduce.topo.strategies.axes import WIDER, Codec, Drain, How, Lockstep, Pipeline, Rounding, Total
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.strategies import pipeline
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce
+from partreduce.topo.strategies.axes import WIDER, Codec, Drain, How, Lockstep, Pipeline, Rounding, Total
 
-CASES = int(os.environ.get("PREDUCE_PIPELINE_CASES", "40"))
-"""The whole campaign: `PREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/test_strategy_pipeline.py -k replay`."""
-BASE = int(os.environ.get("PREDUCE_TEST_SEED", "0"))
+CASES = int(os.environ.get("PARTREDUCE_PIPELINE_CASES", "40"))
+"""The whole campaign: `PARTREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/test_strategy_pipeline.py -k replay`."""
+BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 
 
 def problem_of(ranks, seed, folder):
@@ -38,13 +38,13 @@ def problem_of(ranks, seed, folder):
     return None
 
 
-@pytest.mark.filterwarnings("ignore:preduce. schedule .* has a pipeline of 3")
+@pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 def test_random_runs_equal_a_replay_of_algorithm_1(ranks, tmp_path):
     for seed in range(BASE, BASE + CASES):
         assert problem_of(ranks, seed, tmp_path / str(seed)) is None
 
 
-@pytest.mark.filterwarnings("ignore:preduce. schedule .* has a pipeline of 3")
+@pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 @pytest.mark.parametrize("fault", ["one step too late", "local gradients first", "drain forgotten"])
 def test_a_seeded_fault_is_found_by_the_replay(ranks, tmp_path, monkeypatch, fault):
     if fault == "one step too late":
@@ -130,7 +130,7 @@ def test_a_step_applies_the_mean_of_the_step_before_and_the_first_one_a_zero(ran
         ({"width": 3, "wider": True, "drain": Drain.DROP}, [0, 0, 1, 3, 3]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:preduce. schedule")
+@pytest.mark.filterwarnings("ignore:partreduce. schedule")
 def test_warm_up_drain_total_and_width_do_what_they_say(ranks, when, wanted):
     def work(world):
         model, optimizer, seen = trained(world, 4, **when)
@@ -153,7 +153,7 @@ def test_a_zero_gradient_goes_through_momentum_and_decay(ranks):
 
 
 @pytest.mark.parametrize("width", [2, 3, 4])
-@pytest.mark.filterwarnings("ignore:preduce. schedule")
+@pytest.mark.filterwarnings("ignore:partreduce. schedule")
 def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
     def work(world):
         model, optimizer = wrapped(world, width=width, wider=width > 2)
@@ -188,8 +188,8 @@ def test_a_pipeline_beyond_2_is_warned_of_once_with_the_papers_argument(ranks):
         warnings.simplefilter("always")
         ranks.run(2, lambda world: wrapped(world, width=3, wider=True)[1].finish())
         ranks.run(2, lambda world: wrapped(world)[1].finish())
-    said = [str(warning.message) for warning in caught if "preduce" in str(warning.message)]
-    assert said == [f"preduce: schedule 'late' has a pipeline of 3: {WIDER}"]
+    said = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
+    assert said == [f"partreduce: schedule 'late' has a pipeline of 3: {WIDER}"]
 
 
 def test_a_scaler_skips_the_late_step_on_all_workers_alike_also_when_it_is_drained(ranks):
@@ -475,7 +475,7 @@ def test_load_state_dict_drops_what_is_in_flight_and_says_so(ranks):
     assert any("the gradients of step 2, which were in flight, are dropped" in text for text in said)
 
 
-@pytest.mark.filterwarnings("ignore:preduce. the gradients of step 1, which were in flight")
+@pytest.mark.filterwarnings("ignore:partreduce. the gradients of step 1, which were in flight")
 def test_a_model_loaded_by_itself_is_refused_while_gradients_are_in_flight(ranks):
     def work(world):
         model, optimizer, _ = trained(world, 2)

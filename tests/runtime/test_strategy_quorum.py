@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import preduce
+import partreduce
 from helpers.quorum_runs import (
     WIDTH,
     TwoBuckets,
@@ -21,21 +21,21 @@ from helpers.quorum_runs import (
     replayed,
     run_quorum_case,
 )
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.runtime.strategies.quorum import spread
-from preduce.runtime.strategies.quorum.spread import children
-from preduce.runtime.transport.mailbox import Mailbox
-from preduce.runtime.transport.nccl import NcclWorld
-from preduce.runtime.virtual_time.predict import ARRAYS
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, PeerLostError, UnavailableError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Form, How
-from preduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.strategies.quorum import spread
+from partreduce.runtime.strategies.quorum.spread import children
+from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.nccl import NcclWorld
+from partreduce.runtime.virtual_time.predict import ARRAYS
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Form, How
+from partreduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
 
-RUNS = int(os.environ.get("PREDUCE_QUORUM_RUNS", "16"))
-"""`PREDUCE_QUORUM_RUNS=1000 pytest --timeout 3000 tests/runtime/test_strategy_quorum.py -k conserved` runs as many."""
+RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "16"))
+"""`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout 3000 tests/runtime/test_strategy_quorum.py -k conserved` runs more."""
 
 
 def assert_conserved(case, results):
@@ -186,14 +186,14 @@ def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
     assert np.isclose(lengths, bound, atol=1e-5).any()
 
 
-def test_preduce_clips_results_that_others_see_in_another_call(ranks):
+def test_partreduce_clips_results_that_others_see_in_another_call(ranks):
     """Given to join() it is called while a call or the end takes results, and must not call by itself there."""
 
     def work(world):
         model, inner, optimizer = wrapped(world, schedule_of(3))
         history = [model.values()]
         inner.register_step_post_hook(lambda *_: history.append(model.values().copy()))
-        clip = partial(preduce.clip_grad_norm_, list(model.parameters()), 0.5)
+        clip = partial(partreduce.clip_grad_norm_, list(model.parameters()), 0.5)
         with optimizer.join(after_averaging=clip):
             for number in range(3 + world.rank):
                 time.sleep(0.005 * (world.rank == 1))
@@ -253,7 +253,7 @@ def test_states_of_different_rounds_are_not_loaded(ranks):
         with optimizer.mean_model():
             state = optimizer.state_dict()
         optimizer.load_state_dict(state)
-        state["preduce"]["steps"] += world.rank
+        state["partreduce"]["steps"] += world.rank
         try:
             optimizer.load_state_dict(state)
         finally:

@@ -14,21 +14,21 @@ import pytest
 import torch
 
 from helpers.group_quorum_runs import group_quorum_problems, make_group_case, replayed_groups, run_group_case
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.runtime.strategies.quorum.driver import Begun
-from preduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
-from preduce.runtime.transport.tags import tag_of
-from preduce.runtime.transport.waiting import GoneError
-from preduce.schedulers.protocols.partial import Share
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Group, Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Quorum, Static
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.strategies.quorum.driver import Begun
+from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
+from partreduce.runtime.transport.tags import tag_of
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.schedulers.protocols.partial import Share
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Quorum, Static
 
-RUNS = int(os.environ.get("PREDUCE_QUORUM_RUNS", "20"))
-"""`PREDUCE_QUORUM_RUNS=1000 pytest tests/runtime/test_strategy_quorum_groups.py -k mean` runs as many."""
+RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "20"))
+"""`PARTREDUCE_QUORUM_RUNS=1000 pytest tests/runtime/test_strategy_quorum_groups.py -k mean` runs as many."""
 
 
 def assert_kept(case, results):

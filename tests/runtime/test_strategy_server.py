@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from helpers.random_schedules import Quadratic
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.strategies import asynchronous_server
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, PeerLostError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Late, Lockstep
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.server import Server
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.strategies import asynchronous_server
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Late, Lockstep
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.server import Server
 
 _building = threading.Lock()
 

@@ -7,12 +7,12 @@ from fractions import Fraction
 import pytest
 import torch
 
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.transport.waiting import LOOK_SECONDS
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Pairwise, Round, Server, Static
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport.waiting import LOOK_SECONDS
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Pairwise, Round, Server, Static
 
 N = 3
 _building = threading.Lock()

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Static
-from preduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
-from preduce.topo.timing.event_graph import cycle_time
-from preduce.topo.timing.sampling import read_trace, sample
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Static
+from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
+from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.topo.timing.sampling import read_trace, sample
 
 PAIR = Schedule("p", Cluster.regular(1, 3), Static(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
 UNIT = Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1)

@@ -7,25 +7,25 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.gap_recursion import gap_times, record_of
-from preduce.runtime.virtual_time.gaps import GapTiming
-from preduce.runtime.virtual_time.in_turn import InTurn
-from preduce.runtime.virtual_time.machine import VirtualMachine
-from preduce.runtime.virtual_time.predict import predict
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Hop
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Late, Lockstep, Neighbor, Round
-from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip
-from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
-from preduce.topo.timing.cost import round_seconds
-from preduce.verify.gaps.exact import exact_bounds
-from preduce.verify.gaps.largest import largest_over_edges, largest_over_pairs
+from partreduce.runtime.virtual_time.gap_recursion import gap_times, record_of
+from partreduce.runtime.virtual_time.gaps import GapTiming
+from partreduce.runtime.virtual_time.in_turn import InTurn
+from partreduce.runtime.virtual_time.machine import VirtualMachine
+from partreduce.runtime.virtual_time.predict import predict
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.hop import Hop
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Late, Lockstep, Neighbor, Round
+from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip
+from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+from partreduce.topo.timing.cost import round_seconds
+from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gaps.largest import largest_over_edges, largest_over_pairs
 
 FOUR_NODES = Cluster.regular(4, 4)
 SIXFOLD = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0))

@@ -5,18 +5,18 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.machine import Meeting, Timing, VirtualMachine
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Advance, Hop
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Late, Neighbor, Round
-from preduce.topo.strategies.gap import Gap
-from preduce.topo.timing.compute import ComputeTimes
+from partreduce.runtime.virtual_time.machine import Meeting, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.hop import Advance, Hop
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Late, Neighbor, Round
+from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.timing.compute import ComputeTimes
 
 
 def both_ways(pairs):

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.groups import GroupTiming, group_machine
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Generated, Late, Pairwise
-from preduce.topo.strategies.generated import Division, InitiatorRule
-from preduce.topo.timing.compute import ComputeTimes
+from partreduce.runtime.virtual_time.groups import GroupTiming, group_machine
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Generated, Late, Pairwise
+from partreduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.topo.timing.compute import ComputeTimes
 
 CLUSTER = Cluster.regular(2, 4)
 ONE_SECOND = ComputeTimes(base=1.0)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.machine import VirtualMachine
-from preduce.runtime.virtual_time.partial import PartialTiming
-from preduce.runtime.virtual_time.partial_waits import WaitingPartial
-from preduce.runtime.virtual_time.predict import predict
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.schedulers.protocols.partial import Partial
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Quorum
-from preduce.topo.timing.compute import ComputeTimes
+from partreduce.runtime.virtual_time.machine import VirtualMachine
+from partreduce.runtime.virtual_time.partial import PartialTiming
+from partreduce.runtime.virtual_time.partial_waits import WaitingPartial
+from partreduce.runtime.virtual_time.predict import predict
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.protocols.partial import Partial
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Quorum
+from partreduce.topo.timing.compute import ComputeTimes
 
 
 def run(setting, seconds, *, sum_seconds=0.0, initiators=None, way=0.0):

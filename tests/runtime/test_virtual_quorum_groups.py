@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.machine import VirtualMachine
-from preduce.runtime.virtual_time.partial_groups import GroupsTiming, WaitingGroups
-from preduce.runtime.virtual_time.predict import predict
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Quorum, Static
-from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+from partreduce.runtime.virtual_time.machine import VirtualMachine
+from partreduce.runtime.virtual_time.partial_groups import GroupsTiming, WaitingGroups
+from partreduce.runtime.virtual_time.predict import predict
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Quorum, Static
+from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 CLUSTER = Cluster.regular(4, 4)
 NODES = build("node-then-all", CLUSTER)

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.predict import predict
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, MissingFeatureError
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Pipeline, Route, Routes, Server, Static
-from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import communication
-from preduce.topo.timing.tables import Touched, exchanges
+from partreduce.runtime.virtual_time.predict import predict
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, MissingFeatureError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Pipeline, Route, Routes, Server, Static
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.cost import communication
+from partreduce.topo.timing.tables import Touched, exchanges
 
 CLUSTER = Cluster.regular(2, 2)
 WHAT = Routes(tables=(Route(parameter="words.weight", rows=1000, columns=16),))

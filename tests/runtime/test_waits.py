@@ -16,10 +16,10 @@ import pytest
 from helpers import children
 from helpers.load import stretched
 from helpers.warm import WARM
-from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.generator.service import GeneratorService
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.topo.strategies.generated import Division
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.service import GeneratorService
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.strategies.generated import Division
 
 pytestmark = pytest.mark.processes
 
@@ -64,7 +64,7 @@ def driver():
 
 
 def can_make_namespaces():
-    name = f"preduce-probe-{os.getpid()}"
+    name = f"partreduce-probe-{os.getpid()}"
     try:
         made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
         return made and subprocess.run(["ip", "netns", "del", name], check=False).returncode == 0
@@ -98,10 +98,10 @@ def test_workers_whose_store_is_gone_end_and_say_so(driver, fault, seconds):
 ORPHANS = """
 import os, sys, time, torch
 from pathlib import Path
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.topo.cluster import Cluster
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
 model = torch.nn.Linear(2, 1)
 schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
 optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=30)
@@ -206,7 +206,7 @@ def test_a_member_that_dies_while_gloo_connects_costs_one_timeout(driver):
 def test_a_worker_that_is_killed_at_start_is_named_with_its_stage(driver, stage, words):
     answer = driver.run(f"killed in {stage}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
-    line = next(line for line in answer["output"].splitlines() if line.startswith("preduce: "))
+    line = next(line for line in answer["output"].splitlines() if line.startswith("partreduce: "))
     assert f"worker 2 was killed by signal 9 (SIGKILL) {words}" in line
     assert set(answer["errors"]) == {0, 1, 3}, answer["output"]
     for report in answer["errors"].values():
@@ -218,7 +218,7 @@ def test_a_worker_that_is_killed_at_start_is_named_with_its_stage(driver, stage,
 @pytest.mark.parametrize("victim", [4, None])
 def test_a_stopped_worker_in_a_row_is_the_one_that_is_named(driver, victim):
     """Its neighbours wait for it, theirs for them: whoever's time is over first names the one that holds up all."""
-    seed = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6)))
+    seed = int(os.environ.get("PARTREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6)))
     chance = random.Random(seed)
     victim = chance.randrange(5) if victim is None else victim
     sys.stdout.write(f"seed {seed}: worker {victim}\n")
@@ -239,7 +239,7 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver):
     service = GeneratorService(setting, keys, lease=2.0)
     thread = threading.Thread(target=service.run, args=(100,))
     thread.start()
-    environment = {"PREDUCE_GENERATOR": service.address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+    environment = {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
     try:
         answer = driver.run("fenced", environment=environment, survive=True, grace=1.0)
     finally:

@@ -15,16 +15,16 @@ import torch
 from helpers.hybrid_runs import Case, data_of, part_of
 from helpers.hybrid_runs import start as start_tables
 from helpers.quorum_runs import WIDTH, TwoBuckets
-from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.liveness.heartbeat import Heartbeat
-from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from preduce.runtime.transport import waiting
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import PeerLostError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.quorum import Missed, Quorum, Start
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.transport import waiting
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PeerLostError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.quorum import Missed, Quorum, Start
 
 SEEN_SECONDS = 30
 

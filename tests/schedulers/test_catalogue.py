@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from helpers.golden import GOLDEN
-from preduce.schedulers import registry
-from preduce.schedulers.constructions import base_graph, ceca_2p
-from preduce.schedulers.constructions.moshpit import random_phase
-from preduce.schedulers.constructions.shifts import draw_shifts, matching, mean_of_shifts
-from preduce.schedulers.imports import one_peer
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.figures import figures, n_eff
-from preduce.topo.strategies import Neighbor
+from partreduce.schedulers import registry
+from partreduce.schedulers.constructions import base_graph, ceca_2p
+from partreduce.schedulers.constructions.moshpit import random_phase
+from partreduce.schedulers.constructions.shifts import draw_shifts, matching, mean_of_shifts
+from partreduce.schedulers.imports import one_peer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.figures import figures, n_eff
+from partreduce.topo.strategies import Neighbor
 
 
 def build(name, n, **parameters):
@@ -310,7 +310,7 @@ def test_effective_neighbours_of_32_workers(index):
 
 
 def test_a_refuted_import_says_which_law_it_breaks():
-    from preduce.verify import prove
+    from partreduce.verify import prove
 
     proof = prove(one_peer(nx.star_graph(5).to_directed()))
     assert proof.verdict == "refuted"

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from preduce.schedulers.protocols.base import Note
-from preduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, Situation, salt_of, shuffled
-from preduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
-from preduce.schedulers.protocols.group_generator.system import GroupSystem
-from preduce.topo.strategies.generated import Division
+from partreduce.schedulers.protocols.base import Note
+from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, Situation, salt_of, shuffled
+from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
+from partreduce.schedulers.protocols.group_generator.system import GroupSystem
+from partreduce.topo.strategies.generated import Division
 
 EVERYBODY = frozenset(range(4))
 KNOWN = ((0, 1), (0, 2), (0, 3))

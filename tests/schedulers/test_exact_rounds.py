@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from helpers.golden import GOLDEN
-from preduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, pieces, slide_rounds, slides, word_of
-from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds, phases_of_pairs
-from preduce.schedulers.exact_rounds.known_rounds import KNOWN, known_rounds
-from preduce.schedulers.exact_rounds.lower_bounds import mean_bound, pair_bound
-from preduce.schedulers.exact_rounds.pair_constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
-from preduce.schedulers.exact_rounds.pair_weights import contracts, is_exact
-from preduce.schedulers.synthesis import Status
-from preduce.topo import figures
-from preduce.topo.arithmetic.whole_numbers import fewest_factors
-from preduce.topo.errors import InputError
-from preduce.topo.mixing import exact_product
+from partreduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, pieces, slide_rounds, slides, word_of
+from partreduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds, phases_of_pairs
+from partreduce.schedulers.exact_rounds.known_rounds import KNOWN, known_rounds
+from partreduce.schedulers.exact_rounds.lower_bounds import mean_bound, pair_bound
+from partreduce.schedulers.exact_rounds.pair_constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
+from partreduce.schedulers.exact_rounds.pair_weights import contracts, is_exact
+from partreduce.schedulers.synthesis import Status
+from partreduce.topo import figures
+from partreduce.topo.arithmetic.whole_numbers import fewest_factors
+from partreduce.topo.errors import InputError
+from partreduce.topo.mixing import exact_product
 
 BETTER = {
     5: 4, 6: 3, 9: 5, 10: 4, 11: 6, 12: 4, 14: 5, 18: 5, 20: 5, 21: 8, 22: 6, 24: 5, 25: 8, 26: 6, 28: 6, 30: 6, 34: 7,

@@ -6,15 +6,26 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from preduce.schedulers.exact_rounds.cyclic_search import linearise_links, partners_of, random_links, search_cyclic
-from preduce.schedulers.exact_rounds.fewest import fewest_rounds
-from preduce.schedulers.exact_rounds.lower_bounds import pair_bound
-from preduce.schedulers.exact_rounds.matchings import all_matchings, canonical, openings
-from preduce.schedulers.exact_rounds.pair_search import random_partners, search_matchings, search_pairs, search_rounds
-from preduce.schedulers.exact_rounds.pair_weights import contracts, has_weights, is_exact, linearise_pairs, reaches_all
-from preduce.schedulers.synthesis import Status
-from preduce.topo.errors import InputError
-from preduce.topo.mixing import exact_product
+from partreduce.schedulers.exact_rounds.cyclic_search import linearise_links, partners_of, random_links, search_cyclic
+from partreduce.schedulers.exact_rounds.fewest import fewest_rounds
+from partreduce.schedulers.exact_rounds.lower_bounds import pair_bound
+from partreduce.schedulers.exact_rounds.matchings import all_matchings, canonical, openings
+from partreduce.schedulers.exact_rounds.pair_search import (
+    random_partners,
+    search_matchings,
+    search_pairs,
+    search_rounds,
+)
+from partreduce.schedulers.exact_rounds.pair_weights import (
+    contracts,
+    has_weights,
+    is_exact,
+    linearise_pairs,
+    reaches_all,
+)
+from partreduce.schedulers.synthesis import Status
+from partreduce.topo.errors import InputError
+from partreduce.topo.mixing import exact_product
 
 
 def maximum_matchings(n):
@@ -133,8 +144,8 @@ def test_search_below_the_bound_finds_nothing_and_says_how_much_it_tried(search)
 
 
 def test_a_longer_answer_is_replaced_by_what_the_search_finds(monkeypatch):
-    monkeypatch.setattr("preduce.schedulers.exact_rounds.pair_constructions.known_rounds", lambda _: None)
-    from preduce.schedulers.exact_rounds import pair_constructions as exact_constructions
+    monkeypatch.setattr("partreduce.schedulers.exact_rounds.pair_constructions.known_rounds", lambda _: None)
+    from partreduce.schedulers.exact_rounds import pair_constructions as exact_constructions
 
     exact_constructions.pair_rounds.cache_clear()
     try:

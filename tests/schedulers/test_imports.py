@@ -12,14 +12,14 @@ import pytest
 from scipy.io import mmwrite
 from scipy.sparse import coo_array
 
-from preduce.schedulers import registry
-from preduce.schedulers.imports import formats, from_networkx, import_schedule, one_peer, sampled_generator
-from preduce.schedulers.imports.exact import balanced
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import FileProblem, InputError, ScheduleError
-from preduce.topo.graphs.classic import ring
-from preduce.topo.graphs.directed import exponential
-from preduce.topo.graphs.weights import weigh
+from partreduce.schedulers import registry
+from partreduce.schedulers.imports import formats, from_networkx, import_schedule, one_peer, sampled_generator
+from partreduce.schedulers.imports.exact import balanced
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import FileProblem, InputError, ScheduleError
+from partreduce.topo.graphs.classic import ring
+from partreduce.topo.graphs.directed import exponential
+from partreduce.topo.graphs.weights import weigh
 
 
 def dense(round_):
@@ -231,7 +231,7 @@ def test_matcha_matchings(tmp_path):
 
 
 def test_our_own_schedules_pass_through(tmp_path):
-    from preduce.topo.document.writer import write_schedule
+    from partreduce.topo.document.writer import write_schedule
 
     schedule = registry.build("prague-figure-10", Cluster.parse("4x4"))
     write_schedule(tmp_path / "s.json", schedule)

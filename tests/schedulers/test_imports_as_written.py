@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from preduce.schedulers.imports import import_schedule
-from preduce.schedulers.imports.exact import exact
-from preduce.topo.errors import InputError, ScheduleError
+from partreduce.schedulers.imports import import_schedule
+from partreduce.schedulers.imports.exact import exact
+from partreduce.topo.errors import InputError, ScheduleError
 
 
 def dense(round_):

@@ -6,7 +6,7 @@ import networkx as nx
 import pytest
 
 from helpers.machine_laws import check_renaming
-from preduce.schedulers.protocols.adpsgd import (
+from partreduce.schedulers.protocols.adpsgd import (
     Answer,
     Ask,
     Choose,
@@ -17,12 +17,12 @@ from preduce.schedulers.protocols.adpsgd import (
     pairing_of,
     two_sides,
 )
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.verify.explore import NoDeadlock, PerPair, Progress, explore
-from preduce.verify.pairing import shortest_deadlock, shortest_odd_cycle, two_sides_of
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.verify.explore import NoDeadlock, PerPair, Progress, explore
+from partreduce.verify.pairing import shortest_deadlock, shortest_odd_cycle, two_sides_of
 
 
 def cycle(n):

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from preduce.schedulers.protocols.digraph import Digraph, automorphisms
-from preduce.topo.errors import InputError
+from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
+from partreduce.topo.errors import InputError
 
 
 def complete(n):

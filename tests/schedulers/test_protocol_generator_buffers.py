@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking, Outstanding
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking, Outstanding
 
 MOVES = Locking()
 

@@ -8,16 +8,16 @@ from math import factorial, log2
 
 import pytest
 
-from preduce.schedulers.protocols.group_generator.draw import (
+from partreduce.schedulers.protocols.group_generator.draw import (
     Drawing,
     GeneratorSetting,
     Situation,
     salt_of,
     shuffled,
 )
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
 
 LOW_SALTS = range(24)
 SALTS = [low + (high << 61) for low in LOW_SALTS for high in range(6)]

@@ -5,14 +5,14 @@ from math import factorial
 import pytest
 
 from helpers.group_draw_laws import broken_law
-from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled
-from preduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
-from preduce.verify.properties import lock_vector
-from preduce.verify.properties.group_generator_suite import MILLION, SMALL, divided, random, smart
+from partreduce.schedulers.protocols.base import Send
+from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled
+from partreduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.verify.properties import lock_vector
+from partreduce.verify.properties.group_generator_suite import MILLION, SMALL, divided, random, smart
 
 TESTED = (*SMALL, *MILLION)
 

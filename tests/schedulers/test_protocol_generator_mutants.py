@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from helpers.group_draw_laws import broken_law
-from preduce.schedulers.protocols.base import Note, Send
-from preduce.schedulers.protocols.group_generator.draw import Drawing
-from preduce.schedulers.protocols.group_generator.service import Ask, Bye, Grant, GroupGenerator
-from preduce.schedulers.protocols.group_generator.system import GroupSystem
-from preduce.schedulers.protocols.group_generator.worker import Broke, GroupWorker, Here
-from preduce.verify.explore import Network
-from preduce.verify.properties.group_generator_suite import (
+from partreduce.schedulers.protocols.base import Note, Send
+from partreduce.schedulers.protocols.group_generator.draw import Drawing
+from partreduce.schedulers.protocols.group_generator.service import Ask, Bye, Grant, GroupGenerator
+from partreduce.schedulers.protocols.group_generator.system import GroupSystem
+from partreduce.schedulers.protocols.group_generator.worker import Broke, GroupWorker, Here
+from partreduce.verify.explore import Network
+from partreduce.verify.properties.group_generator_suite import (
     SMALL,
     GeneratorConfiguration,
     divided,

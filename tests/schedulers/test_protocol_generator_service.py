@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from preduce.schedulers.protocols.base import Crashed, Note, Send
-from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.schedulers.protocols.group_generator.service import (
+from partreduce.schedulers.protocols.base import Crashed, Note, Send
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.schedulers.protocols.group_generator.service import (
     ACTIVE,
     DEAD,
     LEFT,
@@ -23,7 +23,7 @@ from preduce.schedulers.protocols.group_generator.service import (
     Later,
     Void,
 )
-from preduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.topo.strategies.generated import Division, InitiatorRule
 
 
 class Service:

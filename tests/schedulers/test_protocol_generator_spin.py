@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from preduce.verify.properties.lock_vector import SMALL
+from partreduce.verify.properties.lock_vector import SMALL
 
 MODEL = Path(__file__).parents[2] / "verify" / "models" / "lock_vector.pml"
 

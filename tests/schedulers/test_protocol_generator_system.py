@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from helpers.machine_laws import Walk
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting, shuffled
-from preduce.schedulers.protocols.group_generator.service import (
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting, shuffled
+from partreduce.schedulers.protocols.group_generator.service import (
     DEAD,
     LEFT,
     Alone,
@@ -22,8 +22,8 @@ from preduce.schedulers.protocols.group_generator.service import (
     Restarted,
     Void,
 )
-from preduce.schedulers.protocols.group_generator.system import MODULUS, GroupSystem
-from preduce.schedulers.protocols.group_generator.worker import (
+from partreduce.schedulers.protocols.group_generator.system import MODULUS, GroupSystem
+from partreduce.schedulers.protocols.group_generator.worker import (
     ALONE,
     ASKED,
     ENDED,
@@ -38,8 +38,8 @@ from preduce.schedulers.protocols.group_generator.worker import (
     NextRound,
     Retry,
 )
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.generated import Division, InitiatorRule
 
 PAIRS = GeneratorSetting(nodes=(0, 0, 0), group_size=2, division=Division.RANDOM, slow_threshold=None)
 SPLIT = GeneratorSetting(nodes=(0, 0, 1), group_size=2, slow_threshold=2)

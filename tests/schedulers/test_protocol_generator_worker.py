@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from preduce.schedulers.protocols.base import Crashed, Note, Send
-from preduce.schedulers.protocols.group_generator.service import Alone, Ask, Bye, Fenced, Grant, Later, Void
-from preduce.schedulers.protocols.group_generator.worker import (
+from partreduce.schedulers.protocols.base import Crashed, Note, Send
+from partreduce.schedulers.protocols.group_generator.service import Alone, Ask, Bye, Fenced, Grant, Later, Void
+from partreduce.schedulers.protocols.group_generator.worker import (
     ALONE,
     ASKED,
     ENDED,

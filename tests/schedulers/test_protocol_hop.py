@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from helpers.machine_laws import Walk, check_renaming
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import (
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.hop import (
     ENTERING,
     REDUCING,
     SENDING,
@@ -21,8 +21,8 @@ from preduce.schedulers.protocols.hop import (
     Token,
     Update,
 )
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.gap import Gap, Reducing, Skip, Weights
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.gap import Gap, Reducing, Skip, Weights
 
 RING = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
 BOTH_WAYS = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from helpers.machine_laws import Walk
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.partial import Activate, Begin, Call, End, Finish, Partial, Share, Take, partial_of
-from preduce.topo.strategies.quorum import Quorum, Start
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.partial import Activate, Begin, Call, End, Finish, Partial, Share, Take, partial_of
+from partreduce.topo.strategies.quorum import Quorum, Start
 
 
 def test_draws_are_uniform_and_depend_on_the_seed_alone():

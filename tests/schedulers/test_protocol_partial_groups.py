@@ -13,14 +13,14 @@ from random import Random
 import pytest
 
 from helpers.machine_laws import Walk
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.partial import Activate, Begin, Call, End, Finish, Share, Take
-from preduce.schedulers.protocols.partial_groups import Ended, PartialGroups, members_of
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Group, Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Quorum, Static
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.partial import Activate, Begin, Call, End, Finish, Share, Take
+from partreduce.schedulers.protocols.partial_groups import Ended, PartialGroups, members_of
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Quorum, Static
 
 
 def test_a_late_member_brings_what_it_has_and_its_progress_joins_the_next_round():

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from preduce.schedulers import registry
-from preduce.schedulers.catalogue.graphs import GRAPHS
-from preduce.schedulers.catalogue.rounds import PER_ROUND
-from preduce.schedulers.catalogue.rules import RULES
-from preduce.schedulers.entry import Entry
-from preduce.schedulers.rules import algebra
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.canonical import canonical_bytes
-from preduce.topo.document.schedule import parse_schedule
-from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies import AllReduce, Neighbor, Static
+from partreduce.schedulers import registry
+from partreduce.schedulers.catalogue.graphs import GRAPHS
+from partreduce.schedulers.catalogue.rounds import PER_ROUND
+from partreduce.schedulers.catalogue.rules import RULES
+from partreduce.schedulers.entry import Entry
+from partreduce.schedulers.rules import algebra
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import canonical_bytes
+from partreduce.topo.document.schedule import parse_schedule
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.strategies import AllReduce, Neighbor, Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 CLUSTERS = ["2x4", "4x4", "3x4", "5x3", "8x2", "1x8", "9x1", "16x1", "3,3,2", "5,3", "1,1,4"]
 CASES = [(name, cluster) for name in registry.names() for cluster in CLUSTERS]
@@ -160,7 +160,7 @@ def first_parameter(function: Callable[..., object]) -> str:
     return next(iter(inspect.signature(function).parameters), "")
 
 
-@pytest.mark.parametrize("package", ["preduce.schedulers.rules", "preduce.schedulers.constructions"])
+@pytest.mark.parametrize("package", ["partreduce.schedulers.rules", "partreduce.schedulers.constructions"])
 def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
     rows = [registry.entry(name).make for name in registry.names()]
     built = {make.func if isinstance(make, partial) else make for make in rows}
@@ -180,7 +180,7 @@ def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
 def test_every_graph_has_a_row_of_its_name():
     graphs = {
         name.rpartition(".")[2].replace("_", "-")
-        for name, function in public_functions("preduce.topo.graphs").items()
+        for name, function in public_functions("partreduce.topo.graphs").items()
         if inspect.signature(function).return_annotation == "Graph"
     }
     assert {"ring", "kautz", "random-regular"} <= graphs
@@ -196,7 +196,7 @@ def test_names_are_given_once():
 def test_unknown_name_gets_a_suggestion():
     with pytest.raises(ScheduleError, match="did you mean prague-figure-10"):
         registry.build("prague-figure-1", Cluster.parse("4x4"))
-    with pytest.raises(ScheduleError, match="preduce catalogue"):
+    with pytest.raises(ScheduleError, match="partreduce catalogue"):
         registry.entry("zzzzzz")
 
 

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.golden import GOLDEN
-from preduce.schedulers import registry
-from preduce.schedulers.rules.algebra import compose, interleave, overlay, refine, repeat
-from preduce.schedulers.rules.prague import figure_10_rule
-from preduce.topo.arithmetic.whole_numbers import (
+from partreduce.schedulers import registry
+from partreduce.schedulers.rules.algebra import compose, interleave, overlay, refine, repeat
+from partreduce.schedulers.rules.prague import figure_10_rule
+from partreduce.topo.arithmetic.whole_numbers import (
     ceil_log,
     divisors,
     fewest_factors,
     prime_factors,
     smallest_prime_factor,
 )
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.rule import Block, RuleView
-from preduce.topo.strategies import RulePhases, Static
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.rule import Block, RuleView
+from partreduce.topo.strategies import RulePhases, Static
 
 
 def matrices(schedule):

@@ -6,14 +6,14 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from preduce.schedulers.synthesis import Limits, Objective, Problem, Status, scoring, synthesise
-from preduce.schedulers.synthesis.age_bound import age_tables, cycle_mean_bound, dual_bound
-from preduce.schedulers.synthesis.candidates import TOLERANCE
-from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from preduce.schedulers.synthesis.segments import compose, segments_of, sketch_front
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
+from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status, scoring, synthesise
+from partreduce.schedulers.synthesis.age_bound import age_tables, cycle_mean_bound, dual_bound
+from partreduce.schedulers.synthesis.candidates import TOLERANCE
+from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from partreduce.schedulers.synthesis.segments import compose, segments_of, sketch_front
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
 

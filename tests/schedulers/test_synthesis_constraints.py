@@ -2,7 +2,7 @@
 
 import pytest
 
-from preduce.schedulers.synthesis.constraints import (
+from partreduce.schedulers.synthesis.constraints import (
     CompositionVariables,
     CostAtMost,
     DisjointGroups,
@@ -15,8 +15,8 @@ from preduce.schedulers.synthesis.constraints import (
     Segment,
     ValueAtMost,
 )
-from preduce.schedulers.synthesis.cp_sat import new_model, solve
-from preduce.schedulers.synthesis.problem import Status
+from partreduce.schedulers.synthesis.cp_sat import new_model, solve
+from partreduce.schedulers.synthesis.problem import Status
 
 SEGMENTS = (Segment((0,), 0.2, 0.0), Segment((1, 0), 0.2, 0.9), Segment((2, 3, 0), 0.3, 0.6))
 PAIRS = ((0, 1), (1, 2), (2, 3), (0, 1, 2, 3))

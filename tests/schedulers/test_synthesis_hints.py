@@ -5,21 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from preduce.schedulers import registry
-from preduce.schedulers.synthesis import Limits, Problem, scoring
-from preduce.schedulers.synthesis.alphabet_search import AlphabetSearch
-from preduce.schedulers.synthesis.annealing import Target, Walk
-from preduce.schedulers.synthesis.archive import Archive
-from preduce.schedulers.synthesis.clock import Clock
-from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from preduce.schedulers.synthesis.hints import indices_of, rule_rounds
-from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from preduce.schedulers.synthesis.window_rebuilding import rebuild
-from preduce.topo import figures
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.timing.cost import communication
+from partreduce.schedulers import registry
+from partreduce.schedulers.synthesis import Limits, Problem, scoring
+from partreduce.schedulers.synthesis.alphabet_search import AlphabetSearch
+from partreduce.schedulers.synthesis.annealing import Target, Walk
+from partreduce.schedulers.synthesis.archive import Archive
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from partreduce.schedulers.synthesis.hints import indices_of, rule_rounds
+from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from partreduce.schedulers.synthesis.window_rebuilding import rebuild
+from partreduce.topo import figures
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.timing.cost import communication
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
 HINTS = [

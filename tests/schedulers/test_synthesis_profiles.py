@@ -6,17 +6,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from preduce.schedulers.synthesis import Problem, scoring
-from preduce.schedulers.synthesis.explicit_alphabet import (
+from partreduce.schedulers.synthesis import Problem, scoring
+from partreduce.schedulers.synthesis.explicit_alphabet import (
     explicit_alphabet,
     partition_cost,
     partition_matrix,
     partitions,
 )
-from preduce.schedulers.synthesis.profile_bound import allowed, levels_of, profile_bound, profile_tables
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.strategies.axes import Form
+from partreduce.schedulers.synthesis.profile_bound import allowed, levels_of, profile_bound, profile_tables
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.axes import Form
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
 SLOW_NIC = replace(HARDWARE, node_nic=((1, Link.of_bandwidth(2e9)),))

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from preduce.schedulers import registry
-from preduce.schedulers.synthesis import Limits, Problem
-from preduce.schedulers.synthesis.cluster_shape import crossing_bound, is_even, node_radices
-from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, patterns
-from preduce.schedulers.synthesis.front import alphabets_of
-from preduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, rule_cost
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link, Switch
-from preduce.topo.rule import Block
-from preduce.topo.strategies import GroupPhases
-from preduce.topo.timing.cost import communication
+from partreduce.schedulers import registry
+from partreduce.schedulers.synthesis import Limits, Problem
+from partreduce.schedulers.synthesis.cluster_shape import crossing_bound, is_even, node_radices
+from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, patterns
+from partreduce.schedulers.synthesis.front import alphabets_of
+from partreduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, rule_cost
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.rule import Block
+from partreduce.topo.strategies import GroupPhases
+from partreduce.topo.timing.cost import communication
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10.0), nic=Link.of_bandwidth(5.0), model_bytes=10)
 THIN = Link.of_bandwidth(1.0)

@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from preduce.schedulers.synthesis import Limits, Objective, Problem, scoring, synthesise
-from preduce.schedulers.synthesis.alphabet_search import within_limits
-from preduce.schedulers.synthesis.archive import Archive
-from preduce.schedulers.synthesis.clock import Clock
-from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, partition_cost, partitions
-from preduce.schedulers.synthesis.first_order import DisagreementChanges, DriftChanges
-from preduce.schedulers.synthesis.local_search import rests_of
-from preduce.schedulers.synthesis.partitions import (
+from partreduce.schedulers.synthesis import Limits, Objective, Problem, scoring, synthesise
+from partreduce.schedulers.synthesis.alphabet_search import within_limits
+from partreduce.schedulers.synthesis.archive import Archive
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, partition_cost, partitions
+from partreduce.schedulers.synthesis.first_order import DisagreementChanges, DriftChanges
+from partreduce.schedulers.synthesis.local_search import rests_of
+from partreduce.schedulers.synthesis.partitions import (
     PartitionCosts,
     canonical,
     labels_of,
@@ -23,14 +23,14 @@ from preduce.schedulers.synthesis.partitions import (
     matrices_of,
     neighbours,
 )
-from preduce.schedulers.synthesis.refinement import rearranged, refine
-from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from preduce.topo import figures
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link, Switch
-from preduce.topo.phase import Phase
-from preduce.topo.strategies.axes import Form
-from preduce.topo.timing.cost import communication
+from partreduce.schedulers.synthesis.refinement import rearranged, refine
+from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from partreduce.topo import figures
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing.cost import communication
 
 HARDWARE = Hardware(
     inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9, latency=1e-5), model_bytes=552_000_000,

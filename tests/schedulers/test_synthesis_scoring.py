@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from preduce.schedulers.synthesis import Problem, scoring
-from preduce.schedulers.synthesis.alphabet import Alphabet
-from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from preduce.schedulers.synthesis.rule_alphabet import all_phases, count_phases, prime_radices, rule_alphabet
-from preduce.topo import figures
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.timing.cost import communication
+from partreduce.schedulers.synthesis import Problem, scoring
+from partreduce.schedulers.synthesis.alphabet import Alphabet
+from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from partreduce.schedulers.synthesis.rule_alphabet import all_phases, count_phases, prime_radices, rule_alphabet
+from partreduce.topo import figures
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.timing.cost import communication
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9, latency=1e-5), model_bytes=552_000_000)
 

@@ -7,10 +7,10 @@ from math import prod
 import numpy as np
 import pytest
 
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots, semidefinite_pivots, solve
-from preduce.topo.arithmetic.lyapunov import exact_steady_state, steady_state
-from preduce.topo.arithmetic.pareto import dominates, non_dominated
-from preduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors, prime_powers, valuation
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots, semidefinite_pivots, solve
+from partreduce.topo.arithmetic.lyapunov import exact_steady_state, steady_state
+from partreduce.topo.arithmetic.pareto import dominates, non_dominated
+from partreduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors, prime_powers, valuation
 
 
 def drawn(rng, rows, columns):

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preduce.topo.cluster import MAX_WORKERS, Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import Hardware, Link
+from partreduce.topo.cluster import MAX_WORKERS, Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.cluster import cluster_of, dump_cluster, load_cluster, write_cluster
-from preduce.topo.document.yaml_reader import parse_yaml
-from preduce.topo.errors import DocumentError, FileProblem, InputError
-from preduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.cluster import cluster_of, dump_cluster, load_cluster, write_cluster
+from partreduce.topo.document.yaml_reader import parse_yaml
+from partreduce.topo.errors import DocumentError, FileProblem, InputError
+from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 
 EXAMPLE = """\
 # two nodes with a thin link between them
-format: preduce.cluster
+format: partreduce.cluster
 version: 1
 num_nodes: 2
 workers_per_node: 4
@@ -160,8 +160,8 @@ BROKEN = [
     ("nodes: [[0, yes]]", "nodes[0][1]", 'is "yes"'),
     (BASE + "num_nodes: 3", "document", 'has the key "num_nodes" twice'),
     (BASE + "hardware: {nic: {latency: 1us, latency: 2us}}", "hardware.nic", 'has the key "latency" twice'),
-    (BASE + "version: 2", "version", "is 2; this preduce reads version 1"),
-    (BASE + "format: preduce.schedule", "format", 'must be "preduce.cluster"'),
+    (BASE + "version: 2", "version", "is 2; this partreduce reads version 1"),
+    (BASE + "format: partreduce.schedule", "format", 'must be "partreduce.cluster"'),
     (BASE + "hardwear: {}", "document", 'did you mean "hardware"?'),
     (BASE + "hardware: fast", "hardware", "must be an object"),
     (BASE + "hardware: {nic: {bandwith: 1GB/s}}", "hardware.nic", 'did you mean "bandwidth"?'),

@@ -4,17 +4,17 @@ import json
 
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.canonical import canonical_bytes
-from preduce.topo.document.schedule import dump_schedule, parse_schedule
-from preduce.topo.errors import DocumentError, ScheduleError
-from preduce.topo.strategies import Division, Generated, InitiatorRule
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import canonical_bytes
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.errors import DocumentError, ScheduleError
+from partreduce.topo.strategies import Division, Generated, InitiatorRule
 
 
 def document(strategy):
     return json.dumps(
         {
-            "format": "preduce.schedule",
+            "format": "partreduce.schedule",
             "version": 1,
             "name": "x",
             "cluster": {"num_nodes": 2, "workers_per_node": 2},

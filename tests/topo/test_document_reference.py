@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from preduce.topo import units
-from preduce.topo.document.cluster import dump_cluster, load_cluster
-from preduce.topo.document.schedule import dump_schedule, parse_schedule
-from preduce.topo.document.schema import schedule_schema
-from preduce.topo.document.writer import schedule_text
+from partreduce.topo import units
+from partreduce.topo.document.cluster import dump_cluster, load_cluster
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.document.schema import schedule_schema
+from partreduce.topo.document.writer import schedule_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r'^```(\w+) title="(schedule|cluster)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
@@ -18,7 +18,7 @@ SCHEDULES = [text for _, what, text in BLOCKS if what == "schedule"]
 
 
 def test_the_page_has_examples_of_every_kind():
-    from preduce.topo.document.strategies import KINDS
+    from partreduce.topo.document.strategies import KINDS
 
     assert {json.loads(text)["strategy"]["kind"] for text in SCHEDULES} == set(KINDS)
     assert [language for language, what, _ in BLOCKS if what == "cluster"] == ["yaml", "json"]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preduce.topo.document.reader import parse_json, read_json
-from preduce.topo.document.schedule import load_schedule, parse_schedule
-from preduce.topo.errors import DocumentError, FileProblem, InputError, ScheduleError
+from partreduce.topo.document.reader import parse_json, read_json
+from partreduce.topo.document.schedule import load_schedule, parse_schedule
+from partreduce.topo.errors import DocumentError, FileProblem, InputError, ScheduleError
 
 RULE = {
-    "format": "preduce.schedule",
+    "format": "partreduce.schedule",
     "version": 1,
     "name": "prague-figure-10",
     "cluster": {"num_nodes": 4, "workers_per_node": 4},
@@ -29,7 +29,7 @@ RULE = {
     },
 }
 GROUPS = {
-    "format": "preduce.schedule",
+    "format": "partreduce.schedule",
     "version": 1,
     "name": "größer \U0001f600",
     "cluster": {"nodes": [[0, 2], [1, 3]]},
@@ -41,7 +41,7 @@ GROUPS = {
     "certificate": {"note": 'a "quoted" [bracket'},
 }
 NEIGHBOR = {
-    "format": "preduce.schedule",
+    "format": "partreduce.schedule",
     "version": 1,
     "name": "ring",
     "cluster": {"num_nodes": 3, "workers_per_node": 1},
@@ -116,13 +116,13 @@ def test_truncated_at_every_byte(base, ensure_ascii):
 P0 = ("strategy", "phases", 0)
 BROKEN = [
     # (document, place, words that the message holds)
-    (changed(RULE, ["version"], 2), "version", "is 2; this preduce reads version 1; install a newer"),
+    (changed(RULE, ["version"], 2), "version", "is 2; this partreduce reads version 1; install a newer"),
     (changed(RULE, ["version"], 0), "version", "is 0"),
     (changed(RULE, ["version"], True), "version", "is true"),
     (changed(RULE, ["version"], 1.0), "version", "is 1.0"),
     (changed(RULE, ["version"], "1"), "version", 'is "1"'),
     (changed(RULE, ["version"]), "document", 'the key "version" is missing'),
-    (changed(RULE, ["format"], "preduce.cluster"), "format", 'it must be "preduce.schedule"'),
+    (changed(RULE, ["format"], "partreduce.cluster"), "format", 'it must be "partreduce.schedule"'),
     (changed(RULE, ["format"]), "document", 'the key "format" is missing'),
     (changed(RULE, ["name"]), "document", 'the key "name" is missing'),
     (changed(RULE, ["name"], ""), "name", "too short"),

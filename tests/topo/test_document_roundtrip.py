@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.canonical import canonical_bytes, schedule_sha256
-from preduce.topo.document.groups import is_clean, phase_text, plain_phase
-from preduce.topo.document.phases import GroupModel
-from preduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
-from preduce.topo.document.writer import schedule_text, write_schedule
-from preduce.topo.errors import DocumentError, FileProblem, ScheduleError
-from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import (
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
+from partreduce.topo.document.groups import is_clean, phase_text, plain_phase
+from partreduce.topo.document.phases import GroupModel
+from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
+from partreduce.topo.document.writer import schedule_text, write_schedule
+from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import (
     AllReduce,
     Averaging,
     Division,
@@ -226,12 +226,14 @@ def test_hash_sees_every_change():
 
 def test_hash_of_a_known_schedule_never_changes():
     """Certificates name this hash: a change of the canonical form would orphan them all."""
-    expected = b'{"cluster":{"num_nodes":2,"workers_per_node":2},"format":"preduce.schedule","name":"pairs","strategy":'
+    expected = (
+        b'{"cluster":{"num_nodes":2,"workers_per_node":2},"format":"partreduce.schedule","name":"pairs","strategy":'
+    )
     expected += b'{"kind":"static","phases":[[{"group":[0,2]},{"group":[1,3],"relax":"4/3"}]]},"version":1}'
     phase = Phase.from_groups(4, [Group((3, 1), Fraction(4, 3)), Group((0, 2))])
     schedule = Schedule("pairs", Cluster.regular(2, 2), Static(phases=GroupPhases((phase,))))
     assert canonical_bytes(schedule) == expected
-    assert schedule_sha256(schedule) == "db577c6492f57b64e314bc3ef88421f49b16558e80eef8e943ec2a8d15df851f"
+    assert schedule_sha256(schedule) == "eac8aeecd48c29cc168edc2861184f6f70f7d2471f51d6deb696d0d8d37c9a3c"
 
 
 def test_file_round_trip_and_atomic_replacement(tmp_path):
@@ -324,7 +326,7 @@ def test_loading_orders_groups_as_the_value_does(phase, random):
     for item in groups:
         random.shuffle(item["group"])
     document = {
-        "format": "preduce.schedule",
+        "format": "partreduce.schedule",
         "version": 1,
         "name": "s",
         "cluster": {"num_nodes": 1, "workers_per_node": 7},

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from preduce.topo.document.schema import FOLDER, main, stale, texts
+from partreduce.topo.document.schema import FOLDER, main, stale, texts
 
 
 def test_schemas_are_current():
@@ -41,7 +41,7 @@ def test_every_object_is_closed():
 
 
 def test_schedule_schema_knows_every_kind():
-    from preduce.topo.document.strategies import KINDS
+    from partreduce.topo.document.strategies import KINDS
 
     schema = json.loads((FOLDER / "schedule.schema.json").read_text())
     kinds = {s["properties"]["kind"]["const"] for s in objects_of(schema) if "kind" in s["properties"]}
@@ -49,8 +49,8 @@ def test_schedule_schema_knows_every_kind():
 
 
 def test_import_of_the_package_stays_cheap():
-    """The front door imports preduce.topo.document; pydantic and yaml come with the first use."""
+    """The front door imports partreduce.topo.document; pydantic and yaml come with the first use."""
     heavy = ("pydantic", "yaml", "json.decoder")
-    code = f"import sys, preduce.topo.document; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, partreduce.topo.document; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=FOLDER.parent)
     assert done.stdout.strip() == "[]"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, ScheduleError, UnknownError
-from preduce.topo.figures import (
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, ScheduleError, UnknownError
+from partreduce.topo.figures import (
     FigureLimits,
     contraction,
     disagreement,
@@ -21,15 +21,15 @@ from preduce.topo.figures import (
     exact_disagreement,
     figures,
 )
-from preduce.topo.figures.classes import merged_classes, rule_sectors
-from preduce.topo.figures.decomposition import dense_sectors
-from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
-from preduce.topo.figures.steady_state import disagreement_of, drift_of
-from preduce.topo.mixing import exact_mixing_matrix, mixing_matrix, period_product
-from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Lockstep, RulePhases, Static
+from partreduce.topo.figures.classes import merged_classes, rule_sectors
+from partreduce.topo.figures.decomposition import dense_sectors
+from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
+from partreduce.topo.figures.steady_state import disagreement_of, drift_of
+from partreduce.topo.mixing import exact_mixing_matrix, mixing_matrix, period_product
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Lockstep, RulePhases, Static
 
 SHAPES = [
     ((2,), 1), ((2,), 4), ((3,), 3), ((2, 2), 3), ((4,), 5), ((2, 3), 2), ((3, 2), 4), ((2, 2, 2), 2), ((5,), 3),

@@ -10,9 +10,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.figures import (
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures import (
     GapKind,
     expected_partition_factor,
     figures,
@@ -20,9 +20,9 @@ from preduce.topo.figures import (
     spectral_gap,
     walsh_spectrum,
 )
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Neighbor, Round, Static
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Neighbor, Round, Static
 
 
 def test_gaps_of_a_weighted_graph_are_those_of_its_matrix() -> None:
@@ -120,6 +120,6 @@ def test_random_partition_bad_input() -> None:
 
 
 def test_importing_figures_loads_nothing_heavy() -> None:
-    code = "import sys, preduce.topo.figures; print(sorted({'scipy', 'networkx', 'torch'} & set(sys.modules)))"
+    code = "import sys, partreduce.topo.figures; print(sorted({'scipy', 'networkx', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from helpers.golden import GOLDEN
-from preduce.topo.cluster import Cluster
-from preduce.topo.figures import (
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.figures import (
     circulant_spectrum,
     contraction,
     disagreement,
@@ -28,9 +28,9 @@ from preduce.topo.figures import (
     torus_spectrum,
     walsh_spectrum,
 )
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, RulePhases, Static
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, RulePhases, Static
 
 
 def figure_10(num_nodes: int) -> Schedule:
@@ -337,7 +337,7 @@ def test_kautz_graphs_have_second_modulus_1_over_d(d: int, depth: int) -> None:
 
 @pytest.mark.parametrize("n", [5, 6])
 def test_relaxed_pairs_reach_exact_consensus(n: int) -> None:
-    from preduce.topo.phase import Group, Phase
+    from partreduce.topo.phase import Group, Phase
 
     phases = []
     for line in GOLDEN["relaxed_pairs_exact"][str(n)]:
@@ -361,6 +361,6 @@ def test_product_spectrum_is_that_of_the_kronecker_product() -> None:
 
 
 def figures_matrix(listed: Round) -> np.ndarray:
-    from preduce.topo.mixing import mixing_matrix
+    from partreduce.topo.mixing import mixing_matrix
 
     return mixing_matrix(listed)

@@ -8,22 +8,32 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, UnknownError
-from preduce.topo.figures import FigureLimits, Kind, contraction, disagreement, drift, figures, n_eff, radius, rounds_to
-from preduce.topo.figures.chain import Chain
-from preduce.topo.figures.circulant import circulant_sectors
-from preduce.topo.figures.decomposition import dense_sectors
-from preduce.topo.figures.lanczos import lanczos_norm
-from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
-from preduce.topo.figures.steady_state import disagreement_of, drift_of
-from preduce.topo.graphs.hop import double_ring
-from preduce.topo.graphs.random_graphs import random_regular
-from preduce.topo.graphs.weights import weigh
-from preduce.topo.mixing import period_product
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Averaging, GroupPhases, Late, Neighbor, Round, Static
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, UnknownError
+from partreduce.topo.figures import (
+    FigureLimits,
+    Kind,
+    contraction,
+    disagreement,
+    drift,
+    figures,
+    n_eff,
+    radius,
+    rounds_to,
+)
+from partreduce.topo.figures.chain import Chain
+from partreduce.topo.figures.circulant import circulant_sectors
+from partreduce.topo.figures.decomposition import dense_sectors
+from partreduce.topo.figures.lanczos import lanczos_norm
+from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
+from partreduce.topo.figures.steady_state import disagreement_of, drift_of
+from partreduce.topo.graphs.hop import double_ring
+from partreduce.topo.graphs.random_graphs import random_regular
+from partreduce.topo.graphs.weights import weigh
+from partreduce.topo.mixing import period_product
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Averaging, GroupPhases, Late, Neighbor, Round, Static
 
 LARGE = FigureLimits(dense_workers=1, probes=4, seconds=20.0)
 

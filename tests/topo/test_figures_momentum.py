@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from preduce.topo.figures.momentum import largest_rate
-from preduce.topo.graphs.hop import ring_based
-from preduce.topo.graphs.weights import weigh
-from preduce.topo.mixing import mixing_matrix
+from partreduce.topo.figures.momentum import largest_rate
+from partreduce.topo.graphs.hop import ring_based
+from partreduce.topo.graphs.weights import weigh
+from partreduce.topo.mixing import mixing_matrix
 
 
 def spread_after(matrix, momentum, rate, *, parallel, steps=4000):

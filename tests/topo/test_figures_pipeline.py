@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from preduce.topo.arithmetic import lyapunov
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.figures import decay, figures, n_eff, noise_factor, stability_limit
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce
-from preduce.topo.strategies.axes import How, Late, Pipeline
+from partreduce.topo.arithmetic import lyapunov
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures import decay, figures, n_eff, noise_factor, stability_limit
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce
+from partreduce.topo.strategies.axes import How, Late, Pipeline
 
 WIDTHS = range(1, 9)
 MOMENTA = (0.0, 0.3, 0.9)

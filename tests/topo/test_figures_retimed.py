@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from preduce.schedulers import registry
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.figures import FigureLimits, contraction, disagreement, drift
-from preduce.topo.figures.evaluate import retimed
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
+from partreduce.schedulers import registry
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures import FigureLimits, contraction, disagreement, drift
+from partreduce.topo.figures.evaluate import retimed
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
 
 UNEVEN = Cluster.parse("3,2,2")
 PHASES = tuple(Phase.from_groups(7, groups) for groups in ([(0, 3, 5), (1, 2)], [(0, 1, 6), (3, 4)], []))

@@ -8,15 +8,15 @@ from fractions import Fraction
 
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.canonical import schedule_sha256
-from preduce.topo.document.schedule import dump_schedule, parse_schedule
-from preduce.topo.document.schema import schedule_schema
-from preduce.topo.errors import InputError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Neighbor, Round
-from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
-from preduce.verify import checker
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.document.schema import schedule_schema
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Neighbor, Round
+from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.verify import checker
 
 RING = [(i, (i + d) % 4, Fraction(1, 3)) for i in range(4) for d in (1, 3)]
 ONE_WAY = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (1, 2, Fraction(1, 2)), (2, 3, Fraction(1, 2))]
@@ -44,7 +44,7 @@ def document(gap, edges=RING, n=4, **members):
     rounds = [{"edges": [[s, t] for s, t, _ in edges], "weights": [str(w) for _, _, w in edges]}]
     strategy = {"kind": "neighbor", "rounds": rounds, "when": {"gap": gap}, **members}
     cluster = {"num_nodes": n, "workers_per_node": 1}
-    return {"format": "preduce.schedule", "version": 1, "name": "g", "cluster": cluster, "strategy": strategy}
+    return {"format": "partreduce.schedule", "version": 1, "name": "g", "cluster": cluster, "strategy": strategy}
 
 
 @pytest.mark.parametrize("name", GAPS)

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.golden import GOLDEN
-from preduce.topo.errors import ScheduleError
-from preduce.topo.graphs import Graph
-from preduce.topo.graphs import fastest as fastest_module
-from preduce.topo.graphs import weights as weights_module
-from preduce.topo.graphs.classic import complete, grid, hypercube, ring, star, torus
-from preduce.topo.graphs.directed import de_bruijn, exponential, kautz
-from preduce.topo.graphs.hop import double_ring, hop_figure_21, ring_based
-from preduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
-from preduce.topo.graphs.random_graphs import erdos_renyi, random_regular
-from preduce.topo.graphs.weights import METHODS, best_constant_weight, constant, weigh
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.graphs import Graph
+from partreduce.topo.graphs import fastest as fastest_module
+from partreduce.topo.graphs import weights as weights_module
+from partreduce.topo.graphs.classic import complete, grid, hypercube, ring, star, torus
+from partreduce.topo.graphs.directed import de_bruijn, exponential, kautz
+from partreduce.topo.graphs.hop import double_ring, hop_figure_21, ring_based
+from partreduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
+from partreduce.topo.graphs.random_graphs import erdos_renyi, random_regular
+from partreduce.topo.graphs.weights import METHODS, best_constant_weight, constant, weigh
 
 
 def dense(round_):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, ScheduleError
-from preduce.topo.figures.chain import period_operator
-from preduce.topo.mixing import (
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.figures.chain import period_operator
+from partreduce.topo.mixing import (
     exact_mixing_matrix,
     exact_period_product,
     has_negative_entries,
@@ -21,9 +21,9 @@ from preduce.topo.mixing import (
     mixing_sparse,
     period_product,
 )
-from preduce.topo.phase import Group, Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Static
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Static
 
 FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
 FEW = settings(max_examples=80, deadline=None, derandomize=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.phase import Group, Phase
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.phase import Group, Phase
 
 laws = settings(max_examples=200, deadline=None, derandomize=True)
 relaxes = st.one_of(st.just(Fraction(1)), st.fractions(-2, 3, max_denominator=12))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preduce.topo.document.pilot import dump_pilot, load_pilot, pilot_of, write_pilot
-from preduce.topo.document.schema import FOLDER
-from preduce.topo.errors import DocumentError, FileProblem
-from preduce.topo.pilot import Pilot, Price, Prices, Probe
+from partreduce.topo.document.pilot import dump_pilot, load_pilot, pilot_of, write_pilot
+from partreduce.topo.document.schema import FOLDER
+from partreduce.topo.errors import DocumentError, FileProblem
+from partreduce.topo.pilot import Pilot, Price, Prices, Probe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,9 +64,9 @@ def changed(*path: str | int, value: object) -> dict[str, Any]:
     ("document", "message"),
     [
         ([], "must be an object"),
-        ({"format": "preduce.pilot"}, "is missing"),
-        (changed("format", value="preduce.cluster"), 'must be "preduce.pilot"'),
-        (changed("version", value=2), "install a newer preduce"),
+        ({"format": "partreduce.pilot"}, "is missing"),
+        (changed("format", value="partreduce.cluster"), 'must be "partreduce.pilot"'),
+        (changed("version", value=2), "install a newer partreduce"),
         (changed("version", value=True), "reads version 1"),
         (changed("workers", value=4), 'unknown key "workers"; did you mean "num_workers"'),
         (changed("num_workers", value=4.0), "num_workers: is 4.0; it must be an integer"),
@@ -96,6 +96,6 @@ def test_a_file_that_is_no_document_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "pilot.json"
     with pytest.raises(FileProblem, match=r"pilot\.json"):
         load_pilot(path)
-    path.write_text('{"format": "preduce.pilot", "format": "preduce.pilot"}')
+    path.write_text('{"format": "partreduce.pilot", "format": "partreduce.pilot"}')
     with pytest.raises(DocumentError, match=r"pilot\.json"):
         load_pilot(path)

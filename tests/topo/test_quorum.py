@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.schedule import dump_schedule, parse_schedule
-from preduce.topo.errors import DocumentError, ScheduleError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Codec, Generated, How, Quorum, Sending
-from preduce.topo.strategies.quorum import Counting, Missed, Start
-from preduce.verify.base import Status
-from preduce.verify.certificate import confirm
-from preduce.verify.prove import prove
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.errors import DocumentError, ScheduleError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, Generated, How, Quorum, Sending
+from partreduce.topo.strategies.quorum import Counting, Missed, Start
+from partreduce.verify.base import Status
+from partreduce.verify.certificate import confirm
+from partreduce.verify.prove import prove
 
 CLUSTER = Cluster.regular(2, 2)
 
@@ -24,7 +24,7 @@ def schedule(**members):
 def document(members):
     strategy = {"kind": "allreduce", "when": {"quorum": members}}
     cluster = {"num_nodes": 2, "workers_per_node": 2}
-    text = {"format": "preduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
+    text = {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
     return json.dumps(text).encode()
 
 

@@ -5,15 +5,15 @@ from fractions import Fraction
 
 import pytest
 
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.schedule import dump_schedule, parse_schedule
-from preduce.topo.errors import DocumentError, ScheduleError
-from preduce.topo.phase import Group, Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Codec, GroupPhases, How, Lockstep, Quorum, Static
-from preduce.topo.strategies.base import Averaging
-from preduce.verify.prove import prove
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.errors import DocumentError, ScheduleError
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Codec, GroupPhases, How, Lockstep, Quorum, Static
+from partreduce.topo.strategies.base import Averaging
+from partreduce.verify.prove import prove
 
 CLUSTER = Cluster.regular(2, 2)
 NODES = {
@@ -27,7 +27,7 @@ MATRICES = ("conflict-free", "doubly-stochastic", "consensus", "contraction", "e
 def document(members, **more):
     cluster = {"num_nodes": 2, "workers_per_node": 2}
     strategy = NODES | {"when": {"quorum": members}} | more
-    text = {"format": "preduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
+    text = {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
     return json.dumps(text).encode()
 
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.codec_numbers import row_bytes
-from preduce.topo.document.canonical import canonical_bytes, schedule_sha256
-from preduce.topo.document.schedule import dump_schedule, parse_schedule
-from preduce.topo.document.writer import schedule_text
-from preduce.topo.errors import DocumentError, PreduceError, ScheduleError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Generated, Gradient, Pairwise, Quorum, Route, Routes, Server, Way
-from preduce.topo.strategies.axes import Codec, Late, Pipeline
-from preduce.verify import checker
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import row_bytes
+from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.document.writer import schedule_text
+from partreduce.topo.errors import DocumentError, PartreduceError, ScheduleError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Generated, Gradient, Pairwise, Quorum, Route, Routes, Server, Way
+from partreduce.topo.strategies.axes import Codec, Late, Pipeline
+from partreduce.verify import checker
 
 CLUSTER = Cluster.regular(2, 2)
 WORDS = {"parameter": "words.weight", "rows": 10, "columns": 4}
@@ -26,7 +26,7 @@ WORDS = {"parameter": "words.weight", "rows": 10, "columns": 4}
 def document(what, **strategy):
     strategy = {"kind": "allreduce", **strategy, "what": what}
     cluster = {"num_nodes": 2, "workers_per_node": 2}
-    text = {"format": "preduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
+    text = {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
     return json.dumps(text).encode()
 
 
@@ -152,7 +152,7 @@ def readings(what):
     ):
         try:
             read.append(reader())
-        except (PreduceError, checker.Refusal):
+        except (PartreduceError, checker.Refusal):
             read.append(None)
     return read
 

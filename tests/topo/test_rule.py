@@ -6,10 +6,10 @@ from math import prod
 
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.phase import Phase
-from preduce.topo.rule import (
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import (
     Block,
     RuleView,
     check_rule,

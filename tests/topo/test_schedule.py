@@ -5,13 +5,13 @@ from fractions import Fraction
 
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.hardware import Hardware
-from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import (
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import (
     AllReduce,
     Codec,
     Drain,
@@ -28,7 +28,7 @@ from preduce.topo.strategies import (
     Server,
     Static,
 )
-from preduce.topo.strategies.generated import Division
+from partreduce.topo.strategies.generated import Division
 
 CLUSTER = Cluster.regular(4, 2)
 RULE = Static(phases=RulePhases((2, 2), ((Block((0,), (0, 1)),), (Block((0, 1)),), ())), prologue=2)

@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import Hardware, Link, Switch
-from preduce.topo.phase import Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
-from preduce.topo.strategies.axes import Form
-from preduce.topo.switches import above, regular_levels
-from preduce.topo.timing.coding import Travel
-from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.switches import above, regular_levels
+from partreduce.topo.timing.coding import Travel
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds
 
 CLUSTER = Cluster.regular(4, 2)
 RACKS = (Switch((0, 1), Link.of_bandwidth(0.5)), Switch((2, 3), Link.of_bandwidth(0.5)))

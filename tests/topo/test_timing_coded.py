@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError, ScheduleError
-from preduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Static
-from preduce.topo.strategies.axes import Codec, Drain, Form, How, Pipeline, Rounding, Sending, Where
-from preduce.topo.timing import loads, pipe_sgd
-from preduce.topo.timing.coding import LAYERS, Coding, Travel
-from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import communication, group_seconds
-from preduce.topo.timing.event_graph import cycle_time
-from preduce.topo.timing.sampling import sample
-from preduce.topo.timing.stages import of_period
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Static
+from partreduce.topo.strategies.axes import Codec, Drain, Form, How, Pipeline, Rounding, Sending, Where
+from partreduce.topo.timing import loads, pipe_sgd
+from partreduce.topo.timing.coding import LAYERS, Coding, Travel
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.cost import communication, group_seconds
+from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.topo.timing.sampling import sample
+from partreduce.topo.timing.stages import of_period
 
 HIERARCHICAL = {"form": Form.HIERARCHICAL}
 NONE = CodecSeconds()

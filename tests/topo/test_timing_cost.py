@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
 from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, FIGURES, HARDWARE, NODE
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.phase import Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
-from preduce.topo.strategies.axes import Form
-from preduce.topo.timing.cost import communication, group_seconds, round_seconds
-from preduce.topo.timing.event_graph import cycle_time
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing.cost import communication, group_seconds, round_seconds
+from partreduce.topo.timing.event_graph import cycle_time
 
 
 def static(*phases, cluster=CLUSTER, radices=(2, 2), pace=1):

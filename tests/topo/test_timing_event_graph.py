@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
-from preduce.topo.phase import Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Round, RulePhases, Static
-from preduce.topo.strategies.axes import Codec, Form, How, Pipeline, Sending, Where
-from preduce.topo.timing import event_graph
-from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.event_graph import cycle_time
-from preduce.topo.timing.stages import Stage
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies.axes import Codec, Form, How, Pipeline, Sending, Where
+from partreduce.topo.timing import event_graph
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.topo.timing.stages import Stage
 
 FIGURE_10 = (
     (Block((0,), (0, 1)), Block((2, 3))),

@@ -2,12 +2,12 @@
 
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.phase import Phase
-from preduce.topo.timing import parallax_per_machine, pipe_sgd
-from preduce.topo.timing.cost import group_seconds
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.phase import Phase
+from partreduce.topo.timing import parallax_per_machine, pipe_sgd
+from partreduce.topo.timing.cost import group_seconds
 
 IT = pipe_sgd.Iteration(update=1.0, forward=2.0, backward=4.0, communicate=5.0)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.simulate import simulate
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Quorum
-from preduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
-from preduce.topo.timing.quorum import balance, in_step, one_round, sampled
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Quorum
+from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
+from partreduce.topo.timing.quorum import balance, in_step, one_round, sampled
 
 
 def test_one_round_by_hand():

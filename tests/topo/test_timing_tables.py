@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
-from preduce.topo.phase import Phase
-from preduce.topo.strategies import Route, Routes, Way
-from preduce.topo.timing import loads
-from preduce.topo.timing.parallax_per_gpu import gpu_allgather_bytes, gpu_allreduce_bytes, gpu_server_bytes
-from preduce.topo.timing.tables import NUMBER_BYTES, Touched, exchange, exchanges
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies import Route, Routes, Way
+from partreduce.topo.timing import loads
+from partreduce.topo.timing.parallax_per_gpu import gpu_allgather_bytes, gpu_allreduce_bytes, gpu_server_bytes
+from partreduce.topo.timing.tables import NUMBER_BYTES, Touched, exchange, exchanges
 
 ROWS, COLUMNS = 10_000, 64
 ROW = 4 * COLUMNS

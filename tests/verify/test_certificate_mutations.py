@@ -21,13 +21,13 @@ from benchmarks.forgery.attempt import (
 from benchmarks.forgery.corruptions import aimed_entry, aimed_payload, aimed_schedule, blind
 from benchmarks.forgery.oracle import STEADY, Truth, is_true
 from benchmarks.forgery.schedules import SCHEDULES
-from preduce.topo.document.canonical import schedule_sha256
-from preduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
-from preduce.topo.errors import InputError
-from preduce.verify import checker
-from preduce.verify.checker.certificate import CLAIMS
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
+from partreduce.topo.errors import InputError
+from partreduce.verify import checker
+from partreduce.verify.checker.certificate import CLAIMS
 
-COUNT = int(os.environ.get("PREDUCE_TEST_FORGERIES", "300"))
+COUNT = int(os.environ.get("PARTREDUCE_TEST_FORGERIES", "300"))
 """Of every kind; `python -m benchmarks.forgery` makes as many of the same corruptions as one likes."""
 CASES = entries_by_kind()
 PAYLOADS = ("pipeline", "coded-rule", "coded", "tables", "tables-apart")

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from helpers.warm_checker import run_checker
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.schedule import dump_schedule
-from preduce.verify import checker, prove
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.verify import checker, prove
 
 GIGABYTE, SECONDS = 2**30, 30
 PROGRAM = Path(checker.__file__).parent
@@ -27,7 +27,7 @@ OPERATOR = "W_T...W_1 - J, one period from phase 0"
 
 def document(nodes, size, **strategy):
     cluster = {"num_nodes": nodes, "workers_per_node": size}
-    return {"format": "preduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
+    return {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
 
 
 def groups(n, *phases):
@@ -46,7 +46,12 @@ def graph(n, *rounds):
 
 def certificate(raw, *claims):
     s = checker.read_schedule(json.loads(json.dumps(raw)))
-    shape = {"format": "preduce.certificate", "version": 1, "schedule_sha256": s.sha256, "num_workers": s.num_workers}
+    shape = {
+        "format": "partreduce.certificate",
+        "version": 1,
+        "schedule_sha256": s.sha256,
+        "num_workers": s.num_workers,
+    }
     return {**shape, "period": s.period, "claims": list(claims)}
 
 

@@ -13,16 +13,16 @@ from benchmarks.forgery import payloads, runs
 from benchmarks.forgery.attempt import certified, refusal
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import explicit, graph, random_schedule, rule, shift
-from preduce.runtime.data.sampler import RoundSampler
-from preduce.runtime.transport.needed_groups import distinct_partitions, member_sets
-from preduce.schedulers.registry import build
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce
-from preduce.verify import Status, prove
-from preduce.verify.base import Claim, Proof
+from partreduce.runtime.data.sampler import RoundSampler
+from partreduce.runtime.transport.needed_groups import distinct_partitions, member_sets
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce
+from partreduce.verify import Status, prove
+from partreduce.verify.base import Claim, Proof
 
 
 def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():

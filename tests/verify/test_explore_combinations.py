@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from preduce.schedulers.protocols.adpsgd import Choose, Pairing
-from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.group_generator.service import DEAD, Ask, Fenced, Grant, Void
-from preduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker
-from preduce.topo.strategies.generated import Division, InitiatorRule
-from preduce.verify.properties import group_generator_array as generator
-from preduce.verify.properties import hop_array, pairing
-from preduce.verify.properties.group_generator_array import REORDERED
+from partreduce.schedulers.protocols.adpsgd import Choose, Pairing
+from partreduce.schedulers.protocols.base import Send
+from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Fenced, Grant, Void
+from partreduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker
+from partreduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.verify.properties import group_generator_array as generator
+from partreduce.verify.properties import hop_array, pairing
+from partreduce.verify.properties.group_generator_array import REORDERED
 
 
 @pytest.mark.parametrize("configuration", generator.pairs(), ids=lambda c: c.name)

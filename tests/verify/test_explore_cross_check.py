@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Hop
-from preduce.topo.strategies.gap import Gap
-from preduce.verify.explore import explore
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.hop import Hop
+from partreduce.topo.strategies.gap import Gap
+from partreduce.verify.explore import explore
 
 MODEL = Path(__file__).parents[2] / "verify" / "models" / "hop_tokens.pml"
 CONFIGURATIONS = [  # workers, offsets of the targets, max_ig

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.topo.errors import InputError, RefutedError, UnknownError
-from preduce.verify.explore import Network, NoDeadlock, PerProcess, PerState, Progress, explore, replay
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.topo.errors import InputError, RefutedError, UnknownError
+from partreduce.verify.explore import Network, NoDeadlock, PerProcess, PerState, Progress, explore, replay
 
 
 @dataclass(frozen=True)

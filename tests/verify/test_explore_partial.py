@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from helpers import quorum_bugs
-from preduce.schedulers.protocols.base import Received, Send
-from preduce.schedulers.protocols.partial import (
+from partreduce.schedulers.protocols.base import Received, Send
+from partreduce.schedulers.protocols.partial import (
     COMPUTING,
     Activate,
     Arrived,
@@ -17,8 +17,8 @@ from preduce.schedulers.protocols.partial import (
     Partial,
     Share,
 )
-from preduce.verify.properties import partial_array
-from preduce.verify.properties.partial_suite import LARGE, SMALL
+from partreduce.verify.properties import partial_array
+from partreduce.verify.properties.partial_suite import LARGE, SMALL
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 SOLO, SOLO_2 = "solo, C 1, 2 workers", "solo, C 2, 2 workers, at once"

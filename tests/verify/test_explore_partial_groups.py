@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from helpers import quorum_bugs
-from preduce.schedulers.protocols.base import Received, Send
-from preduce.schedulers.protocols.partial import Activate, Arrived, End, Share
-from preduce.schedulers.protocols.partial_groups import GOES_ON, Ended, PartialGroups
-from preduce.topo.strategies.quorum import Start
-from preduce.verify.properties.partial_groups_suite import LARGE, SMALL
+from partreduce.schedulers.protocols.base import Received, Send
+from partreduce.schedulers.protocols.partial import Activate, Arrived, End, Share
+from partreduce.schedulers.protocols.partial_groups import GOES_ON, Ended, PartialGroups
+from partreduce.topo.strategies.quorum import Start
+from partreduce.verify.properties.partial_groups_suite import LARGE, SMALL
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL + LARGE}
 SOLO, SOLO_2 = "solo, C 1, a pair", "solo, C 2, a pair, at once"

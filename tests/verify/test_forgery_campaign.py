@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.forgery.campaign import WAYS, pool, run
-from preduce.verify import checker
+from partreduce.verify import checker
 
 
 def test_no_false_claim_is_confirmed_and_every_honest_one_is():

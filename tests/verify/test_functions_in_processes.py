@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
-from preduce.verify import Status
-from preduce.verify.function_process import answers_in_processes
-from preduce.verify.functions import prove_function, prove_function_file
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.verify import Status
+from partreduce.verify.function_process import answers_in_processes
+from partreduce.verify.functions import prove_function, prove_function_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def written(folder: Path, source: str) -> str:
 
 
 def command(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "preduce", "verify", written(folder, source), "--cluster", "1x4", "--period", "2"]
+    line = [sys.executable, "-m", "partreduce", "verify", written(folder, source), "--cluster", "1x4", "--period", "2"]
     return subprocess.run([*line, *options], capture_output=True, text=True, check=False, timeout=120)
 
 

@@ -16,23 +16,23 @@ import pytest
 
 from helpers.command_runs import runner
 from helpers.warm_checker import run_checker
-from preduce.commands.gaps import command
-from preduce.graph_input import load_graph
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.errors import InputError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce
-from preduce.topo.strategies.gap import Gap, Skip
-from preduce.verify import checker, prove
-from preduce.verify.checker.gaps import EventGraph
-from preduce.verify.gaps import gaps
-from preduce.verify.gaps.certificate import gap_certificate
-from preduce.verify.gaps.event_graph import event_graph
-from preduce.verify.gaps.exact import Distances
-from preduce.verify.gaps.skip import longest_skips
-from preduce.verify.properties.hop_suite import diamond
+from partreduce.commands.gaps import command
+from partreduce.graph_input import load_graph
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce
+from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.verify import checker, prove
+from partreduce.verify.checker.gaps import EventGraph
+from partreduce.verify.gaps import gaps
+from partreduce.verify.gaps.certificate import gap_certificate
+from partreduce.verify.gaps.event_graph import event_graph
+from partreduce.verify.gaps.exact import Distances
+from partreduce.verify.gaps.skip import longest_skips
+from partreduce.verify.properties.hop_suite import diamond
 
 CHECKER = Path(checker.__file__).parent
 Refusal = checker.Refusal

@@ -7,17 +7,17 @@ import itertools
 import networkx as nx
 import pytest
 
-from preduce.graph_input import load_graph
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.gap import Gap, Skip
-from preduce.verify.gaps import gaps
-from preduce.verify.gaps.event_graph import event_graph
-from preduce.verify.gaps.exact import Distances, exact_bounds
-from preduce.verify.gaps.lengths import path_lengths
-from preduce.verify.gaps.liveness import dead_cycle
-from preduce.verify.gaps.paper import paper_bounds
-from preduce.verify.properties.hop_suite import both_ways, diamond, ring
+from partreduce.graph_input import load_graph
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.verify.gaps import gaps
+from partreduce.verify.gaps.event_graph import event_graph
+from partreduce.verify.gaps.exact import Distances, exact_bounds
+from partreduce.verify.gaps.lengths import path_lengths
+from partreduce.verify.gaps.liveness import dead_cycle
+from partreduce.verify.gaps.paper import paper_bounds
+from partreduce.verify.properties.hop_suite import both_ways, diamond, ring
 
 MAX_IG, STALENESS = 5, 3
 DIAMETER = {"ring": 8, "ring-based": 4, "double-ring": 3}

@@ -7,20 +7,20 @@ import random
 
 import pytest
 
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Advance, Hop
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.gap import Gap, Skip
-from preduce.verify.explore import Network, explore
-from preduce.verify.gaps import capacities_of, gaps
-from preduce.verify.gaps.exact import exact_bounds
-from preduce.verify.gaps.skip import longest_skips
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.hop import Advance, Hop
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.verify.explore import Network, explore
+from partreduce.verify.gaps import capacities_of, gaps
+from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gaps.skip import longest_skips
 
 SETTINGS = (
     "standard", "staleness", "tokens", "staleness and tokens", "NOTIFY-ACK", "NOTIFY-ACK and tokens", "backup",
     "backup and tokens", "hybrid", "hybrid and tokens", "skips",
 )  # fmt: skip
-PER_SETTING = int(os.environ.get("PREDUCE_TEST_GRAPHS", "40"))
+PER_SETTING = int(os.environ.get("PARTREDUCE_TEST_GRAPHS", "40"))
 """Random graphs for each setting, the same in every run; set the variable to 100 for more than a thousand in all."""
 LARGEST = {"standard": 6, "tokens": 6, "backup": 6, "backup and tokens": 6}
 

@@ -11,12 +11,12 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
-from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.generated import Division, Generated
-from preduce.verify.generated import (
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.strategies.generated import Division, Generated
+from partreduce.verify.generated import (
     Conditions,
     SecondEigenvalue,
     any_initiator,

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from preduce.graph_input import load_graph
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.graphs.hop import ring_based
-from preduce.topo.graphs.weights import METHODS
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Neighbor, Round
-from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
-from preduce.verify import checker, prove
-from preduce.verify.base import Status
-from preduce.verify.gaps import capacities_of, gaps
-from preduce.verify.without_backup import Closing
+from partreduce.graph_input import load_graph
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.graphs.hop import ring_based
+from partreduce.topo.graphs.weights import METHODS
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Neighbor, Round
+from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.verify import checker, prove
+from partreduce.verify.base import Status
+from partreduce.verify.gaps import capacities_of, gaps
+from partreduce.verify.without_backup import Closing
 
 MATRICES = {"doubly-stochastic", "contraction", "disagreement", "drift-worker", "limit"}
 PAPER = {

@@ -10,15 +10,15 @@ from random import Random
 
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Group
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, RulePhases, Static
-from preduce.verify import Status, membership
-from preduce.verify.affine import Affine, GroupRead, Listed, Loop, Symbol, UnprovedError
-from preduce.verify.membership import answers_of, expected_group, prove_membership
-from preduce.verify.reading import Reader
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Group
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, RulePhases, Static
+from partreduce.verify import Status, membership
+from partreduce.verify.affine import Affine, GroupRead, Listed, Loop, Symbol, UnprovedError
+from partreduce.verify.membership import answers_of, expected_group, prove_membership
+from partreduce.verify.reading import Reader
 
 THIRD = Fraction(1, 3)
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from preduce.topo import rule
-from preduce.topo.cluster import Cluster
-from preduce.topo.rule import Block, RuleView
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, RulePhases, Static
-from preduce.verify import Status, prove
-from preduce.verify.membership import prove_membership
+from partreduce.topo import rule
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.rule import Block, RuleView
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, RulePhases, Static
+from partreduce.verify import Status, prove
+from partreduce.verify.membership import prove_membership
 
 SOURCE = Path(rule.__file__).read_text(encoding="utf-8")
 MEMBERS = "            members = tuple("
@@ -167,8 +167,8 @@ SCHEDULES = {"small": small(), "middle": middle(), "large": large()}
 def imported(folder: Path, source: str):
     path = folder / "variant.py"
     path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("preduce_variant", path)
-    module = sys.modules["preduce_variant"] = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location("partreduce_variant", path)
+    module = sys.modules["partreduce_variant"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -231,7 +231,7 @@ def test_every_round_is_covered(monkeypatch, method):
 
 
 def _not_everyone(self, worker, index, cluster):
-    from preduce.topo.phase import Group
+    from partreduce.topo.phase import Group
 
     return Group(tuple(range(cluster.num_workers - 1)))
 

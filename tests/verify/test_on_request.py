@@ -8,13 +8,13 @@ from fractions import Fraction
 
 import pytest
 
-from preduce.schedulers.protocols.adpsgd import Answer, Pairing, Role
-from preduce.schedulers.protocols.base import Received, Send
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.topo.cluster import Cluster
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import (
+from partreduce.schedulers.protocols.adpsgd import Answer, Pairing, Role
+from partreduce.schedulers.protocols.base import Received, Send
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import (
     AllReduce,
     Division,
     Generated,
@@ -25,9 +25,9 @@ from preduce.topo.strategies import (
     Server,
     Static,
 )
-from preduce.verify.base import Status
-from preduce.verify.generated import THEOREMS, SecondEigenvalue
-from preduce.verify.prove import PROVERS, prove
+from partreduce.verify.base import Status
+from partreduce.verify.generated import THEOREMS, SecondEigenvalue
+from partreduce.verify.prove import PROVERS, prove
 
 THIRD = Fraction(1, 3)
 

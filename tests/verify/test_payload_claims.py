@@ -12,16 +12,16 @@ from benchmarks.forgery import payloads
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, explicit, random_allreduce, random_schedule
 from helpers.claims import said
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.phase import Group
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, How, Late
-from preduce.topo.strategies.axes import Codec, Form, Rounding, Where
-from preduce.verify.codec_error import prove_codec_error, rounded_up
-from preduce.verify.equal_replicas import prove_equal_replicas
-from preduce.verify.lag import prove_lag
-from preduce.verify.memory import prove_memory
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.phase import Group
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, How, Late
+from partreduce.topo.strategies.axes import Codec, Form, Rounding, Where
+from partreduce.verify.codec_error import prove_codec_error, rounded_up
+from partreduce.verify.equal_replicas import prove_equal_replicas
+from partreduce.verify.lag import prove_lag
+from partreduce.verify.memory import prove_memory
 
 PROVERS = {
     "lag": prove_lag,

@@ -13,28 +13,28 @@ import pytest
 
 from helpers.golden import GOLDEN
 from helpers.warm_checker import run_checker
-from preduce.topo.arithmetic.exact_matrices import gram, pivots
-from preduce.topo.arithmetic.whole_numbers import ceil_log, prime_factors
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.writer import write_schedule
-from preduce.topo.errors import InputError, RefutedError, ScheduleError
-from preduce.topo.figures import figures
-from preduce.topo.figures.growth import growth_bits
-from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
-from preduce.topo.strategies.axes import Codec, Form, How
-from preduce.verify import Status, checker, prove
-from preduce.verify.asked_function import load_function
-from preduce.verify.certificate import certificate_bytes, confirm
-from preduce.verify.classes import class_product, distinct_classes
-from preduce.verify.contraction import product_minus_mean
-from preduce.verify.functions import prove_function
-from preduce.verify.norm_bound import shifted
-from preduce.verify.rounds import best_bound
-from preduce.verify.spectral_gap import prove_gap
-from preduce.verify.view import rule_view
+from partreduce.topo.arithmetic.exact_matrices import gram, pivots
+from partreduce.topo.arithmetic.whole_numbers import ceil_log, prime_factors
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import InputError, RefutedError, ScheduleError
+from partreduce.topo.figures import figures
+from partreduce.topo.figures.growth import growth_bits
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies.axes import Codec, Form, How
+from partreduce.verify import Status, checker, prove
+from partreduce.verify.asked_function import load_function
+from partreduce.verify.certificate import certificate_bytes, confirm
+from partreduce.verify.classes import class_product, distinct_classes
+from partreduce.verify.contraction import product_minus_mean
+from partreduce.verify.functions import prove_function
+from partreduce.verify.norm_bound import shifted
+from partreduce.verify.rounds import best_bound
+from partreduce.verify.spectral_gap import prove_gap
+from partreduce.verify.view import rule_view
 
 CHECKER = Path(checker.__file__).parent
 
@@ -53,7 +53,7 @@ def graph(n, edges):
 
 def accepted(schedule) -> list[str]:
     """The claims that the checker confirms, in this process."""
-    from preduce.topo.document.schedule import dump_schedule
+    from partreduce.topo.document.schedule import dump_schedule
 
     return list(
         checker.check(
@@ -165,8 +165,8 @@ def test_the_bounds_settle_1562_of_the_1575_feasible_cases_and_never_exceed_a_co
 def test_a_forged_rate_with_honest_pivots_is_refused():
     """The best forger computes the true pivots of the matrix for a bound that is too small."""
     draw, refused = random.Random(3), 0
-    from preduce.schedulers.registry import build
-    from preduce.topo.document.schedule import dump_schedule
+    from partreduce.schedulers.registry import build
+    from partreduce.topo.document.schedule import dump_schedule
 
     for schedule in (
         build("prague-figure-10", Cluster.regular(4, 2)),
@@ -190,7 +190,7 @@ def test_a_forged_rate_with_honest_pivots_is_refused():
 
 @pytest.mark.parametrize("squared", ["1", "3/2"])
 def test_a_power_that_does_not_shrink_proves_no_consensus(squared):
-    from preduce.topo.document.schedule import dump_schedule
+    from partreduce.topo.document.schedule import dump_schedule
 
     schedule = graph(4, [(i, (i + 1) % 4, Fraction(1)) for i in range(4)])
     certificate = json.loads(certificate_bytes(prove(schedule).certificate))
@@ -359,7 +359,7 @@ def test_the_program_answers_every_file_with_one_line_and_its_exit_status(tmp_pa
         "no claims": json.dumps({**document, "claims": []}).encode(),
         "other hash": json.dumps({**document, "schedule_sha256": "0" * 64}).encode(),
         "no base": json.dumps({**document, "claims": document["claims"][1:]}).encode(),
-        "latin": text.replace(b"preduce.cert", b"pr\xe9duce.cert"),
+        "latin": text.replace(b"partreduce.cert", b"pr\xe9duce.cert"),
         "list": b"[1]",
     }[name]
     result = program(tmp_path, forged, (tmp_path / "s.json").read_bytes())
@@ -386,7 +386,7 @@ def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path)
             "kind": "static", "prologue": 0, "averaging": "mean",
             "phases": [[{"relax": "2/2", "group": [3, 2]}, {"group": [1, 0]}], [{"group": [3, 1]}, {"group": [0, 2]}]],
         },
-        "cluster": {"nodes": [[0], [1], [2], [3]]}, "name": "x", "version": 1, "format": "preduce.schedule",
+        "cluster": {"nodes": [[0], [1], [2], [3]]}, "name": "x", "version": 1, "format": "partreduce.schedule",
     }  # fmt: skip
     result = program(tmp_path, certificate_bytes(prove(schedule).certificate), json.dumps(raw, indent=3).encode())
     assert result.returncode == 0, result.stdout

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.writer import write_schedule
-from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
-from preduce.verify import Status, prove
-from preduce.verify.certificate import certificate_bytes
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from partreduce.verify import Status, prove
+from partreduce.verify.certificate import certificate_bytes
 
 CHECKER = Path(__file__).parents[2] / "verify" / "checker"
 ALL = Block((0, 1, 2, 3))

@@ -13,19 +13,19 @@ from random import Random
 import numpy as np
 import pytest
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.errors import RefutedError, ScheduleError
-from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, Server, Static
-from preduce.verify import Status, checker, prove
-from preduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
-from preduce.verify.certificate import certificate_bytes
-from preduce.verify.exact_consensus import _by_labels, _draw_prime, _passes
-from preduce.verify.prove import PROVERS, Prover
-from preduce.verify.rounds import best_bound, p_adic_bound
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.errors import RefutedError, ScheduleError
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, Server, Static
+from partreduce.verify import Status, checker, prove
+from partreduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
+from partreduce.verify.certificate import certificate_bytes
+from partreduce.verify.exact_consensus import _by_labels, _draw_prime, _passes
+from partreduce.verify.prove import PROVERS, Prover
+from partreduce.verify.rounds import best_bound, p_adic_bound
 
 FACTORS = [1, 1, 1, 1, Fraction(1, 2), Fraction(4, 3), Fraction(7, 4), 0, 2, Fraction(5, 2), Fraction(-1, 2)]
 TAME = [1, 1, Fraction(1, 2), Fraction(4, 3), 0]

@@ -10,12 +10,12 @@ import pytest
 from benchmarks.forgery import quorums
 from benchmarks.forgery.attempt import certified, objection
 from benchmarks.forgery.schedules import SCHEDULES, by_quorum
-from preduce.topo.document.canonical import schedule_sha256
-from preduce.topo.document.schedule import dump_schedule, parse_schedule
-from preduce.topo.errors import PreduceError
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Quorum
-from preduce.verify import checker
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Quorum
+from partreduce.verify import checker
 
 NUMBERS = ("threads", "needed", "at_least", "buffers", "rounds", "every")
 SETTINGS = [
@@ -31,7 +31,7 @@ def fits(members):
     try:
         schedule = by_quorum(4, Quorum(**members))
         schedule.strategy.check(schedule.cluster)
-    except PreduceError:
+    except PartreduceError:
         return False
     return True
 

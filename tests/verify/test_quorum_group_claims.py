@@ -13,12 +13,12 @@ from benchmarks.forgery import oracle, quorums
 from benchmarks.forgery.attempt import certified, objection
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, explicit, in_nodes_then_all
-from preduce.topo.document.canonical import schedule_sha256
-from preduce.topo.document.schedule import dump_schedule, parse_schedule
-from preduce.topo.errors import PreduceError
-from preduce.topo.strategies import Lockstep, Quorum
-from preduce.topo.strategies.base import Averaging
-from preduce.verify import Status, checker, prove
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.strategies import Lockstep, Quorum
+from partreduce.topo.strategies.base import Averaging
+from partreduce.verify import Status, checker, prove
 
 NUMBERS = ("threads", "at_least", "buffers", "shadows", "rounds")
 SETTINGS = [
@@ -59,7 +59,7 @@ def is_read(raw):
 def is_schedule(raw):
     try:
         parse_schedule(json.dumps(raw).encode())
-    except PreduceError:
+    except PartreduceError:
         return False
     return True
 
@@ -156,7 +156,7 @@ def test_the_judge_says_no_to_what_is_false():
 
 
 def test_averaging_and_overlaps_have_no_certificate_of_their_own():
-    with pytest.raises(PreduceError, match="averaging"):
+    with pytest.raises(PartreduceError, match="averaging"):
         explicit(3, [[0, 1, 2]], when=Quorum(quorum=2), averaging=Averaging.STEP_NORMALISED)
     proof = prove(explicit(4, [[0, 1, 2], [2, 3]], when=Quorum(quorum="solo")))
     assert proof.certificate["claims"] == []

@@ -13,11 +13,11 @@ from random import Random
 
 import pytest
 
-from preduce.topo.phase import Group
-from preduce.topo.rule import Block, RuleView
-from preduce.verify import reading
-from preduce.verify.affine import Affine, GroupRead, Listed, Loop, Symbol, UnprovedError, is_plain, renamed, settled
-from preduce.verify.reading import Reader
+from partreduce.topo.phase import Group
+from partreduce.topo.rule import Block, RuleView
+from partreduce.verify import reading
+from partreduce.verify.affine import Affine, GroupRead, Listed, Loop, Symbol, UnprovedError, is_plain, renamed, settled
+from partreduce.verify.reading import Reader
 
 X, Y, ROUND = Symbol("x", 3), Symbol("y", 4), Symbol("round", 50, orders=True)
 
@@ -129,7 +129,7 @@ def test_what_is_the_same_for_all_workers():
 
 # Code that is read, in files of its own. `w` is 4·x + y, `four` a number that may not be looked at.
 
-HEAD = "from math import prod\nfrom preduce.topo.phase import Group\nfrom preduce.topo.rule import Block\n\n"
+HEAD = "from math import prod\nfrom partreduce.topo.phase import Group\nfrom partreduce.topo.rule import Block\n\n"
 
 INSIDE = """
 def sums(w, four):
@@ -463,7 +463,7 @@ def code(tmp_path_factory):
     for name, text in (("inside", INSIDE), ("outside", OUTSIDE)):
         path = tmp_path_factory.mktemp("code") / f"{name}.py"
         path.write_text(HEAD + text, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(f"preduce_{name}", path)
+        spec = importlib.util.spec_from_file_location(f"partreduce_{name}", path)
         modules.append(importlib.util.module_from_spec(spec))
         spec.loader.exec_module(modules[-1])
     return modules

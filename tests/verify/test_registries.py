@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from preduce.runtime.strategies import runnable_kinds
-from preduce.runtime.virtual_time.predict import ARRAYS
-from preduce.runtime.virtual_time.simulate import PROTOCOLS
-from preduce.topo.document.schedule import parse_schedule
-from preduce.topo.document.strategies import KINDS
-from preduce.verify import checker
-from preduce.verify.prove import PROVERS, prove
+from partreduce.runtime.strategies import runnable_kinds
+from partreduce.runtime.virtual_time.predict import ARRAYS
+from partreduce.runtime.virtual_time.simulate import PROTOCOLS
+from partreduce.topo.document.schedule import parse_schedule
+from partreduce.topo.document.strategies import KINDS
+from partreduce.verify import checker
+from partreduce.verify.prove import PROVERS, prove
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
 SCHEDULES = re.compile(r'^```json title="schedule"\n(.*?)^```$', re.MULTILINE | re.DOTALL)

@@ -14,14 +14,14 @@ import pytest
 from benchmarks.forgery import runs
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import explicit, graph, rule, shift
-from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.phase import Group
-from preduce.topo.rule import Block
-from preduce.topo.strategies.axes import Late
-from preduce.verify import Status, after_a_loss, meetings, staleness
-from preduce.verify.after_a_loss import prove_after_a_loss
-from preduce.verify.memory import prove_memory
-from preduce.verify.staleness import prove_meetings
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.phase import Group
+from partreduce.topo.rule import Block
+from partreduce.topo.strategies.axes import Late
+from partreduce.verify import Status, after_a_loss, meetings, staleness
+from partreduce.verify.after_a_loss import prove_after_a_loss
+from partreduce.verify.memory import prove_memory
+from partreduce.verify.staleness import prove_meetings
 
 FACTORS = [1, 1, 1, Fraction(1, 2), Fraction(4, 3), 0, Fraction(3, 2), Fraction(-1, 2)]
 

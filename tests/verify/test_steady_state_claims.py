@@ -16,22 +16,22 @@ import pytest
 
 from benchmarks.forgery.attempt import refusal
 from benchmarks.forgery.dense import dense, steady_figures
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.figures import disagreement, drift
-from preduce.topo.mixing import period_product
-from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, RulePhases, Static
-from preduce.topo.strategies.base import Averaging
-from preduce.verify import Status, checker, prove
-from preduce.verify.checker import linear_algebra
-from preduce.verify.checker.refusal import Work
-from preduce.verify.contraction import prove_contraction
-from preduce.verify.disagreement import prove_disagreement
-from preduce.verify.drift import prove_drift
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.figures import disagreement, drift
+from partreduce.topo.mixing import period_product
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies.base import Averaging
+from partreduce.verify import Status, checker, prove
+from partreduce.verify.checker import linear_algebra
+from partreduce.verify.checker.refusal import Work
+from partreduce.verify.contraction import prove_contraction
+from partreduce.verify.disagreement import prove_disagreement
+from partreduce.verify.drift import prove_drift
 
 FORGERIES = int(os.environ.get("FORGERIES", "400"))
 RELAX = [Fraction(1)] * 4 + [Fraction(1, 2), Fraction(4, 3), Fraction(3, 2), Fraction(2), Fraction(1, 7)]

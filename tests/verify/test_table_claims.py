@@ -13,15 +13,15 @@ from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, TABLES, random_allreduce, random_schedule, with_tables
 from benchmarks.forgery.tables import JUDGES
 from helpers.claims import said
-from preduce.topo.cluster import Cluster
-from preduce.topo.codec_numbers import UNDERFLOW, rounding_error
-from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Route, Routes, Server, Static, Way
-from preduce.verify.base import Status
-from preduce.verify.prove import prove
-from preduce.verify.tables import prove_tables
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import UNDERFLOW, rounding_error
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Route, Routes, Server, Static, Way
+from partreduce.verify.base import Status
+from partreduce.verify.prove import prove
+from partreduce.verify.tables import prove_tables
 
 
 def others(value):

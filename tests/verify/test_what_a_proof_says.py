@@ -11,19 +11,19 @@ from random import Random
 import pytest
 
 from benchmarks.forgery.schedules import SCHEDULES, explicit, graph, rule, shift
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.canonical import schedule_sha256
-from preduce.topo.errors import RefutedError
-from preduce.topo.phase import Group
-from preduce.topo.rule import Block
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Generated, Pairwise, Server
-from preduce.topo.strategies.axes import WIDER, Codec, Drain, How, Pipeline, Total
-from preduce.verify import Status, prove
-from preduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some
-from preduce.verify.certificate import certificate_bytes, confirm
-from preduce.verify.prove import PROVERS
-from preduce.verify.view import contracts, every_relax_tame, explicit_view, is_tame, rule_view
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.errors import RefutedError
+from partreduce.topo.phase import Group
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Generated, Pairwise, Server
+from partreduce.topo.strategies.axes import WIDER, Codec, Drain, How, Pipeline, Total
+from partreduce.verify import Status, prove
+from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some
+from partreduce.verify.certificate import certificate_bytes, confirm
+from partreduce.verify.prove import PROVERS
+from partreduce.verify.view import contracts, every_relax_tame, explicit_view, is_tame, rule_view
 
 MEANS = {"doubly-stochastic", "consensus", "deadlock-free"}
 ESSENTIAL = {
@@ -146,7 +146,7 @@ def test_a_certificate_holds_what_is_proved_under_the_hash_of_its_schedule(sched
     proof = prove(schedule)
     document = json.loads(certificate_bytes(proof.certificate))
     assert document == {
-        "format": "preduce.certificate", "version": 1, "schedule_sha256": schedule_sha256(schedule),
+        "format": "partreduce.certificate", "version": 1, "schedule_sha256": schedule_sha256(schedule),
         "num_workers": schedule.num_workers,
         "period": schedule.period if schedule.is_mixing else LISTED[schedule.strategy.kind](schedule),
         "claims": [claim.entry for claim in proof.claims if claim.status is Status.PROVED],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix, solve
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, solve
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,13 +12,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from preduce.topo.document.groups import phase_text
-from preduce.topo.document.schedule import encodable
-from preduce.topo.document.strategies import KINDS
-from preduce.topo.phase import Phase
+from partreduce.topo.document.groups import phase_text
+from partreduce.topo.document.schedule import encodable
+from partreduce.topo.document.strategies import KINDS
+from partreduce.topo.phase import Phase
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 
 def canonical_bytes(schedule: Schedule) -> bytes:

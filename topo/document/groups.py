@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from preduce.topo.document.fraction import dump_fraction, parse_fraction
-from preduce.topo.document.place import child
-from preduce.topo.errors import DocumentError
-from preduce.topo.phase import ONE, Phase
+from partreduce.topo.document.fraction import dump_fraction, parse_fraction
+from partreduce.topo.document.place import child
+from partreduce.topo.errors import DocumentError
+from partreduce.topo.phase import ONE, Phase
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, StrictInt, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from preduce.topo import units
-from preduce.topo.document.model import Model
-from preduce.topo.document.place import child, shown
-from preduce.topo.errors import DocumentError, InputError
-from preduce.topo.fields import Count
-from preduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS, CodecSeconds, Hardware, Link, Switch, nesting_problem
+from partreduce.topo import units
+from partreduce.topo.document.model import Model
+from partreduce.topo.document.place import child, shown
+from partreduce.topo.errors import DocumentError, InputError
+from partreduce.topo.fields import Count
+from partreduce.topo.hardware import (
+    LARGEST_JITTER,
+    LONGEST_SECONDS,
+    CodecSeconds,
+    Hardware,
+    Link,
+    Switch,
+    nesting_problem,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 def _quantity(

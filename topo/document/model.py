@@ -19,9 +19,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from preduce.topo.document.fraction import PATTERN, parse_fraction
-from preduce.topo.document.place import child, shown
-from preduce.topo.errors import DocumentError
+from partreduce.topo.document.fraction import PATTERN, parse_fraction
+from partreduce.topo.document.place import child, shown
+from partreduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from preduce.topo.document.fraction import dump_fraction
-from preduce.topo.document.groups import is_clean, phase_of
-from preduce.topo.document.model import Exact, Listed, Model, part_of, validate
-from preduce.topo.document.place import child
-from preduce.topo.errors import DocumentError, ScheduleError
-from preduce.topo.fields import Count, Index
-from preduce.topo.phase import ONE
-from preduce.topo.rule import Block
-from preduce.topo.strategies.static import GroupPhases, RulePhases
+from partreduce.topo.document.fraction import dump_fraction
+from partreduce.topo.document.groups import is_clean, phase_of
+from partreduce.topo.document.model import Exact, Listed, Model, part_of, validate
+from partreduce.topo.document.place import child
+from partreduce.topo.errors import DocumentError, ScheduleError
+from partreduce.topo.fields import Count, Index
+from partreduce.topo.phase import ONE
+from partreduce.topo.rule import Block
+from partreduce.topo.strategies.static import GroupPhases, RulePhases
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 MAX_PERIOD = 2**18
 """The most phases of a period: longer lists would take minutes to check, and a run could never create their groups."""

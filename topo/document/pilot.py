@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt
 
-from preduce.topo.document.model import Listed, Model, Name, validate
-from preduce.topo.document.place import child, shown_path
-from preduce.topo.document.reader import read_json
-from preduce.topo.document.schedule import check_header
-from preduce.topo.document.writer import write_file
-from preduce.topo.errors import DocumentError
-from preduce.topo.fields import Count, Rounds
-from preduce.topo.pilot import Pilot, Price, Prices, Probe
+from partreduce.topo.document.model import Listed, Model, Name, validate
+from partreduce.topo.document.place import child, shown_path
+from partreduce.topo.document.reader import read_json
+from partreduce.topo.document.schedule import check_header
+from partreduce.topo.document.writer import write_file
+from partreduce.topo.errors import DocumentError
+from partreduce.topo.fields import Count, Rounds
+from partreduce.topo.pilot import Pilot, Price, Prices, Probe
 
-FORMAT = "preduce.pilot"
+FORMAT = "partreduce.pilot"
 VERSION = 1
 
 DataKind = Literal["shuffled", "per-worker", "per-node"]
@@ -55,7 +55,7 @@ class ProbeModel(Model):
 class PilotModel(Model):
     """What a pilot of a job measured, and the prices of disagreement, drift and lateness that explain it."""
 
-    format: Literal["preduce.pilot"] = "preduce.pilot"
+    format: Literal["partreduce.pilot"] = "partreduce.pilot"
     version: Literal[1] = 1
     num_workers: Count
     data: DataKind

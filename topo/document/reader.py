@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from preduce.topo.document.descriptors import descriptor_to_read, read_descriptor
-from preduce.topo.document.place import child, shown, shown_path
-from preduce.topo.errors import DocumentError, FileProblem
+from partreduce.topo.document.descriptors import descriptor_to_read, read_descriptor
+from partreduce.topo.document.place import child, shown, shown_path
+from partreduce.topo.errors import DocumentError, FileProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

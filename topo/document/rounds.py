@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Discriminator, Field, Tag
 
-from preduce.topo.document.fraction import dump_fraction
-from preduce.topo.document.model import Exact, Listed, Model, part_of, validate
-from preduce.topo.document.place import child
-from preduce.topo.errors import DocumentError
-from preduce.topo.fields import Index
-from preduce.topo.round import Round
+from partreduce.topo.document.fraction import dump_fraction
+from partreduce.topo.document.model import Exact, Listed, Model, part_of, validate
+from partreduce.topo.document.place import child
+from partreduce.topo.errors import DocumentError
+from partreduce.topo.fields import Index
+from partreduce.topo.round import Round
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 Edge = Annotated[Listed[Index], Field(min_length=2, max_length=2)]
 Weights = Annotated[

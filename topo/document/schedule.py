@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from preduce.topo.document.groups import plain_phase
-from preduce.topo.document.model import Model, Name, validate
-from preduce.topo.document.place import shown, shown_path
-from preduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
-from preduce.topo.document.shape import Shape, dump_shape, placed, shape_value
-from preduce.topo.document.strategies import dump_strategy, load_strategy
-from preduce.topo.errors import DocumentError, InputError
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
+from partreduce.topo.document.groups import plain_phase
+from partreduce.topo.document.model import Model, Name, validate
+from partreduce.topo.document.place import shown, shown_path
+from partreduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
+from partreduce.topo.document.shape import Shape, dump_shape, placed, shape_value
+from partreduce.topo.document.strategies import dump_strategy, load_strategy
+from partreduce.topo.errors import DocumentError, InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
 
 if TYPE_CHECKING:
     import os
 
-FORMAT = "preduce.schedule"
+FORMAT = "partreduce.schedule"
 VERSION = 1
 
 
 class ScheduleEnvelope(Model):
     """Who averages with whom, when, on a cluster of this shape."""
 
-    format: Literal["preduce.schedule"]
+    format: Literal["partreduce.schedule"]
     version: Literal[1]
     name: Name
     cluster: Shape
@@ -107,8 +107,8 @@ def check_header(raw: object, name: str, version: int) -> None:
     found = raw.get("version", version)
     if type(found) is not int or found != version:
         newer = type(found) is int and found > version
-        way_out = "install a newer preduce" if newer else "write it again with this preduce"
-        raise DocumentError("version", f"is {shown(found)}; this preduce reads version {version}; {way_out}")
+        way_out = "install a newer partreduce" if newer else "write it again with this partreduce"
+        raise DocumentError("version", f"is {shown(found)}; this partreduce reads version {version}; {way_out}")
 
 
 def encodable(schedule: Schedule) -> dict[str, Any]:

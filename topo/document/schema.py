@@ -1,6 +1,6 @@
 """JSON Schemas of the formats, generated from the models that read them.
 
-`python -m preduce.topo.document.schema` writes them into `schemas/`; `--check` only says whether they are current.
+`python -m partreduce.topo.document.schema` writes them into `schemas/`; `--check` only says whether they are current.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
-from preduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
-from preduce.topo.document.pilot import PilotModel
-from preduce.topo.document.schedule import ScheduleEnvelope
-from preduce.topo.document.strategies import KINDS, Kind, when_schema
-from preduce.topo.document.writer import write_file
-from preduce.topo.strategies.axes import When
+from partreduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
+from partreduce.topo.document.pilot import PilotModel
+from partreduce.topo.document.schedule import ScheduleEnvelope
+from partreduce.topo.document.strategies import KINDS, Kind, when_schema
+from partreduce.topo.document.writer import write_file
+from partreduce.topo.strategies.axes import When
 
 FOLDER = Path(__file__).resolve().parents[2] / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -28,7 +28,7 @@ def schedule_schema() -> dict[str, Any]:
     schema = ScheduleEnvelope.model_json_schema()
     forms = [form for kind in KINDS.values() for form in _strategy_schemas(kind, schema["$defs"])]
     schema["properties"]["strategy"] = {"anyOf": forms}
-    return _finished(schema, "preduce schedule, version 1", ScheduleEnvelope.__doc__)
+    return _finished(schema, "partreduce schedule, version 1", ScheduleEnvelope.__doc__)
 
 
 def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str, Any]]:
@@ -67,12 +67,12 @@ def cluster_schema() -> dict[str, Any]:
     """The JSON Schema of cluster files."""
     adapter: TypeAdapter[Any] = TypeAdapter(RegularClusterModel | ListedClusterModel)
     about = "The shape of a cluster and, where known, its hardware."
-    return _finished(adapter.json_schema(), "preduce cluster, version 1", about)
+    return _finished(adapter.json_schema(), "partreduce cluster, version 1", about)
 
 
 def pilot_schema() -> dict[str, Any]:
     """The JSON Schema of pilot files."""
-    return _finished(PilotModel.model_json_schema(), "preduce pilot, version 1", PilotModel.__doc__)
+    return _finished(PilotModel.model_json_schema(), "partreduce pilot, version 1", PilotModel.__doc__)
 
 
 def _finished(schema: dict[str, Any], title: str, about: str | None) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def stale(folder: Path = FOLDER) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Write the schemas, or with `--check` compare them; the exit code."""
     if arguments not in ([], ["--check"]):
-        sys.stderr.write("usage: python -m preduce.topo.document.schema [--check]\n")
+        sys.stderr.write("usage: python -m partreduce.topo.document.schema [--check]\n")
         return 2
     old = stale()
     if not arguments:
@@ -125,7 +125,8 @@ def main(arguments: list[str]) -> int:
             write_file(FOLDER / name, text.encode())
     elif old:
         sys.stderr.write(
-            f"schemas/{', schemas/'.join(old)}: differ from the models; run `python -m preduce.topo.document.schema`\n"
+            f"schemas/{', schemas/'.join(old)}: differ from the models; "
+            "run `python -m partreduce.topo.document.schema`\n"
         )
         return 1
     return 0

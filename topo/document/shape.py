@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.model import Listed, Model, Name
-from preduce.topo.errors import DocumentError, InputError
-from preduce.topo.fields import Count, Index
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.model import Listed, Model, Name
+from partreduce.topo.errors import DocumentError, InputError
+from partreduce.topo.fields import Count, Index
 
 if TYPE_CHECKING:
-    from preduce.topo.hardware import Hardware
+    from partreduce.topo.hardware import Hardware
 
 _PLACED = re.compile(r"([A-Za-z_]+(?:\[[0-9]+\]|\.[A-Za-z_]+)*): (.*)", re.DOTALL)
 

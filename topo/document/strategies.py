@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from preduce.topo.document.model import located, unknown
-from preduce.topo.document.phases import STATIC_MODELS, canonical_phases, dump_phases, load_phases
-from preduce.topo.document.place import child, shown
-from preduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
-from preduce.topo.errors import DocumentError
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import LOCKSTEP, How, Late, Pipeline, When
-from preduce.topo.strategies.gap import Gap, Skip
-from preduce.topo.strategies.generated import Generated
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.quorum import Quorum, Start
-from preduce.topo.strategies.routes import Route, Routes
-from preduce.topo.strategies.server import Server
-from preduce.topo.strategies.static import Static
+from partreduce.topo.document.model import located, unknown
+from partreduce.topo.document.phases import STATIC_MODELS, canonical_phases, dump_phases, load_phases
+from partreduce.topo.document.place import child, shown
+from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
+from partreduce.topo.errors import DocumentError
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import LOCKSTEP, How, Late, Pipeline, When
+from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.routes import Route, Routes
+from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pydantic import BaseModel
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.strategies.base import Strategy
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.strategies.base import Strategy
 
 Raw = dict[str, Any]
 """A parsed JSON object."""

@@ -10,16 +10,16 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.document.descriptors import STDOUT, descriptor_to_write, write_descriptor
-from preduce.topo.document.groups import phase_text
-from preduce.topo.document.place import shown_path
-from preduce.topo.document.reader import parse_json
-from preduce.topo.document.schedule import encodable, schedule_of
-from preduce.topo.errors import DocumentError, FileProblem, ScheduleError
-from preduce.topo.phase import Phase
+from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write, write_descriptor
+from partreduce.topo.document.groups import phase_text
+from partreduce.topo.document.place import shown_path
+from partreduce.topo.document.reader import parse_json
+from partreduce.topo.document.schedule import encodable, schedule_of
+from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from partreduce.topo.phase import Phase
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 _OPEN_KEYS = ("strategy", "hardware")
 _LINE_KEYS = ("phases", "rounds", "nodes")
@@ -79,8 +79,8 @@ def _line(value: object) -> str:
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Write bytes to a temporary file beside the target, flush it to the disk, then rename. Mode by umask.
 
-    Every file that preduce writes goes through here. Links are followed; a target that is no regular file (a FIFO) is
-    written to directly, and so are `-` (standard output) and `/dev/fd/N`.
+    Every file that partreduce writes goes through here. Links are followed; a target that is no regular file (a FIFO)
+    is written to directly, and so are `-` (standard output) and `/dev/fd/N`.
 
     Raises:
         FileProblem: the file cannot be written; what stood there before still stands.

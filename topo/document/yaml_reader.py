@@ -10,9 +10,9 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.document.place import child, shown
-from preduce.topo.document.reader import MAX_DEPTH, MAX_INTEGER, decode
-from preduce.topo.errors import DocumentError
+from partreduce.topo.document.place import child, shown
+from partreduce.topo.document.reader import MAX_DEPTH, MAX_INTEGER, decode
+from partreduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

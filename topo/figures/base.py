@@ -102,7 +102,7 @@ class Figures:
     pipeline: PipelineFigures | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As `preduce verify --json` prints them, with the method of each under `how`."""
+        """As `partreduce verify --json` prints them, with the method of each under `how`."""
         named = {
             "contraction": self.contraction,
             "radius": self.radius,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from preduce.topo.mixing import mixing_sparse
-from preduce.topo.phase import Phase
+from partreduce.topo.mixing import mixing_sparse
+from partreduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
     from scipy.sparse.linalg import LinearOperator
 
-    from preduce.topo.round import MixingStep
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.round import MixingStep
+    from partreduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.errors import InputError
-from preduce.topo.figures.round_steps import RoundSteps
-from preduce.topo.figures.sectors import Batch, Sectors
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures.round_steps import RoundSteps
+from partreduce.topo.figures.sectors import Batch, Sectors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.round import Round
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.round import Round
+    from partreduce.topo.schedule import Schedule
 
 
 def circulant_spectrum(num_workers: int, weights: Mapping[int, float]) -> npt.NDArray[np.complex128]:

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError, UnknownError
-from preduce.topo.figures.round_steps import RoundSteps
-from preduce.topo.figures.sectors import Batch, Sectors
+from partreduce.topo.errors import ScheduleError, UnknownError
+from partreduce.topo.figures.round_steps import RoundSteps
+from partreduce.topo.figures.sectors import Batch, Sectors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.rule import RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.rule import RuleView
+    from partreduce.topo.schedule import Schedule
 
 MAX_CLASSES = 2**14
 MAX_ENTRIES = 2**26

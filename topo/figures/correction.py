@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from preduce.topo.arithmetic.lyapunov import steady_state
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.base import Averaging
+from partreduce.topo.arithmetic.lyapunov import steady_state
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
     _Part: TypeAlias = tuple[list[list["_Mean"]], npt.NDArray[np.float64], bool]
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.figures.circulant import circulant_sectors
-from preduce.topo.figures.classes import rule_sectors
-from preduce.topo.figures.round_steps import RoundSteps, group_paces
-from preduce.topo.figures.sectors import Batch, Sectors
-from preduce.topo.figures.uniform import uniform_sectors
-from preduce.topo.mixing import mixing_matrix
+from partreduce.topo.figures.circulant import circulant_sectors
+from partreduce.topo.figures.classes import rule_sectors
+from partreduce.topo.figures.round_steps import RoundSteps, group_paces
+from partreduce.topo.figures.sectors import Batch, Sectors
+from partreduce.topo.figures.uniform import uniform_sectors
+from partreduce.topo.mixing import mixing_matrix
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,22 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from preduce.topo.errors import InputError, ScheduleError, UnknownError
-from preduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
-from preduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
-from preduce.topo.figures.growth import refuse_growth
-from preduce.topo.figures.large import Large
-from preduce.topo.figures.pipeline import pipeline_figures
-from preduce.topo.figures.rate import ZERO, contraction_of, contraction_per_start, radius_of, rounds_until
-from preduce.topo.figures.retimed import Retimed
-from preduce.topo.figures.sectors import spectral_norms
-from preduce.topo.figures.spectral_gaps import GapKind, spectral_gap
-from preduce.topo.figures.steady_state import disagreement_of, drift_of, effective_neighbours_of
-from preduce.topo.mixing import is_doubly_stochastic, period_product
+from partreduce.topo.errors import InputError, ScheduleError, UnknownError
+from partreduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
+from partreduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
+from partreduce.topo.figures.growth import refuse_growth
+from partreduce.topo.figures.large import Large
+from partreduce.topo.figures.pipeline import pipeline_figures
+from partreduce.topo.figures.rate import ZERO, contraction_of, contraction_per_start, radius_of, rounds_until
+from partreduce.topo.figures.retimed import Retimed
+from partreduce.topo.figures.sectors import spectral_norms
+from partreduce.topo.figures.spectral_gaps import GapKind, spectral_gap
+from partreduce.topo.figures.steady_state import disagreement_of, drift_of, effective_neighbours_of
+from partreduce.topo.mixing import is_doubly_stochastic, period_product
 
 if TYPE_CHECKING:
-    from preduce.topo.figures.sectors import Sectors
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.figures.sectors import Sectors
+    from partreduce.topo.schedule import Schedule
 
 MAX_START_WORK = 2**30
 """Up to this many multiplications `figures` also lists the contraction from every start."""

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from preduce.topo.arithmetic.exact_matrices import ExactMatrix
-from preduce.topo.arithmetic.lyapunov import exact_steady_state
-from preduce.topo.errors import InputError
-from preduce.topo.figures.classes import MergedClass, merged_classes, rule_and_paces, rule_sectors
-from preduce.topo.figures.rate import NEVER, radius_of
-from preduce.topo.strategies.base import Averaging
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
+from partreduce.topo.arithmetic.lyapunov import exact_steady_state
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures.classes import MergedClass, merged_classes, rule_and_paces, rule_sectors
+from partreduce.topo.figures.rate import NEVER, radius_of
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from preduce.topo.rule import RulePhase, RuleView
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.rule import RulePhase, RuleView
+    from partreduce.topo.schedule import Schedule
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 

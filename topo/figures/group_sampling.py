@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from preduce.topo.figures.chain import Partition, Transfer, inner, transfer
-from preduce.topo.figures.sampling import Sampled, follow, is_settled, summary
-from preduce.topo.phase import Phase
+from partreduce.topo.figures.chain import Partition, Transfer, inner, transfer
+from partreduce.topo.figures.sampling import Sampled, follow, is_settled, summary
+from partreduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.figures.chain import inner
+from partreduce.topo.figures.chain import inner
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.figures.chain import Chain
+    from partreduce.topo.figures.chain import Chain
 
 FAILURE = 1e-6
 """The probability with which the upper bound may fail."""

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from preduce.topo.figures.base import Figure, Kind, absent
-from preduce.topo.figures.chain import Chain
-from preduce.topo.figures.group_sampling import GroupMotion, group_disagreement, group_drift
-from preduce.topo.figures.lanczos import lanczos_norm
-from preduce.topo.figures.rate import ZERO
-from preduce.topo.figures.sampling import Motion, Sampled, ritz_radius, sampled_disagreement, sampled_drift
-from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic
-from preduce.topo.phase import Phase
+from partreduce.topo.figures.base import Figure, Kind, absent
+from partreduce.topo.figures.chain import Chain
+from partreduce.topo.figures.group_sampling import GroupMotion, group_disagreement, group_drift
+from partreduce.topo.figures.lanczos import lanczos_norm
+from partreduce.topo.figures.rate import ZERO
+from partreduce.topo.figures.sampling import Motion, Sampled, ritz_radius, sampled_disagreement, sampled_drift
+from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
+from partreduce.topo.phase import Phase
 
 if TYPE_CHECKING:
-    from preduce.topo.figures.decomposition import FigureLimits
-    from preduce.topo.round import MixingStep
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.figures.decomposition import FigureLimits
+    from partreduce.topo.round import MixingStep
+    from partreduce.topo.schedule import Schedule
 
 NEARLY_1 = 0.999
 QUICK_PARTS = 200_000

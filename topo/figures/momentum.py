@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.mixing import mixing_matrix
+from partreduce.topo.mixing import mixing_matrix
 
 if TYPE_CHECKING:
-    from preduce.topo.round import Round
+    from partreduce.topo.round import Round
 
 
 def largest_rate(graph: Round, momentum: float, *, parallel: bool) -> float:

@@ -42,13 +42,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import InputError
-from preduce.topo.figures.base import Figure, PipelineFigures
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures.base import Figure, PipelineFigures
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 BISECTIONS = 60
 """Halvings of an angle below π: what is left is below its rounding."""

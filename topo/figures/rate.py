@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.errors import InputError
-from preduce.topo.figures.sectors import spectral_norms
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures.sectors import spectral_norms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.figures.sectors import Sectors
+    from partreduce.topo.figures.sectors import Sectors
 
 ZERO = 1e-14
 """Norms below this are rounding: they are reported as 0."""

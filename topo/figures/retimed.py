@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from preduce.topo.figures.base import absent
+from partreduce.topo.figures.base import absent
 
 if TYPE_CHECKING:
-    from preduce.topo.figures.base import Figure
+    from partreduce.topo.figures.base import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.phase import Phase
-from preduce.topo.strategies.base import Averaging
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.round import MixingStep
+    from partreduce.topo.round import MixingStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)

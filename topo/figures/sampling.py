@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from preduce.topo.figures.chain import Chain, inner
-from preduce.topo.figures.round_steps import RoundSteps, group_paces
-from preduce.topo.strategies.base import Averaging
+from partreduce.topo.figures.chain import Chain, inner
+from partreduce.topo.figures.round_steps import RoundSteps, group_paces
+from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from preduce.topo.figures.round_steps import RoundSteps
+    from partreduce.topo.figures.round_steps import RoundSteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

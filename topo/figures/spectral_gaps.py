@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.errors import InputError
-from preduce.topo.figures.circulant import shifts_of, transformed
-from preduce.topo.figures.sectors import spectral_norms, spectral_radii
-from preduce.topo.mixing import mixing_matrix
-from preduce.topo.phase import Phase
-from preduce.topo.round import Round
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures.circulant import shifts_of, transformed
+from partreduce.topo.figures.sectors import spectral_norms, spectral_radii
+from partreduce.topo.mixing import mixing_matrix
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
 
 if TYPE_CHECKING:
     import networkx as nx

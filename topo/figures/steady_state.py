@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from preduce.topo.arithmetic import lyapunov
-from preduce.topo.errors import InputError
-from preduce.topo.figures.rate import NEVER, radius_of
-from preduce.topo.figures.sectors import Batch, Sectors, adjoint
+from partreduce.topo.arithmetic import lyapunov
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures.rate import NEVER, radius_of
+from partreduce.topo.figures.sectors import Batch, Sectors, adjoint
 
 if TYPE_CHECKING:
     import numpy.typing as npt

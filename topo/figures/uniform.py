@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.figures.round_steps import RoundSteps
-from preduce.topo.figures.sectors import Batch, Sectors
+from partreduce.topo.figures.round_steps import RoundSteps
+from partreduce.topo.figures.sectors import Batch, Sectors
 
 if TYPE_CHECKING:
-    from preduce.topo.schedule import Schedule
+    from partreduce.topo.schedule import Schedule
 
 
 def uniform_sectors(schedule: Schedule) -> Sectors | None:

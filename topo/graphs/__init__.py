@@ -1,3 +1,3 @@
 """Topologies: fixed graphs over the workers as edge arrays, grouped by topic as in networkx; `weights` weighs them."""
 
-from preduce.topo.graphs.base import Graph as Graph
+from partreduce.topo.graphs.base import Graph as Graph

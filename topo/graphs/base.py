@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
+from partreduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
     import networkx as nx

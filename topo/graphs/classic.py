@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preduce.topo.graphs.base import Graph
+from partreduce.topo.graphs.base import Graph
 
 
 def ring(num_workers: int) -> Graph:

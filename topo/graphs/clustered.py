@@ -12,7 +12,7 @@ from itertools import combinations
 from math import lcm
 from typing import TYPE_CHECKING
 
-from preduce.topo.graphs.base import Graph
+from partreduce.topo.graphs.base import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import UnknownError
+from partreduce.topo.errors import UnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def minimise(cost: Array, barrier: Barrier, start: Array, *, parameter: float, g
 
 def _centre(cost: Array, barrier: Barrier, point: Array) -> Array:
     """Newton's method with backtracking on cost·x + barrier(x)."""
-    from scipy.linalg import cho_factor, cho_solve  # late: `preduce catalogue` reads the tables that name this file
+    from scipy.linalg import cho_factor, cho_solve  # late: `partreduce catalogue` reads the tables that name this file
 
     state = barrier(point)
     assert state is not None, "the starting point lies inside"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.graphs.convex import edge_gram, inverse_and_logdet, minimise
-from preduce.topo.round import Round
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.graphs.convex import edge_gram, inverse_and_logdet, minimise
+from partreduce.topo.round import Round
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.graphs.base import Graph
+    from partreduce.topo.graphs.base import Graph
 
 MAX_EDGES = 1000
 DENOMINATOR = 10**6

@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from preduce.topo.graphs.base import Graph
+from partreduce.topo.graphs.base import Graph
 
 MACHINES = ((0, 1, 2, 3), (4, 5), (6, 7))
 """Which workers share a machine in settings b and c of Figure 21."""

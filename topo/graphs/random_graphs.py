@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.graphs.base import Graph
-from preduce.topo.graphs.classic import complete
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs.classic import complete
 
 TRIES = 200
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.graphs.fastest import fastest
-from preduce.topo.round import Round
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.graphs.fastest import fastest
+from partreduce.topo.round import Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from preduce.topo.graphs.base import Graph
+    from partreduce.topo.graphs.base import Graph
 
 MAX_SPECTRUM_WORKERS = 3000
 """The best constant weight needs all eigenvalues of a dense matrix; this many take seconds."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.fields import Choice, Closed, Count, Rounds
-from preduce.topo.strategies.gap import Gap
-from preduce.topo.strategies.quorum import Quorum
-from preduce.topo.strategies.waiting import Waiting
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice, Closed, Count, Rounds
+from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)

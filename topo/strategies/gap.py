@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.fields import Choice, Closed, Count, Rounds
-from preduce.topo.strategies.waiting import Waiting
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice, Closed, Count, Rounds
+from partreduce.topo.strategies.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Ge
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.fields import Choice, Count, Rounds
-from preduce.topo.strategies.axes import Form, Lockstep, When
-from preduce.topo.strategies.base import Strategy
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice, Count, Rounds
+from partreduce.topo.strategies.axes import Form, Lockstep, When
+from partreduce.topo.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 class Division(Choice):

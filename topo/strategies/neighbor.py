@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.round import Round
-from preduce.topo.strategies.axes import Late, Lockstep, When
-from preduce.topo.strategies.base import Mixing
-from preduce.topo.strategies.gap import Gap, Weights
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.round import Round
+from partreduce.topo.strategies.axes import Late, Lockstep, When
+from partreduce.topo.strategies.base import Mixing
+from partreduce.topo.strategies.gap import Gap, Weights
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.fields import Index, Rounds
-from preduce.topo.strategies.base import Strategy
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Index, Rounds
+from partreduce.topo.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.fields import Choice, Closed, Count, Rounds
-from preduce.topo.strategies.waiting import Waiting
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice, Closed, Count, Rounds
+from partreduce.topo.strategies.waiting import Waiting
 
 
 class Start(Choice):

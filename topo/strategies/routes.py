@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.fields import Choice, Closed, Count, Index, Title
-from preduce.topo.strategies.axes import Codec
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice, Closed, Count, Index, Title
+from partreduce.topo.strategies.axes import Codec
 
 
 class Way(Choice):

@@ -7,17 +7,17 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.fields import Bulk, Rounds
-from preduce.topo.phase import Phase
-from preduce.topo.rule import RulePhase, RuleView, check_rule
-from preduce.topo.strategies.axes import Form, Late, Lockstep, When
-from preduce.topo.strategies.base import Averaging, Phased
-from preduce.topo.strategies.quorum import Quorum
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Bulk, Rounds
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import RulePhase, RuleView, check_rule
+from partreduce.topo.strategies.axes import Form, Late, Lockstep, When
+from partreduce.topo.strategies.base import Averaging, Phased
+from partreduce.topo.strategies.quorum import Quorum
 
 if TYPE_CHECKING:
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.phase import Group
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.phase import Group
 
 MAX_EXPLICIT_WORKERS = 2**24
 """Explicit groups cost memory and time per worker and phase; a small file must not ask for more than a machine has."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
-from preduce.topo.hardware import CodecSeconds
-from preduce.topo.strategies.axes import Codec, Sending, Where
+from partreduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
+from partreduce.topo.hardware import CodecSeconds
+from partreduce.topo.strategies.axes import Codec, Sending, Where
 
 if TYPE_CHECKING:
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.strategies.axes import Form, How
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.strategies.axes import Form, How
 
 FREE = CodecSeconds()
 """No time."""

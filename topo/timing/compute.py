@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from preduce.topo.errors import InputError
-from preduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
+    from partreduce.topo.hardware import Hardware
 
 
 class Disturbance(Protocol):

@@ -39,20 +39,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.axes import Form
-from preduce.topo.timing import links, loads
-from preduce.topo.timing.coding import PLAIN, Travel
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing import links, loads
+from partreduce.topo.timing.coding import PLAIN, Travel
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.phase import Phase
-    from preduce.topo.round import Round
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.timing.coding import Coding
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.round import Round
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.timing.coding import Coding
 
 
 @dataclass(frozen=True, slots=True)

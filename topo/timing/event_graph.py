@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from preduce.topo.errors import UnknownError
-from preduce.topo.switches import regular_levels
-from preduce.topo.timing.coding import Travel
-from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import phase_loads, segment_seconds
-from preduce.topo.timing.stages import Stage, in_segments, of_period, size_or_one
+from partreduce.topo.errors import UnknownError
+from partreduce.topo.switches import regular_levels
+from partreduce.topo.timing.coding import Travel
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.cost import phase_loads, segment_seconds
+from partreduce.topo.timing.stages import Stage, in_segments, of_period, size_or_one
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form, When
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import Form, When
 
 MAX_ITERATIONS = 10_000
 TOLERANCE = 1e-10

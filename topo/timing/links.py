@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from preduce.topo.errors import InputError
-from preduce.topo.switches import above
+from partreduce.topo.errors import InputError
+from partreduce.topo.switches import above
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.hardware import Hardware, Link, Switch
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware, Link, Switch
 
     Floats = npt.NDArray[np.float64]
     Whole = npt.NDArray[np.int64]

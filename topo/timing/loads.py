@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.hardware import Link
-from preduce.topo.rule import representative, representatives
-from preduce.topo.timing.coding import PLAIN
-from preduce.topo.timing.links import Links, check_node
-from preduce.topo.timing.traffic import Shape, all_to_all, of_sum
+from partreduce.topo.hardware import Link
+from partreduce.topo.rule import representative, representatives
+from partreduce.topo.timing.coding import PLAIN
+from partreduce.topo.timing.links import Links, check_node
+from partreduce.topo.timing.traffic import Shape, all_to_all, of_sum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import RulePhase
-    from preduce.topo.timing.coding import Coding
-    from preduce.topo.timing.traffic import Traffic
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.rule import RulePhase
+    from partreduce.topo.timing.coding import Coding
+    from partreduce.topo.timing.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)

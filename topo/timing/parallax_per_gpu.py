@@ -17,7 +17,7 @@ difference for dense variables, which EuroSys's does not see either, and for spa
 
 from __future__ import annotations
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 
 def gpu_server_bytes(num_gpus: int, num_bytes: float, *, touched: float = 1.0) -> float:

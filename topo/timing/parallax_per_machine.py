@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 
 class Route(StrEnum):

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.strategies.quorum import Start
+from partreduce.topo.strategies.quorum import Start
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.strategies.quorum import Quorum
-    from preduce.topo.timing.compute import ComputeTimes
+    from partreduce.topo.strategies.quorum import Quorum
+    from partreduce.topo.timing.compute import ComputeTimes
 
 SAMPLED = 256
 """Steps of all workers that stand for their distribution, where step times vary."""

@@ -27,8 +27,8 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.strategies.axes import When
-    from preduce.topo.timing.stages import Stage
+    from partreduce.topo.strategies.axes import When
+    from partreduce.topo.timing.stages import Stage
 
     Floats = npt.NDArray[np.float64]
 

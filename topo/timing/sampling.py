@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.document.reader import read_bytes
-from preduce.topo.errors import InputError
-from preduce.topo.timing.rounds import Rounds
-from preduce.topo.timing.stages import of_period
+from partreduce.topo.document.reader import read_bytes
+from partreduce.topo.errors import InputError
+from partreduce.topo.timing.rounds import Rounds
+from partreduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import Form
+    from partreduce.topo.timing.compute import ComputeTimes
 
 MAX_TRACE_BYTES = 2**30
 

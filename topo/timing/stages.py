@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.timing import loads
-from preduce.topo.timing.coding import Travel
-from preduce.topo.timing.cost import bytes_of, round_seconds
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.timing import loads
+from partreduce.topo.timing.coding import Travel
+from partreduce.topo.timing.cost import bytes_of, round_seconds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.strategies.axes import Form
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.strategies.axes import Form
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from preduce.topo.errors import InputError
-from preduce.topo.timing.rounds import Moments, Rounds
-from preduce.topo.timing.stages import of_period
-from preduce.topo.timing.tables import Exchange, exchanges
+from partreduce.topo.errors import InputError
+from partreduce.topo.timing.rounds import Moments, Rounds
+from partreduce.topo.timing.stages import of_period
+from partreduce.topo.timing.tables import Exchange, exchanges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
-    from preduce.topo.timing.stages import Stage
-    from preduce.topo.timing.tables import Touched
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import Form
+    from partreduce.topo.timing.compute import ComputeTimes
+    from partreduce.topo.timing.stages import Stage
+    from partreduce.topo.timing.tables import Touched
 
     Floats = npt.NDArray[np.float64]
 

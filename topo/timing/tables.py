@@ -32,20 +32,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.codec_numbers import row_bytes
-from preduce.topo.errors import InputError
-from preduce.topo.phase import Phase
-from preduce.topo.strategies.axes import How
-from preduce.topo.strategies.routes import Way
-from preduce.topo.timing import loads
-from preduce.topo.timing.coding import Coding
+from partreduce.topo.codec_numbers import row_bytes
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.axes import How
+from partreduce.topo.strategies.routes import Way
+from partreduce.topo.timing import loads
+from partreduce.topo.timing.coding import Coding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.strategies.routes import Route, Routes
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.strategies.routes import Route, Routes
 
 NUMBER_BYTES = 4
 """A row's number on the wire."""

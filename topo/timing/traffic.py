@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.timing.coding import PLAIN
+from partreduce.topo.timing.coding import PLAIN
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.timing.coding import Coding
+    from partreduce.topo.timing.coding import Coding
 
     Floats = npt.NDArray[np.float64]
     Flags = npt.NDArray[np.bool_]

@@ -12,7 +12,7 @@ if not __package__:
     # find one another by relative imports whatever the folder is called, and nothing that lies beside it is imported.
     folder = str(Path(__file__).parent)
     sys.path = [place for place in sys.path if place != folder]
-    __package__ = "preduce_checker"
+    __package__ = "partreduce_checker"
     package = ModuleType(__package__)
     package.__path__ = [folder]
     sys.modules[__package__] = package

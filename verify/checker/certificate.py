@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from .schedule import Schedule
 
-FORMAT = "preduce.certificate"
+FORMAT = "partreduce.certificate"
 
 
 class Claim(NamedTuple):

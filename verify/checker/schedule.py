@@ -205,7 +205,7 @@ def read_schedule(document: object) -> Schedule:
         Refusal: it is not a schedule of fixed groups or of a weighted graph.
     """
     raw = as_object(document, "schedule", ("format", "version", "name", "cluster", "strategy"), ("certificate",))
-    as_choice(raw["format"], "schedule.format", ("preduce.schedule",))
+    as_choice(raw["format"], "schedule.format", ("partreduce.schedule",))
     as_choice(raw["version"], "schedule.version", (1,))
     as_text(raw["name"], "schedule.name")
     require(isinstance(raw.pop("certificate", {}), dict), "schedule.certificate", "must be an object")

@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.hop import check_setting
-from preduce.verify.gaps.attained import attained_gaps, gaps_by_holding_back
-from preduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
-from preduce.verify.gaps.event_graph import event_graph
-from preduce.verify.gaps.exact import exact_bounds
-from preduce.verify.gaps.liveness import dead_cycle
-from preduce.verify.gaps.one_worker import Capacities, capacities_of
-from preduce.verify.gaps.paper import paper_bounds
+from partreduce.schedulers.protocols.hop import check_setting
+from partreduce.verify.gaps.attained import attained_gaps, gaps_by_holding_back
+from partreduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
+from partreduce.verify.gaps.event_graph import event_graph
+from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gaps.liveness import dead_cycle
+from partreduce.verify.gaps.one_worker import Capacities, capacities_of
+from partreduce.verify.gaps.paper import paper_bounds
 
 if TYPE_CHECKING:
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
-    from preduce.verify.explore import Exploration
-    from preduce.verify.gaps.paper import Matrix
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.explore import Exploration
+    from partreduce.verify.gaps.paper import Matrix
 
 __all__ = ["Capacities", "Gaps", "capacities_of", "gaps"]
 
@@ -52,7 +52,7 @@ class Gaps:
     exhausted: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object that `preduce gaps --json` prints."""
+        """The JSON object that `partreduce gaps --json` prints."""
 
         def listed(matrix: Matrix | None) -> list[list[int | None]] | None:
             return None if matrix is None else [list(row) for row in matrix]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Received, Send
-from preduce.schedulers.protocols.hop import Advance, Hop
-from preduce.verify.explore import Network, NoDeadlock, explore
+from partreduce.schedulers.protocols.base import Received, Send
+from partreduce.schedulers.protocols.hop import Advance, Hop
+from partreduce.verify.explore import Network, NoDeadlock, explore
 
 if TYPE_CHECKING:
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
-    from preduce.verify.explore import Exploration
-    from preduce.verify.gaps.lengths import Length
-    from preduce.verify.gaps.paper import Matrix
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.explore import Exploration
+    from partreduce.verify.gaps.lengths import Length
+    from partreduce.verify.gaps.paper import Matrix
 
 
 def attained_gaps(

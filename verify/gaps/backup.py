@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from preduce.verify.gaps.lengths import Length
+    from partreduce.verify.gaps.lengths import Length
 
 
 def paper_bound(forward: Length, backward: Length) -> Length:  # noqa: ARG001 - one signature for all settings

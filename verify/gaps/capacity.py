@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.verify.gaps.lengths import Length
-    from preduce.verify.gaps.paper import Matrix
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.verify.gaps.lengths import Length
+    from partreduce.verify.gaps.paper import Matrix
 
 
 def update_queue_capacity(graph: Digraph, bounds: Matrix) -> Matrix:

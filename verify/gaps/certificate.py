@@ -5,23 +5,23 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.hop import check_setting
-from preduce.verify.gaps.event_graph import event_graph
-from preduce.verify.gaps.exact import Distances
-from preduce.verify.gaps.liveness import dead_cycle
-from preduce.verify.gaps.one_worker import events_near
-from preduce.verify.gaps.skip import longest_skips
+from partreduce.schedulers.protocols.hop import check_setting
+from partreduce.verify.gaps.event_graph import event_graph
+from partreduce.verify.gaps.exact import Distances
+from partreduce.verify.gaps.liveness import dead_cycle
+from partreduce.verify.gaps.one_worker import events_near
+from partreduce.verify.gaps.skip import longest_skips
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
-    from preduce.verify.gaps.event_graph import EventGraph
-    from preduce.verify.gaps.lengths import Length
-    from preduce.verify.gaps.need import Need
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.gaps.event_graph import EventGraph
+    from partreduce.verify.gaps.lengths import Length
+    from partreduce.verify.gaps.need import Need
 
-FORMAT = "preduce.gaps-certificate"
+FORMAT = "partreduce.gaps-certificate"
 VERSION = 1
 NONE = -1
 """Stands for an infinite distance and a missing bound: the format has no null."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preduce.verify.gaps import notify_ack, standard, tokens
-from preduce.verify.gaps.need import Need
+from partreduce.verify.gaps import notify_ack, standard, tokens
+from partreduce.verify.gaps.need import Need
 
 if TYPE_CHECKING:
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
 
 
 @dataclass(frozen=True, slots=True)

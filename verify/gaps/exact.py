@@ -16,13 +16,13 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from preduce.verify.gaps.event_graph import EventGraph, event_graph
+from partreduce.verify.gaps.event_graph import EventGraph, event_graph
 
 if TYPE_CHECKING:
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
-    from preduce.verify.gaps.lengths import Length
-    from preduce.verify.gaps.paper import Matrix
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.gaps.lengths import Length
+    from partreduce.verify.gaps.paper import Matrix
 
 
 class Distances:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import UnknownError
-from preduce.verify.gaps.exact import exact_bounds
-from preduce.verify.gaps.one_worker import distances_near
+from partreduce.topo.errors import UnknownError
+from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gaps.one_worker import distances_near
 
 if TYPE_CHECKING:
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
-    from preduce.verify.gaps.lengths import Length
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.gaps.lengths import Length
 
 
 MAX_FAR = 1024

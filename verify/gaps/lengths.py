@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from preduce.schedulers.protocols.digraph import Digraph
+    from partreduce.schedulers.protocols.digraph import Digraph
 
 Length = int | None
 """A number of edges or steps; None stands for unbounded (no path)."""

@@ -11,14 +11,14 @@ import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import ScheduleError
+from partreduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
-    from preduce.verify.gaps.lengths import Length
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.gaps.lengths import Length
 
 ENTER, SEND, REDUCE = range(3)
 Event = tuple[int, int]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.verify.gaps import backup, notify_ack, staleness, standard, tokens
-from preduce.verify.gaps.lengths import path_lengths
+from partreduce.verify.gaps import backup, notify_ack, staleness, standard, tokens
+from partreduce.verify.gaps.lengths import path_lengths
 
 if TYPE_CHECKING:
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
-    from preduce.verify.gaps.lengths import Length
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.gaps.lengths import Length
 
 Matrix = tuple[tuple["Length", ...], ...]
 

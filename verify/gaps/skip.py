@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies.gap import Gap
-    from preduce.verify.gaps.lengths import Length
-    from preduce.verify.gaps.paper import Matrix
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.gaps.lengths import Length
+    from partreduce.verify.gaps.paper import Matrix
 
 
 def longest_skips(graph: Digraph, setting: Gap, bounds: Matrix) -> tuple[int, ...]:

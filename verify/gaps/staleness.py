@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.verify.gaps.lengths import scaled
+from partreduce.verify.gaps.lengths import scaled
 
 if TYPE_CHECKING:
-    from preduce.verify.gaps.lengths import Length
+    from partreduce.verify.gaps.lengths import Length
 
 
 def paper_bound(forward: Length, backward: Length, staleness: int) -> Length:  # noqa: ARG001 - one signature for all

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.verify.gaps.lengths import scaled, smaller
-from preduce.verify.gaps.need import Need
+from partreduce.verify.gaps.lengths import scaled, smaller
+from partreduce.verify.gaps.need import Need
 
 if TYPE_CHECKING:
-    from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.verify.gaps.lengths import Length
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.verify.gaps.lengths import Length
 
 
 def needs(graph: Digraph, max_ig: int) -> list[Need]:

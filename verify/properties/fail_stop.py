@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send, Shiftable
-from preduce.verify.search.properties import PerPair, PerProcess
+from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send, Shiftable
+from partreduce.verify.search.properties import PerPair, PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from preduce.verify.search.properties import Property
+    from partreduce.verify.search.properties import Property
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.base import Crashed, Received, Send
-from preduce.schedulers.protocols.group_generator.draw import PATIENCE
-from preduce.schedulers.protocols.group_generator.service import (
+from partreduce.schedulers.protocols.base import Crashed, Received, Send
+from partreduce.schedulers.protocols.group_generator.draw import PATIENCE
+from partreduce.schedulers.protocols.group_generator.service import (
     ACTIVE,
     DEAD,
     LEFT,
@@ -18,7 +18,7 @@ from preduce.schedulers.protocols.group_generator.service import (
     Grant,
     Void,
 )
-from preduce.schedulers.protocols.group_generator.worker import (
+from partreduce.schedulers.protocols.group_generator.worker import (
     ASKED,
     ENDED,
     FENCED,
@@ -28,13 +28,13 @@ from preduce.schedulers.protocols.group_generator.worker import (
     Retry,
     WorkerState,
 )
-from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
+from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.schedulers.protocols.group_generator.system import GroupSystem
-    from preduce.verify.search.view import View
+    from partreduce.schedulers.protocols.group_generator.system import GroupSystem
+    from partreduce.verify.search.view import View
 
 
 def generator_properties(system: GroupSystem, *, lossy: bool = False) -> tuple[Property, ...]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.schedulers.protocols.group_generator.system import GroupSystem
-from preduce.topo.strategies.generated import Division, InitiatorRule
-from preduce.verify.explore import Network
-from preduce.verify.properties.group_generator_suite import GeneratorConfiguration
-from preduce.verify.search.covering import Factors, Level
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.schedulers.protocols.group_generator.system import GroupSystem
+from partreduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.verify.explore import Network
+from partreduce.verify.properties.group_generator_suite import GeneratorConfiguration
+from partreduce.verify.search.covering import Factors, Level
 
 if TYPE_CHECKING:
-    from preduce.verify.search.covering import Row
+    from partreduce.verify.search.covering import Row
 
 LOSSY, REORDERED, DOUBLED = "a message lost", "reordered", "a message doubled"
 

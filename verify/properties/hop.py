@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.hop import (
+from partreduce.schedulers.protocols.base import Send
+from partreduce.schedulers.protocols.hop import (
     ENTERING,
     REDUCING,
     SENDING,
@@ -18,13 +18,13 @@ from preduce.schedulers.protocols.hop import (
     Token,
     Update,
 )
-from preduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
-from preduce.verify.gaps.exact import exact_bounds
-from preduce.verify.gaps.skip import longest_skips
-from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
+from partreduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
+from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gaps.skip import longest_skips
+from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
 
 if TYPE_CHECKING:
-    from preduce.verify.gaps.paper import Matrix
+    from partreduce.verify.gaps.paper import Matrix
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:

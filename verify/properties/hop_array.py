@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.hop import check_setting
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.gap import Gap, Reducing, Skip
-from preduce.verify.explore import Network
-from preduce.verify.properties.hop_suite import PATH, HopConfiguration, both_ways, diamond, ring
-from preduce.verify.search.covering import Factors, Level
+from partreduce.schedulers.protocols.hop import check_setting
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.gap import Gap, Reducing, Skip
+from partreduce.verify.explore import Network
+from partreduce.verify.properties.hop_suite import PATH, HopConfiguration, both_ways, diamond, ring
+from partreduce.verify.search.covering import Factors, Level
 
 if TYPE_CHECKING:
-    from preduce.verify.search.covering import Row
+    from partreduce.verify.search.covering import Row
 
 
 def _possible(chosen: dict[str, Any]) -> bool:

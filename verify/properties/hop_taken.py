@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.base import Note, Outcome, Received
-from preduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update
-from preduce.topo.strategies.gap import Reducing
-from preduce.verify.search.properties import PerPair, PerProcess
+from partreduce.schedulers.protocols.base import Note, Outcome, Received
+from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update
+from partreduce.topo.strategies.gap import Reducing
+from partreduce.verify.search.properties import PerPair, PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from preduce.verify.search.properties import Property
+    from partreduce.verify.search.properties import Property
 
 NOTHING = -(2**60)
 """No update that could still serve has come."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Note, Outcome
-from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking
-from preduce.verify.explore import Exploration, explore
+from partreduce.schedulers.protocols.base import Note, Outcome
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking
+from partreduce.verify.explore import Exploration, explore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

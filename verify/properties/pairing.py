@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, two_sides
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.verify.explore import Exploration, Network, explore
-from preduce.verify.properties.fail_stop import FailStop, among_the_living
-from preduce.verify.search.covering import Factors, Level
-from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
+from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, two_sides
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.verify.explore import Exploration, Network, explore
+from partreduce.verify.properties.fail_stop import FailStop, among_the_living
+from partreduce.verify.search.covering import Factors, Level
+from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
-    from preduce.verify.search.covering import Row
-    from preduce.verify.search.view import View
+    from partreduce.verify.search.covering import Row
+    from partreduce.verify.search.view import View
 
 
 def pairing_properties(machine: Pairing, *, crashes: bool = False) -> tuple[Property, ...]:

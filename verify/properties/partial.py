@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.partial import (
+from partreduce.schedulers.protocols.partial import (
     CALLED,
     COMPUTING,
     MEETING,
@@ -20,14 +20,14 @@ from preduce.schedulers.protocols.partial import (
     PartialState,
     Take,
 )
-from preduce.topo.strategies.quorum import Counting, Start
-from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
+from partreduce.topo.strategies.quorum import Counting, Start
+from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.topo.strategies.quorum import Quorum
-    from preduce.verify.search.view import View
+    from partreduce.topo.strategies.quorum import Quorum
+    from partreduce.verify.search.view import View
 
 
 def partial_properties(machine: Partial) -> tuple[Property, ...]:

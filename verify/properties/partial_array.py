@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
-from preduce.verify.explore import Network
-from preduce.verify.properties.partial_suite import AT_ONCE, PartialConfiguration
-from preduce.verify.search.covering import Factors, Level
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
+from partreduce.verify.explore import Network
+from partreduce.verify.properties.partial_suite import AT_ONCE, PartialConfiguration
+from partreduce.verify.search.covering import Factors, Level
 
 if TYPE_CHECKING:
-    from preduce.verify.search.covering import Row
+    from partreduce.verify.search.covering import Row
 
 
 def _setting(chosen: dict[str, Any]) -> Quorum:

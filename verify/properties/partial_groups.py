@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.partial import CALLED, COMPUTING, Begin, Call, End, Finish, Share, Take
-from preduce.schedulers.protocols.partial_groups import GOES_ON, GroupsState, PartialGroups
-from preduce.topo.strategies.quorum import Quorum, Start
-from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
+from partreduce.schedulers.protocols.partial import CALLED, COMPUTING, Begin, Call, End, Finish, Share, Take
+from partreduce.schedulers.protocols.partial_groups import GOES_ON, GroupsState, PartialGroups
+from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.verify.search.view import View
+    from partreduce.verify.search.view import View
 
 
 def partial_groups_properties(machine: PartialGroups) -> tuple[Property, ...]:

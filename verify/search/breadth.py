@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState
-from preduce.verify.search.symmetry import Symmetry
-from preduce.verify.search.system import Stopped, System
-from preduce.verify.search.view import View
+from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState
+from partreduce.verify.search.symmetry import Symmetry
+from partreduce.verify.search.system import Stopped, System
+from partreduce.verify.search.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.verify.search.network import Network
-    from preduce.verify.search.properties import Property
-    from preduce.verify.search.system import State
+    from partreduce.verify.search.network import Network
+    from partreduce.verify.search.properties import Property
+    from partreduce.verify.search.system import State
 
 CHUNK = 1 << 15
 """Properties are checked on so many new states at once; at first on fewer, so that what fails soon is soon found."""

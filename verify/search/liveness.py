@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from preduce.verify.search.breadth import Breadth
-    from preduce.verify.search.properties import Progress
-    from preduce.verify.search.system import Label, State
+    from partreduce.verify.search.breadth import Breadth
+    from partreduce.verify.search.properties import Progress
+    from partreduce.verify.search.system import Label, State
 
 MISHAPS = ("lose", "repeat", "crash")
 Edge = tuple[int, "Label"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

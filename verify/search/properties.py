@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.verify.search.view import View
+    from partreduce.verify.search.view import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.base import Symmetric
-from preduce.verify.search.system import Stopped, WorkedOut
+from partreduce.schedulers.protocols.base import Symmetric
+from partreduce.verify.search.system import Stopped, WorkedOut
 
 if TYPE_CHECKING:
-    from preduce.verify.search.system import State, System
+    from partreduce.verify.search.system import State, System
 
 
 class Symmetry:

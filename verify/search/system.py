@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable, Suspecting
-from preduce.topo.errors import InputError
+from partreduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable, Suspecting
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
-    from preduce.verify.search.network import Network
+    from partreduce.verify.search.network import Network
 
 State = tuple[int, ...]
 BITS = 32  # two interned numbers share one integer key

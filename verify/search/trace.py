@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.base import Describing, Note, Received, Send
-from preduce.verify.search.view import View
+from partreduce.schedulers.protocols.base import Describing, Note, Received, Send
+from partreduce.verify.search.view import View
 
 if TYPE_CHECKING:
-    from preduce.verify.search.breadth import Breadth
-    from preduce.verify.search.system import Label, State, System
+    from partreduce.verify.search.breadth import Breadth
+    from partreduce.verify.search.system import Label, State, System
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from preduce.verify.search.system import State, System
+    from partreduce.verify.search.system import State, System
 
 
 class View:

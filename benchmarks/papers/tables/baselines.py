@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.papers.tables.models import Batch
-    from preduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.communicators import Communicator
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # what is said by itself, with a warning, where nobody says it
 

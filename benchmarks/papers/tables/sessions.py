@@ -21,13 +21,13 @@ from benchmarks.papers.tables.sweep import ROWS
 from benchmarks.papers.tables.ways import BASELINES, DENSE, HOROVOD, TF_PS_CUT, data_of, model_of
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from benchmarks.papers.tables.worker import READY, SHAPED
-from preduce.topo.cluster import Cluster
-from preduce.topo.document.writer import write_schedule
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import Codec, Form
-from preduce.topo.strategies.routes import Routes, Way
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Codec, Form
+from partreduce.topo.strategies.routes import Routes, Way
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from benchmarks.lab.crew import Crew
     from benchmarks.lab.network import Network
     from benchmarks.papers.tables.models import WithTables
-    from preduce.planner.routes import Chosen
-    from preduce.topo.timing.tables import Touched
+    from partreduce.planner.routes import Chosen
+    from partreduce.topo.timing.tables import Touched
 
 GATHER, GATHER_LOCAL, HYBRID, HYBRID_LOCAL = "gather", "gather, aggregated", "hybrid", "hybrid, aggregated"
 HYBRID_CODED = "hybrid, aggregated, float16"
@@ -150,8 +150,8 @@ class Known:
 
     def chosen(self, schedule: Schedule, codecs: tuple[Codec, ...] = (Codec.NONE,)) -> Chosen:
         """The planner's routes beside a strategy for everything else, rows in one of these codecs."""
-        from preduce.planner.routes import choose_routes
-        from preduce.planner.table_prices import Table
+        from partreduce.planner.routes import choose_routes
+        from partreduce.planner.table_prices import Table
 
         tables = [
             Table(parameter=name, rows=rows, columns=columns, touched=self.shares[name], gradient=self._gradient)  # type: ignore[arg-type]
@@ -177,8 +177,8 @@ class Known:
     @cached_property
     def _planned_dense_part(self) -> Schedule:
         """What the planner picks for everything but the tables, codecs allowed; the tables' time is computing to it."""
-        from preduce import Job as Planned
-        from preduce import plan
+        from partreduce import Job as Planned
+        from partreduce import plan
 
         exchange = self.wire_bytes(HYBRID_LOCAL) / self.session.bytes_per_second
         hardware = replace(self.hardware, compute=self.session.compute + exchange)
@@ -222,7 +222,7 @@ class Known:
             if name not in {r.parameter for r in what.apart}
         )
         if way in (COMPOSED, COMPOSED_CODED):
-            from preduce.topo.timing.cost import communication
+            from partreduce.topo.timing.cost import communication
 
             sent = communication(self.schedules[way], self.hardware, model_bytes=self.dense_bytes + by_strategy)
             return tables_bytes(what, self.shares, shape) + sent.nic_bytes_per_step

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-import preduce
+import partreduce
 from benchmarks.papers.tables.baselines import Gathered, Servers
 from benchmarks.papers.tables.models import ClickData, ClickModel, Language, LanguageData
 from benchmarks.papers.tables.sweep import SweepData, SweepModel
@@ -17,7 +17,7 @@ from benchmarks.papers.tables.sweep import SweepData, SweepModel
 if TYPE_CHECKING:
     from benchmarks.lab.job import Job
     from benchmarks.papers.tables.models import Batch, WithTables
-    from preduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.communicators import Communicator
 
 TF_PS, TF_PS_CUT, HOROVOD = "TF-PS", "TF-PS, cut evenly", "Horovod"
 BASELINES = (TF_PS, TF_PS_CUT, HOROVOD)
@@ -90,7 +90,7 @@ class Routed:
         adagrad = torch.optim.Adagrad(groups)
         codec = json.loads(Path(schedule).read_text())["strategy"].get("how", {}).get("codec", "none")
         initial = "keep" if codec == "none" else "broadcast"  # coded averages of parameters want it
-        self.optimizer = preduce.DistributedOptimizer(adagrad, model, schedule, timeout=TIMEOUT, initial=initial)
+        self.optimizer = partreduce.DistributedOptimizer(adagrad, model, schedule, timeout=TIMEOUT, initial=initial)
         self.model = model
 
     def before(self, batch: Batch) -> None:

@@ -1,6 +1,6 @@
 """What batches touch, and what a node's card sends for it: the numbers beside which measured bytes are put.
 
-What tables cost by our ways is the planner's own model (`preduce.topo.timing.tables`); servers are sharded tables
+What tables cost by our ways is the planner's own model (`partreduce.topo.timing.tables`); servers are sharded tables
 without aggregation, for which each of a node's workers asks by itself.
 """
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.hardware import Hardware, Link
-from preduce.topo.strategies.axes import Codec
-from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
-from preduce.topo.timing.tables import Touched, exchange
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from partreduce.topo.timing.tables import Touched, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

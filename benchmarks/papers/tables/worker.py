@@ -23,7 +23,7 @@ from benchmarks.papers.tables.ways import TIMEOUT, data_of, way_of
 if TYPE_CHECKING:
     from benchmarks.lab.job import Job
     from benchmarks.papers.tables.ways import Data, Way
-    from preduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.communicators import Communicator
 
 READY, SHAPED = "ready", "shaped"
 """Files by which a job's workers and its starter agree when links become slow."""
@@ -50,8 +50,8 @@ def measure(job: Job, node: int) -> None:
 
 
 def _measure(job: Job, rank: int, said: dict[str, Any]) -> None:
-    from preduce.runtime.transport.gloo import GlooWorld
-    from preduce.runtime.transport.rendezvous import connect_store
+    from partreduce.runtime.transport.gloo import GlooWorld
+    from partreduce.runtime.transport.rendezvous import connect_store
 
     timeout = timedelta(seconds=TIMEOUT)
     world = GlooWorld(connect_store(timeout), rank, job.num_workers, timeout)

@@ -13,9 +13,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.payload_rings import Arrival
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.hop import (
+from partreduce.runtime.transport.payload_rings import Arrival
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.hop import (
     ENTERING,
     REDUCING,
     SENDING,
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from preduce.runtime.strategies.gap.log import GapLog
-    from preduce.runtime.transport.mailbox import Message
-    from preduce.runtime.transport.payload_rings import PayloadRings
-    from preduce.schedulers.protocols.base import Action
-    from preduce.schedulers.protocols.hop import Hop, HopEvent, HopState, Reduce
+    from partreduce.runtime.strategies.gap.log import GapLog
+    from partreduce.runtime.transport.mailbox import Message
+    from partreduce.runtime.transport.payload_rings import PayloadRings
+    from partreduce.schedulers.protocols.base import Action
+    from partreduce.schedulers.protocols.hop import Hop, HopEvent, HopState, Reduce
 
     Recipients = Mapping[int, tuple[int, ...]]
     """Who gets an update, and the numbers that go with it."""

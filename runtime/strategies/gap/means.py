@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.liveness.heartbeat import SKIPPED
-from preduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
-from preduce.runtime.strategies.gap.log import GapLog
-from preduce.runtime.strategies.gap.patience import LackError, wait_until
-from preduce.runtime.strategies.gap.sizes import message_bound
-from preduce.runtime.strategies.gap.state import PLACE, packed, unpacked
-from preduce.runtime.strategies.one_sided import OneSided
-from preduce.runtime.transport.payload_rings import PayloadRings
-from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
-from preduce.runtime.transport.waiting import GoneError
-from preduce.runtime.watch.status import GapStatus
-from preduce.schedulers.protocols.hop import Advance, Reduce, hop_of
-from preduce.schedulers.protocols.hop_weights import weights_of
-from preduce.topo.strategies.gap import Gap, Order, Reducing
-from preduce.verify.gaps.one_worker import capacities_of
+from partreduce.runtime.liveness.heartbeat import SKIPPED
+from partreduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
+from partreduce.runtime.strategies.gap.log import GapLog
+from partreduce.runtime.strategies.gap.patience import LackError, wait_until
+from partreduce.runtime.strategies.gap.sizes import message_bound
+from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
+from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.transport.payload_rings import PayloadRings
+from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.watch.status import GapStatus
+from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
+from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.topo.strategies.gap import Gap, Order, Reducing
+from partreduce.verify.gaps.one_worker import capacities_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.recorder import Operation
-    from preduce.runtime.strategies.base import Run
-    from preduce.runtime.strategies.gap.driver import Averaged, Letter, Recipients
-    from preduce.topo.strategies.neighbor import Neighbor
+    from partreduce.runtime.recorder import Operation
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.runtime.strategies.gap.driver import Averaged, Letter, Recipients
+    from partreduce.topo.strategies.neighbor import Neighbor
 
 
 class GapMeans(OneSided):

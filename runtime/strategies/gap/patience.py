@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.liveness.culprit import listed
-from preduce.runtime.transport.patience import Patience
-from preduce.runtime.transport.waiting import GoneError, Lookout
+from partreduce.runtime.liveness.culprit import listed
+from partreduce.runtime.transport.patience import Patience
+from partreduce.runtime.transport.waiting import GoneError, Lookout
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from preduce.runtime.liveness.heartbeat import Heartbeat
-    from preduce.runtime.strategies.gap.driver import Missing
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.strategies.gap.driver import Missing
 
 
 class LackError(GoneError):

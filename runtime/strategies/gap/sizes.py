@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.credit import MESSAGES
+from partreduce.runtime.transport.credit import MESSAGES
 
 if TYPE_CHECKING:
-    from preduce.runtime.transport.credit import Bound
-    from preduce.runtime.transport.updates import Layout
-    from preduce.schedulers.protocols.hop import Hop
+    from partreduce.runtime.transport.credit import Bound
+    from partreduce.runtime.transport.updates import Layout
+    from partreduce.schedulers.protocols.hop import Hop
 
 
 def message_bound(machine: Hop, layout: Layout) -> Bound:

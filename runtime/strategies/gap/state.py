@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.schedulers.protocols.hop import HopState
-from preduce.topo.errors import InputError
+from partreduce.schedulers.protocols.hop import HopState
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from preduce.runtime.transport.payload_rings import PayloadRings
-    from preduce.schedulers.protocols.hop import Hop
+    from partreduce.runtime.transport.payload_rings import PayloadRings
+    from partreduce.schedulers.protocols.hop import Hop
 
 PLACE = "gap/place"
 UPDATE = "gap/update"

@@ -15,8 +15,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.partial import (
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.partial import (
     COMPUTING,
     MEETING,
     Activate,
@@ -29,15 +29,15 @@ from preduce.schedulers.protocols.partial import (
     Share,
     Take,
 )
-from preduce.schedulers.protocols.partial_groups import Ended
+from partreduce.schedulers.protocols.partial_groups import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from preduce.runtime.strategies.quorum.log import QuorumLog
-    from preduce.runtime.strategies.quorum.spread import Spread
-    from preduce.runtime.transport.mailbox import Message
-    from preduce.schedulers.protocols.base import Outcome
+    from partreduce.runtime.strategies.quorum.log import QuorumLog
+    from partreduce.runtime.strategies.quorum.spread import Spread
+    from partreduce.runtime.transport.mailbox import Message
+    from partreduce.schedulers.protocols.base import Outcome
 
 AWord = Activate | Arrived | Here | Ended
 WORDS: dict[str, type[AWord]] = {"activate": Activate, "arrived": Arrived, "here": Here, "ended": Ended}

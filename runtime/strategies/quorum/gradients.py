@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.mean_model import average_everywhere
-from preduce.runtime.strategies.quorum.equality import PARTED, Settings, refuse_unless_plain
-from preduce.runtime.strategies.quorum.rounds import room_for
-from preduce.runtime.strategies.quorum.runner import QuorumRunner
-from preduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
-from preduce.runtime.transport.waiting import GoneError
-from preduce.schedulers.protocols.partial import Partial
-from preduce.topo.errors import InputError, UnavailableError
-from preduce.topo.strategies.quorum import Missed
+from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.strategies.quorum.equality import PARTED, Settings, refuse_unless_plain
+from partreduce.runtime.strategies.quorum.rounds import room_for
+from partreduce.runtime.strategies.quorum.runner import QuorumRunner
+from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.schedulers.protocols.partial import Partial
+from partreduce.topo.errors import InputError, UnavailableError
+from partreduce.topo.strategies.quorum import Missed
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.base import Run
-    from preduce.runtime.strategies.quorum.driver import Taken
-    from preduce.topo.strategies.quorum import Quorum
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.runtime.strategies.quorum.driver import Taken
+    from partreduce.topo.strategies.quorum import Quorum
 
 
 class QuorumGradients(QuorumRunner[GradientSum]):

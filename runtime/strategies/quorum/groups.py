@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.strategies.quorum.rounds import room_for
-from preduce.runtime.strategies.quorum.runner import QuorumRunner
-from preduce.runtime.strategies.quorum.shadows import Shadows, Snapshot
-from preduce.runtime.transport.needed_groups import member_sets
-from preduce.schedulers.protocols.partial_groups import PartialGroups, members_of
+from partreduce.runtime.strategies.quorum.rounds import room_for
+from partreduce.runtime.strategies.quorum.runner import QuorumRunner
+from partreduce.runtime.strategies.quorum.shadows import Shadows, Snapshot
+from partreduce.runtime.transport.needed_groups import member_sets
+from partreduce.schedulers.protocols.partial_groups import PartialGroups, members_of
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.base import Run
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.topo.phase import Group
-    from preduce.topo.strategies.quorum import Quorum
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.topo.phase import Group
+    from partreduce.topo.strategies.quorum import Quorum
 
 
 class QuorumGroups(QuorumRunner[Snapshot]):

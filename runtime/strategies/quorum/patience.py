@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.patience import Patience
-from preduce.runtime.transport.waiting import GoneError, Lookout
+from partreduce.runtime.transport.patience import Patience
+from partreduce.runtime.transport.waiting import GoneError, Lookout
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable
 
-    from preduce.runtime.liveness.heartbeat import Heartbeat
-    from preduce.runtime.strategies.quorum.driver import Missing
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.strategies.quorum.driver import Missing
 
 
 def wait_until(

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 
-from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.tags import TAG_LENGTH, tag_of
-from preduce.runtime.transport.waiting import GoneError
-from preduce.schedulers.protocols.partial import Share
-from preduce.topo.errors import PreduceError, UnavailableError
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.schedulers.protocols.partial import Share
+from partreduce.topo.errors import PartreduceError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.averaging.reducer import Reducer
-    from preduce.runtime.recorder import Operation
-    from preduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
-    from preduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.recorder import Operation
+    from partreduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
+    from partreduce.runtime.transport.communicators import Communicator
 
 KIND = "partial sum"
 Sum = TypeVar("Sum")
@@ -71,7 +71,7 @@ class RoundsThread(Generic[Sum]):
     ) -> None:
         self._driver, self._bringing, self._line = driver, bringing, line
         self._reducer, self._clock = reducer, clock
-        self._thread = Background(self._run, name="preduce-rounds", stop=driver.close)
+        self._thread = Background(self._run, name="partreduce-rounds", stop=driver.close)
 
     def start(self) -> None:
         """Take part from now on."""
@@ -111,7 +111,7 @@ class RoundsThread(Generic[Sum]):
             for work in works:
                 reducer.wait_for(work, operation)
             shares, special = self._read(begun, tag, line.size)
-        except (RuntimeError, GoneError, PreduceError) as error:
+        except (RuntimeError, GoneError, PartreduceError) as error:
             raise self._failed(operation, error) from None
         reducer.recorder.end(operation)
         counts = tuple(len(share.gradients) for share in shares)

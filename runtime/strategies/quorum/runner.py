@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.liveness.heartbeat import MET
-from preduce.runtime.strategies.base import Runner
-from preduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
-from preduce.runtime.strategies.quorum.log import QuorumLog
-from preduce.runtime.strategies.quorum.patience import wait_until
-from preduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
-from preduce.runtime.strategies.quorum.spread import Spread
-from preduce.runtime.transport.mailbox import Mailbox
-from preduce.runtime.transport.waiting import GoneError
-from preduce.topo.errors import PreduceError, UnavailableError
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.heartbeat import MET
+from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
+from partreduce.runtime.strategies.quorum.log import QuorumLog
+from partreduce.runtime.strategies.quorum.patience import wait_until
+from partreduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
+from partreduce.runtime.strategies.quorum.spread import Spread
+from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.topo.errors import PartreduceError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from preduce.runtime.strategies.base import Run
-    from preduce.runtime.strategies.quorum.driver import Rounds
-    from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.worlds import World
-    from preduce.topo.strategies.quorum import Quorum
+    from partreduce.runtime.strategies.base import Run
+    from partreduce.runtime.strategies.quorum.driver import Rounds
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.strategies.quorum import Quorum
 
 CLOSE_SECONDS = 1.0
 _lines_in_use: WeakKeyDictionary[World, set[str]] = WeakKeyDictionary()
@@ -149,7 +149,7 @@ class QuorumRunner(Runner, Generic[Sum]):
             PeerLostError: a worker is gone or too late.
         """
         error = self.driver.error
-        if isinstance(error, PreduceError):
+        if isinstance(error, PartreduceError):
             raise error
         if error is not None:
             raise UnavailableError(f"a partial sum failed ({type(error).__name__}: {error})") from error

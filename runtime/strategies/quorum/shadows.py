@@ -13,8 +13,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket
-    from preduce.topo.phase import Group
+    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.topo.phase import Group
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preduce.runtime.transport.mailbox import Mailbox, Message
+    from partreduce.runtime.transport.mailbox import Mailbox, Message
 
 DIRECT = 64
 """Up to so many workers each is told by whoever has something to tell."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.quorum import Divide
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.quorum import Divide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.bucket import Bucket
 
 
 @dataclass(slots=True, eq=False)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from hashlib import shake_256
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.topo.cluster import Cluster
+    from partreduce.topo.cluster import Cluster
 
 Members = tuple[int, ...]
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from preduce.schedulers.protocols.base import Action, Crashed, Note, Send
-from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking
-from preduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, Situation, salt_of
+from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking
+from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, Situation, salt_of
 
 if TYPE_CHECKING:
-    from preduce.schedulers.protocols.group_generator.buffers import Outstanding
+    from partreduce.schedulers.protocols.group_generator.buffers import Outstanding
 
 ACTIVE, LEFT, DEAD = "active", "left", "dead"
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from functools import cached_property
 from math import factorial
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.base import Note, Outcome, Received
-from preduce.schedulers.protocols.group_generator.draw import CHOICE_BITS
-from preduce.schedulers.protocols.group_generator.service import (
+from partreduce.schedulers.protocols.base import Note, Outcome, Received
+from partreduce.schedulers.protocols.group_generator.draw import CHOICE_BITS
+from partreduce.schedulers.protocols.group_generator.service import (
     ACTIVE,
     Alone,
     Ask,
@@ -22,7 +22,7 @@ from preduce.schedulers.protocols.group_generator.service import (
     Restarted,
     Void,
 )
-from preduce.schedulers.protocols.group_generator.worker import (
+from partreduce.schedulers.protocols.group_generator.worker import (
     ENDED,
     FENCED,
     Broke,
@@ -34,13 +34,13 @@ from preduce.schedulers.protocols.group_generator.worker import (
     Retry,
     WorkerState,
 )
-from preduce.topo.errors import InputError
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers
-    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+    from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
+    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
 MODULUS = 4
 """Where request numbers wrap in endless runs: more than the requests of one worker that can be on their way."""

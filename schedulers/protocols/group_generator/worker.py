@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Action, Crashed, Note, Send
-from preduce.schedulers.protocols.group_generator.service import Alone, Ask, Bye, Fenced, Grant, Later, Void
+from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send
+from partreduce.schedulers.protocols.group_generator.service import Alone, Ask, Bye, Fenced, Grant, Later, Void
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.schedulers.protocols.group_generator.service import Answer
+    from partreduce.schedulers.protocols.group_generator.service import Answer
 
 ASKED, GRANTED, MEETING, ALONE, ENDED, FENCED = "asked", "granted", "meeting", "alone", "ended", "fenced"
 LATER = "later"

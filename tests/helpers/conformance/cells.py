@@ -14,7 +14,7 @@ import torch
 
 from helpers.conformance.kinds import N
 from helpers.conformance.reference import WAIT, PlainOptimizer, Table
-from preduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.optimizer import DistributedOptimizer
 
 TOGETHER, ASIDE = "together", "aside"
 

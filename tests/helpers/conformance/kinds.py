@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from preduce.topo.cluster import Cluster
-from preduce.topo.phase import Phase
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import (
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import (
     AllReduce,
     Division,
     Generated,
@@ -23,8 +23,8 @@ from preduce.topo.strategies import (
     Server,
     Static,
 )
-from preduce.topo.strategies.gap import Gap, Order
-from preduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.gap import Gap, Order
+from partreduce.topo.strategies.quorum import Quorum, Start
 
 N = 3
 MEAN = [[1 / 3] * 3] * 3

@@ -12,10 +12,10 @@ import torch
 from helpers.conformance.cells import run_reference, run_time
 from helpers.conformance.idioms import IDIOMS
 from helpers.conformance.kinds import KINDS
-from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.generator.service import GeneratorService
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.topo.errors import InputError
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.service import GeneratorService
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.errors import InputError
 
 CELLS = [(idiom, kind) for idiom in IDIOMS for kind in KINDS]
 
@@ -32,8 +32,8 @@ def generator(request, monkeypatch):
     service = GeneratorService(replace(GeneratorSetting.of(kind.strategy, kind.schedule.cluster), max_known=8), keys)
     thread = threading.Thread(target=service.run, args=(60,))
     thread.start()
-    monkeypatch.setenv("PREDUCE_GENERATOR", service.address)
-    monkeypatch.setenv("PREDUCE_GENERATOR_KEYS", keys.for_workers().text())
+    monkeypatch.setenv("PARTREDUCE_GENERATOR", service.address)
+    monkeypatch.setenv("PARTREDUCE_GENERATOR_KEYS", keys.for_workers().text())
     yield
     service.stop()
     thread.join(10)
@@ -53,7 +53,7 @@ def test_an_idiom_equals_plain_torch_or_says_why_not(ranks, idiom, kind):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         results = run_time(ranks, loop, KINDS[kind])
-    said = [str(warning.message) for warning in caught if "preduce" in str(warning.message)]
+    said = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
     if outcome.verdict == "warned":
         assert any(outcome.words in text for text in said)
         if not outcome.compared:

@@ -12,7 +12,7 @@ from .events import EventGraph
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FORMAT = "preduce.gaps-certificate"
+FORMAT = "partreduce.gaps-certificate"
 
 
 class Check(Protocol):

@@ -1,0 +1,32 @@
+"""partreduce: design, prove and run the averaging schedule of a distributed training job.
+
+Everything public is a name of this package and is imported on first use, so that `import partreduce` costs nothing:
+
+    import partreduce
+
+    schedule = partreduce.design("4x4", using="prague-figure-10")
+    assert partreduce.prove(schedule).verdict == "proved"
+    partreduce.write_schedule("schedule.json", schedule)
+    optimizer = partreduce.DistributedOptimizer(optimizer, model, "schedule.json")
+
+The names stand in `__init__.pyi`, for type checkers and for the import on first use alike.
+"""
+
+from __future__ import annotations
+
+from lazy_loader import attach_stub
+
+__version__ = "0.1.0"
+_import, __dir__, __all__ = attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _import(name)
+    except ModuleNotFoundError as error:
+        from partreduce.topo.extras import EXTRAS, missing
+
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRAS:
+            raise
+        raise missing([library], f"partreduce.{name}") from None

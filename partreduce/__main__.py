@@ -1,0 +1,99 @@
+"""The command line's entry point and its one error handler."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+
+INTERNAL = 70
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code; errors end as one line on standard error."""
+    arguments, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
+    from partreduce.streams import ReaderLeftError, guarded_streams, silence
+
+    try:
+        with guarded_streams():
+            return _answer(arguments, debug=debug)
+    except (ReaderLeftError, BrokenPipeError):
+        silence()
+        return 0
+
+
+def _answer(arguments: list[str], *, debug: bool) -> int:
+    """Run one command; every error becomes its line and its exit code."""
+    from partreduce.streams import ReaderLeftError
+    from partreduce.topo.errors import PartreduceError
+
+    try:
+        return _invoke(arguments)
+    except PartreduceError as error:
+        if debug:
+            traceback.print_exc()
+        return _say(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except (ReaderLeftError, BrokenPipeError):
+        raise
+    except ModuleNotFoundError as error:
+        from partreduce.topo.extras import EXTRAS, missing
+
+        top = (error.name or "").partition(".")[0]
+        if top not in EXTRAS or debug:
+            return _internal(error, debug=debug)
+        refusal = missing([top], "this")
+        return _say(str(refusal), refusal.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours ends in one sentence
+        return _internal(error, debug=debug)
+
+
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """Take --debug out wherever it stands, except among the arguments of a script that `run` starts."""
+    end = arguments.index("run") if "run" in arguments else len(arguments)
+    kept = [a for a in arguments[:end] if a != "--debug"]
+    return kept + arguments[end:], len(kept) < end
+
+
+def _invoke(arguments: list[str]) -> int:
+    from partreduce.commands import build_app
+    from partreduce.console import fresh_terminal
+
+    try:
+        with fresh_terminal():
+            result = build_app()(args=arguments, prog_name="partreduce", standalone_mode=False)
+    except Exception as error:
+        # typer's usage errors carry message and exit code; which class they derive from depends on its version.
+        message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
+        if message is None or code is None:
+            raise
+        path = getattr(getattr(error, "ctx", None), "command_path", "partreduce")
+        return _say(f"{message()} (see `{path} --help`)", int(code)) if message() else int(code)
+    return result if isinstance(result, int) else 0
+
+
+def _say(message: str, code: int) -> int:
+    sys.stderr.write("partreduce: " + " ".join(message.splitlines()) + "\n")
+    return code
+
+
+def _internal(error: Exception, *, debug: bool) -> int:
+    text = "".join(traceback.format_exception(error))
+    if debug:
+        sys.stderr.write(text)
+        return _say(f"internal error: {type(error).__name__}: {error}", INTERNAL)
+    handle, name = tempfile.mkstemp(prefix="partreduce-error-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    return _say(
+        f"internal error, a bug of partreduce: {type(error).__name__}: {error}; the traceback is in {name} "
+        "(--debug shows it)",
+        INTERNAL,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

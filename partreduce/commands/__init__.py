@@ -1,0 +1,84 @@
+"""The verbs of the command line, one module each; heavy libraries are imported by the verb that needs them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+VERBS = (
+    "design",
+    "verify",
+    "show",
+    "simulate",
+    "compare",
+    "gaps",
+    "catalogue",
+    "import",
+    "profile",
+    "pilot",
+    "run",
+    "generator",
+    "schema",
+    "demo",
+)
+
+MODULES = {"import": "import_"}
+"""Verbs that are words of the language have another file name."""
+
+
+EXIT_CODES = {
+    0: "ok",
+    1: "refuted",
+    2: "usage",
+    3: "unknown",
+    4: "infeasible",
+    65: "bad input",
+    69: "unavailable",
+    70: "internal error",
+    74: "file",
+    75: "store gone",
+    76: "no longer part of the job",
+    77: "missing feature",
+    130: "interrupted",
+}
+"""Every exit code of partreduce itself, in the words of the help; docs/command-line.md explains them."""
+
+
+def build_app() -> typer.Typer:
+    """The command line as a typer application."""
+    from importlib import import_module
+
+    import typer
+
+    app = typer.Typer(
+        help="Design, prove and run the averaging schedule of a distributed training job.",
+        epilog="Exit codes: " + ", ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + ".",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            from partreduce import __version__
+
+            typer.echo(__version__)
+            raise typer.Exit
+
+    # The version is printed by a callback of the option: the function below runs only once there is a verb.
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and stop.", is_eager=True, callback=print_version
+        ),
+        debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    ) -> None:
+        pass
+
+    for verb in VERBS:
+        module = import_module(f"partreduce.commands.{MODULES.get(verb, verb)}")
+        app.command(verb, **getattr(module, "SETTINGS", {}))(module.command)
+    return app

@@ -1,0 +1,200 @@
+"""The searching half of `partreduce design`: a job to a plan, and the plan to tables, files and pictures."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from partreduce.planner.hybrid import Hybrid
+    from partreduce.planner.job import Job
+    from partreduce.planner.model_tables import ModelFacts
+    from partreduce.planner.option import Option
+    from partreduce.planner.plan import Plan
+    from partreduce.topo.schedule import Schedule
+    from partreduce.verify.base import Proof
+
+MAX_ROWS = 20
+
+MARK = "*"
+"""Behind the name of a baseline."""
+
+
+def search(
+    job: Job,
+    *,
+    name: str | None,
+    output: Path | None,
+    front: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    model: ModelFacts | None = None,
+) -> None:
+    """Plan, write what was asked for, and print the front, the pick and why; `name` is the schedule's in its file.
+
+    The tables of a `model` go the ways that are best beside the pick.
+    """
+    from partreduce.console import claim_stdout, console, emit_json, write_text
+    from partreduce.planner.hybrid import plan_hybrid
+    from partreduce.planner.plan import plan
+    from partreduce.report.front import draw_front
+    from partreduce.schedulers.synthesis.problem import Status
+    from partreduce.topo.errors import InfeasibleError, UnknownError
+
+    claim_stdout(output, front, as_json=as_json)
+    _refuse_lost_work(output, front, plot)
+    try:
+        with _progress(as_json=as_json) as say:
+            hybrid = None if model is None else plan_hybrid(job, model, progress=say)
+            planned = plan(job, progress=say) if hybrid is None else hybrid.planned
+    except (InfeasibleError, UnknownError) as error:
+        if as_json:
+            status = Status.INFEASIBLE if isinstance(error, InfeasibleError) else Status.UNKNOWN
+            emit_json({"answer": {"status": str(status), "because": str(error)}})
+        raise
+    document = (hybrid or planned).to_json()
+    if output is not None:
+        schedule = planned.pick.schedule if hybrid is None else hybrid.schedule
+        _write(output, schedule, planned.proof if hybrid is None else hybrid.proof, name)
+    if front is not None:
+        write_text(front, json.dumps(document, indent=2) + "\n")
+    if plot is not None and job.quorum:
+        from partreduce.planner.imbalance import imbalances
+        from partreduce.report.quorums import draw_quorums
+
+        draw_quorums(planned, imbalances(job, planned.options), plot)
+    elif plot is not None:
+        draw_front(planned, plot)
+    if as_json:
+        emit_json(document | ({"output": str(output)} if output else {}))
+        return
+    _print(planned, job if hybrid is None else hybrid.job)
+    if hybrid is not None:
+        _print_tables(hybrid)
+    for path in (output, front, plot):
+        if path is not None:
+            console().print(f"written to {path}")
+    console().print(
+        f"Next: partreduce verify {output}" if output else "Next: the same with -o schedule.json", style="dim"
+    )
+
+
+def _write(output: Path, schedule: Schedule, proof: Proof, name: str | None) -> None:
+    """The schedule with its certificate; this holds the hash, so that another name needs another proof."""
+    from partreduce.topo.document.writer import write_schedule
+    from partreduce.verify.prove import prove
+
+    if name is not None:
+        schedule = replace(schedule, name=name)
+        proof = prove(schedule)
+    write_schedule(output, schedule.with_certificate(proof.certificate))
+
+
+def _refuse_lost_work(output: Path | None, front: Path | None, plot: Path | None) -> None:
+    """Refuse what could not be written after the search before it starts."""
+    from partreduce.report.picture import check
+    from partreduce.topo.errors import FileProblem
+
+    check(plot)
+    for path in (output, front, plot):
+        if path is not None and not path.parent.is_dir():
+            raise FileProblem(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
+
+
+@contextmanager
+def _progress(*, as_json: bool) -> Iterator[Callable[[str], None]]:
+    """A line that tells what is being done, on a terminal; nothing for machines."""
+    from partreduce.console import console
+
+    terminal = console(errors=True)
+    if as_json or not terminal.is_terminal:
+        yield lambda _: None
+        return
+    with terminal.status("planning") as status:
+        yield status.update
+
+
+def _shown(planned: Plan) -> list[Option]:
+    """The pick, all baselines, and as many others of the front, evenly, as fit a screen; by rising communication."""
+    always = {id(option): option for option in [planned.pick, *planned.baselines]}
+    others = [option for option in planned.front if id(option) not in always]
+    room = max(2, MAX_ROWS - len(always))
+    if len(others) > room:
+        others = [others[round(i * (len(others) - 1) / (room - 1))] for i in range(room)]
+    return sorted([*always.values(), *others], key=lambda option: (option.communication, option.name))
+
+
+def _print(planned: Plan, job: Job) -> None:
+    from partreduce.console import console, number, seconds, size
+    from partreduce.report.table import Column, table
+    from partreduce.report.terminal import switch_levels
+
+    hardware, shown = job.hardware, _shown(planned)
+    queues = [Column("queues", drop=3)] if any(option.gap or option.quorum for option in shown) else []
+    rows = table(
+        f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
+        f"{seconds(hardware.compute)} computing per step, {job.data} data",
+        "schedule", Column("period", drop=3), "comm.", Column("step", drop=2), "disagr.", "drift",
+        Column("steps", drop=4), "time", *queues, Column("status", drop=1),
+    )  # fmt: skip
+    baselines = {id(option) for option in planned.baselines}
+    for option in shown:
+        facts = option.gap or option.quorum
+        held = [size(facts.memory_bytes) if facts else "-"] if queues else []
+        rows.add(
+            f"{option.name} {MARK}" if id(option) in baselines else option.name,
+            str(option.period), seconds(option.communication), seconds(option.step_seconds),
+            number(option.disagreement.value), number(option.drift.value), f"{option.stretch:.3f}",
+            seconds(option.time), *held, option.status, style="bold green" if option is planned.pick else None,
+        )  # fmt: skip
+    screen = console()
+    screen.print(rows)
+    screen.print(
+        "Per step: communication, whole step with waiting. steps: predicted steps to a loss over All-Reduce's; time: "
+        f"step × steps. {MARK}: baselines, also where others beat them; nothing else here beats another in everything."
+        + (
+            " queues: memory of the busiest worker, where neighbours keep a gap or a quorum starts rounds."
+            * bool(queues)
+        ),
+        style="dim",
+    )
+    if len(planned.front) > MAX_ROWS:
+        screen.print(f"{len(planned.front)} schedules are on the front; --front FILE writes all of them.", style="dim")
+    screen.print(f"\nPick ({job.objective}): {planned.pick.name}, {planned.proof.verdict}", style="bold")
+    screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}). {planned.answer.ended.capitalize()}.")
+    for sentence in planned.reasons:
+        screen.print(f"  • {sentence}")
+    for sentence in planned.cautions:
+        screen.print(f"  ! {sentence}", style="yellow")
+    if planned.pick.bound is not None:
+        screen.print(
+            f"  • its disagreement is {number(planned.pick.disagreement.value)}; no schedule of the class "
+            f"“{planned.pick.bound_class}” that communicates no more has less than {number(planned.pick.bound)}"
+        )
+
+
+def _print_tables(hybrid: Hybrid) -> None:
+    from rich.markup import escape
+
+    from partreduce.console import console, seconds, size
+
+    screen, routes = console(), hybrid.chosen.routes
+    if not routes:
+        screen.print("Tables: the model has none that embeddings look up; all of it is averaged.")
+        return
+    screen.print(
+        f"Tables, beside {size(hybrid.chosen.dense_bytes)} that the strategy averages"
+        + (f" (touched rows from {hybrid.num_steps} steps)" if hybrid.num_steps else "")
+        + f": {seconds(hybrid.step_seconds)} and {size(hybrid.nic_bytes)} out of a node per step in all, "
+        f"{hybrid.proof.verdict}",
+        style="bold",
+    )
+    for sentence in hybrid.chosen.reasons:
+        screen.print(f"  • {escape(sentence)}")
+    for sentence in hybrid.cautions:
+        screen.print(f"  ! {sentence}", style="yellow")

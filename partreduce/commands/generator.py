@@ -1,0 +1,93 @@
+"""`partreduce generator`: the service that hands out groups for schedules of the kind `generated`."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    schedule: Annotated[Path, typer.Argument(help="A schedule of the kind generated.")],
+    *,
+    keys: Annotated[
+        Path, typer.Option(help="The job's key file; made (mode 0600) if it is not there. - reads standard input.")
+    ],
+    address: Annotated[str, typer.Option(help="Where to listen; * takes a free port.")] = "tcp://127.0.0.1:*",
+    log: Annotated[Path | None, typer.Option(help="Write-ahead log; a restart goes on from it.")] = None,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds of silence after which a worker is given up (default: 3/4 of the run's timeout).", min=0.1
+        ),
+    ] = None,
+    address_file: Annotated[Path | None, typer.Option(help="Write the address here once it is open.")] = None,
+    worker_keys: Annotated[
+        Path | None, typer.Option(help="Write the workers' part of the keys here (mode 0600).")
+    ] = None,
+    beside: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> int:
+    """Serve the groups of a `generated` schedule until all workers have ended; `partreduce run` starts it by itself."""
+    # `--beside PID` ends it with process PID, which started it, and then removes log and address file: see beside.py.
+    from partreduce.runtime.generator.beside import belongs_to
+
+    files = [path for path in (log, address_file) if path is not None]
+    with contextlib.nullcontext() if beside is None else belongs_to(beside, files):
+        return _serve(
+            schedule,
+            keys=keys,
+            address=address,
+            log=log,
+            lease=lease,
+            address_file=address_file,
+            worker_keys=worker_keys,
+        )
+
+
+def _serve(
+    schedule: Path,
+    *,
+    keys: Path,
+    address: str,
+    log: Path | None,
+    lease: float | None,
+    address_file: Path | None,
+    worker_keys: Path | None,
+) -> int:
+    import signal
+
+    from partreduce.console import console
+    from partreduce.runtime.generator.keys import JobKeys
+    from partreduce.runtime.generator.service import GeneratorService
+    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+    from partreduce.topo.document.canonical import schedule_sha256
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.topo.document.writer import write_file
+    from partreduce.topo.errors import InputError
+    from partreduce.topo.strategies.generated import Generated
+
+    loaded = load_schedule(schedule)
+    if not isinstance(loaded.strategy, Generated):
+        raise InputError(f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'generated' needs the generator")
+    if str(keys) == "-":
+        held = JobKeys.read_input()
+    else:
+        if not keys.exists():
+            JobKeys.make().write(keys)
+        held = JobKeys.read(keys)
+    if not held.service_secret:
+        raise InputError(f"{keys}: holds the workers' part only; name the file that has the service's secret")
+    if worker_keys is not None:
+        held.for_workers().write(worker_keys)
+    setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
+    service = GeneratorService(setting, held, address=address, log=log, lease=lease, job=schedule_sha256(loaded))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    if address_file is not None:
+        write_file(address_file, service.address.encode())
+    console().print(f"listening at {service.address}, {loaded.num_workers} workers, epoch {service.state.epoch}")
+    try:
+        service.run()
+    finally:
+        service.close()
+    return 0

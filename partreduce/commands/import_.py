@@ -1,0 +1,61 @@
+"""`partreduce import`: read another tool's graph or schedule and write it as a schedule file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partreduce.commands.design import parameters_of
+from partreduce.commands.options import Json
+
+
+def command(
+    file: Annotated[Path, typer.Argument(help="A graph or schedule file of another tool.", metavar="FILE")],
+    *,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Its format; recognised by name and content when left out.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Where the workers run, such as 4x4 (default: a node for each).")
+    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="For graphs without weights: metropolis, uniform, best-constant, fastest.")
+    ] = "metropolis",
+    one_peer: Annotated[
+        bool, typer.Option("--one-peer", help="BlueFog's one-peer rule over the graph instead of all edges.")
+    ] = False,
+    param: Annotated[
+        list[str] | None, typer.Option("--param", "-p", help="An option of the format.", metavar="KEY=VALUE")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a networkx, BlueFog, decentralizepy, Base-(k+1) or MATCHA file into a schedule; `verify` then judges it."""
+    from partreduce.console import claim_stdout, console, emit_json
+    from partreduce.schedulers.imports import import_schedule
+    from partreduce.topo.document.canonical import schedule_sha256
+    from partreduce.topo.document.cluster import load_cluster
+    from partreduce.topo.document.schedule import dump_schedule
+    from partreduce.topo.document.writer import write_schedule
+
+    claim_stdout(output, as_json=as_json)
+    notes: list[str] = []
+    schedule = import_schedule(
+        file, format=format_, cluster=None if cluster is None else load_cluster(cluster), weights=weights,
+        one_peer=one_peer, notes=notes, **parameters_of(param or []),
+    )  # fmt: skip
+    if output is not None:
+        write_schedule(output, schedule)
+    for note in notes:
+        console(errors=True).print(f"Note: {note}.")
+    if as_json or output is None:
+        facts = {
+            "name": schedule.name,
+            "num_workers": schedule.num_workers,
+            "sha256": schedule_sha256(schedule),
+            "notes": notes,
+        }
+        emit_json(facts | {"output": str(output)} if as_json and output else dump_schedule(schedule))
+        return
+    console().print(f"{file}: {schedule.num_workers} workers, period {schedule.period}, written to {output}")
+    console().print(f"Next: partreduce verify {output}", style="dim")

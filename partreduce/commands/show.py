@@ -1,0 +1,135 @@
+"""`partreduce show`: a schedule as a worker × phase table and as groups over the nodes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partreduce.commands.options import Json, quantity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from partreduce.report.grid import Grid
+    from partreduce.topo.schedule import Schedule
+
+
+def command(
+    schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A .png, .svg, .pdf or .html file instead of the terminal.")
+    ] = None,
+    max_workers: Annotated[int, typer.Option(help="Draw at most so many workers.", min=1)] = 64,
+    max_phases: Annotated[int, typer.Option(help="Draw at most so many phases.", min=1)] = 48,
+    max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
+    as_json: Json = False,
+) -> None:
+    """Draw the phases: rows are workers, columns phases, a colour and letter per group; a skip is blank."""
+    from partreduce.console import console, emit_json, write_text
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.topo.units import parse_size
+
+    loaded = load_schedule(schedule, max_bytes=quantity("--max-bytes", parse_size, max_bytes))
+    if loaded.strategy.graphs:
+        _show_rounds(loaded, output, as_json=as_json, max_workers=max_workers)
+        return
+    from partreduce.report.grid import grid_of
+    from partreduce.report.runs import runs
+    from partreduce.topo.strategies.axes import RING
+
+    grid = grid_of(loaded, max_workers=max_workers, max_phases=max_phases)
+    strategy = loaded.strategy
+    if strategy.when.delays_gradients or replace(strategy.how, form=RING.form) != RING:
+        words = runs(strategy.pace, strategy.when, strategy.how, what=strategy.what)
+        grid = replace(grid, title=f"{grid.title} ({words})")
+    plain, note = grid, _without_matrix(loaded, loaded.phased.period)
+    grid = replace(grid, note=". ".join(filter(None, [grid.note, note])))
+    if as_json:
+        emit_json(_document(grid, loaded.name))
+    elif output is None:
+        from partreduce.report.terminal import terminal_tables
+
+        screen = console()
+        for part in terminal_tables(plain, screen.width):
+            screen.print(part)
+        if note:  # not below the table, which may be a few columns wide
+            screen.print(note, style="dim")
+    else:
+        from partreduce.report.picture import draw_schedule, save
+
+        figure = draw_schedule(grid)
+        if output.suffix.lower() in {".html", ".htm"}:
+            write_text(output, _page(loaded, grid, figure))
+        else:
+            save(figure, output)
+    if output is not None and not as_json:
+        console().print(f"written to {output}" + (f". {grid.note}" if grid.note else ""))
+
+
+def _document(grid: "Grid", name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "note": grid.note,
+        "workers": list(grid.workers),
+        "nodes": list(grid.nodes),
+        "groups": [[None if g < 0 else grid.letter(g) for g in row] for row in grid.group.tolist()],
+    }
+
+
+def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
+    from partreduce.report import page
+
+    parts = [
+        page.paragraph(
+            f"{schedule.num_workers} workers on {schedule.cluster.num_nodes} nodes, period {schedule.phased.period}. "
+            "Members of one group share letter and colour; a blank cell is a worker that skips the step."
+        ),
+        page.picture(figure, grid.note or "All workers and phases."),
+    ]
+    return page.page(schedule.name, parts)
+
+
+def _without_matrix(schedule: "Schedule", period: int) -> str:
+    """What of its rounds is decided while the job runs, in a line; empty where nothing is."""
+    if schedule.is_mixing:
+        return ""
+    return f"Period {period}, {schedule.strategy.when.in_words}: {schedule.undecided}; the schedule has no figures"
+
+
+def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:
+    from partreduce.console import console, emit_json, write_text
+    from partreduce.report.runs import runs
+    from partreduce.report.table import Column, Table
+
+    if as_json:
+        rounds = [[[s, t, str(w)] for s, t, w in edges.edges()] for edges in schedule.strategy.graphs]
+        emit_json({"name": schedule.name, "rounds": rounds})
+        return
+    if output is None:
+        strategy = schedule.strategy
+        words = runs(strategy.pace, strategy.when, strategy.how, what=strategy.what)
+        for index, edges in enumerate(schedule.strategy.graphs[:8]):
+            columns = [Column("worker"), Column("averages with (source: weight)", justify="left", wraps=True)]
+            partners = Table(f"{schedule.name}, round {index}" + (f" ({words})" if words else ""), columns)
+            into: dict[int, list[str]] = {}
+            for source, target, weight in edges.edges():
+                if target < max_workers:
+                    into.setdefault(target, []).append(f"{source}: {weight}")
+            for target, sources in sorted(into.items()):
+                partners.add(str(target), ", ".join(sources))
+            console().print(partners)
+        if note := _without_matrix(schedule, len(schedule.strategy.graphs)):
+            console().print(note, style="dim")
+        return
+    from partreduce.report.graph import draw_rounds
+    from partreduce.report.page import page, picture
+    from partreduce.report.picture import save
+
+    figure = draw_rounds(schedule)
+    if output.suffix.lower() in {".html", ".htm"}:
+        write_text(output, page(schedule.name, [picture(figure, "Arrows point from source to target.")]))
+    else:
+        save(figure, output)
+    console().print(f"written to {output}")

@@ -1,0 +1,354 @@
+"""`partreduce simulate`: run a schedule in virtual time."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partreduce.commands import options
+from partreduce.commands.simulate_tables import print_tables, table_facts, touched_of
+
+if TYPE_CHECKING:
+    from partreduce.runtime.virtual_time.gap_record import GapRecord
+    from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import Form
+
+MAX_PAIRS = 256
+DRAWN = {"gaps": "gaps over time", "quorum": "rounds over time"}
+"""What a picture shows where it is no timeline, by what the facts hold."""
+
+
+def command(
+    schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
+    *,
+    compute: options.Compute = None,
+    slow: options.Slow = None,
+    jitter: options.Jitter = None,
+    disturb: options.Disturb = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
+    ] = None,
+    cluster: options.ClusterFile = None,
+    model_bytes: options.ModelBytes = None,
+    intra_bandwidth: options.Intra = None,
+    nic_bandwidth: options.Nic = None,
+    latency: options.Latency = None,
+    rails: options.Rails = None,
+    form: options.FileForm = None,
+    touched: options.TouchedShares = None,
+    rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Timeline; gaps over time where a schedule keeps a gap; who is in the rounds, and how late, under a "
+            "quorum: .png, .svg, .pdf; .json for Perfetto.",
+        ),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Predict step times, waiting and communication; without --model-bytes communication takes no time.
+
+    Schedules of the kinds generated and pairwise, and those that keep a gap, run by their protocol, the one that runs
+    between real workers.
+    """
+    from partreduce.console import emit_json
+    from partreduce.runtime.virtual_time.simulate import simulate
+    from partreduce.topo.document.cluster import load_cluster
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.topo.errors import InputError
+    from partreduce.topo.strategies.axes import Form
+
+    loaded = load_schedule(schedule)
+    how = None if form is None else options.choice(Form, form, "--form")
+    place = None if cluster is None else load_cluster(cluster)
+    if place is not None and not place.same_shape(loaded.cluster):
+        raise InputError(f"--cluster {cluster}: is {place}, but the schedule is for {loaded.cluster}")
+    hardware = options.hardware_of(
+        place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
+        compute=compute, slow=slow, jitter=jitter,
+    )  # fmt: skip
+    free = hardware.model_bytes is None
+    if free:
+        hardware = hardware.without_bandwidths()
+    times = options.compute_of(hardware, disturbance=disturb, trace=trace)
+    shares = None if touched is None else touched_of(touched, loaded.cluster)
+    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how, touched=shares)
+    facts = facts_of(loaded, timeline)
+    observed = timeline.observed
+    if observed is not None and observed.gaps is not None:
+        facts |= _gap_facts(loaded, observed.gaps)
+    elif observed is not None and observed.quorum is not None:
+        facts |= _quorum_facts(loaded, observed)
+    elif loaded.is_mixing and not free:
+        from partreduce.topo.timing.cost import communication
+
+        sent = communication(loaded, hardware, form=how)
+        facts |= {
+            "communication_seconds_per_step": sent.per_step,
+            "nic_bytes_per_step": sent.nic_bytes_per_step,
+        }
+    if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
+        facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
+    if timeline.waited is not None:
+        facts |= table_facts(loaded, hardware, times, shares, form=how, free=free)
+    elif times.is_fixed and not timeline.free_running and loaded.is_mixing:
+        from partreduce.topo.timing.event_graph import cycle_time
+
+        steady = cycle_time(loaded, hardware, times, form=how)
+        facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
+    if output is not None:
+        _write(timeline, loaded, output, facts)
+    if as_json:
+        emit_json(facts | workers_of(timeline))
+    else:
+        _print(loaded, timeline, facts, output, form=how, free=free)
+
+
+def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
+    """The summary of a timeline; shares are means over all workers.
+
+    The time per step is that of the last whole periods, at most three quarters of the rounds: phases cost differently,
+    and a part of a period would weigh some of them more.
+    """
+    import numpy as np
+
+    counted = timeline.num_rounds - timeline.num_rounds // 4
+    if schedule.is_mixing:
+        counted = counted // schedule.period * schedule.period or counted
+    warm_up = timeline.num_rounds - counted
+    # What a pipeline has under way at the end still takes its time.
+    passed = float(np.maximum(timeline.finish[-1], timeline.communicate_end[-1]).mean()) or 1.0
+    strategy = schedule.strategy
+    return {
+        "name": schedule.name,
+        "when": strategy.when.word,
+        "codec": str(strategy.how.codec),
+        "sending": str(strategy.how.sending),
+        "num_workers": schedule.num_workers,
+        "rounds": timeline.num_rounds,
+        "seconds_per_step": timeline.per_step(warm_up=warm_up),
+        "makespan_seconds": timeline.makespan,
+        "share_computing": float(timeline.computing().mean()) / passed,
+        "share_communicating": float(timeline.communicating().mean()) / passed,
+        "share_waiting": float(timeline.waiting().mean()) / passed,
+    } | pipeline_of(schedule)
+
+
+def pipeline_of(schedule: "Schedule") -> dict[str, Any]:
+    """What late gradients cost in steps, beside what they save in seconds."""
+    from partreduce.topo.figures import pipeline_figures
+
+    figures = pipeline_figures(schedule)
+    return {} if figures is None else {"pipeline": figures.to_json()}
+
+
+def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
+    """The gaps of a run against the proved ones, and what was skipped; shares are of all workers' time or steps.
+
+    All pairs are proved for at most 256 workers, since their matrix takes O(n · edges); edges wherever they can be.
+    """
+    from partreduce.schedulers.protocols.digraph import Digraph
+    from partreduce.topo.errors import UnknownError
+    from partreduce.topo.strategies.gap import Gap
+    from partreduce.verify.gaps.largest import largest_over_edges, largest_over_pairs
+
+    gap = schedule.strategy.when
+    assert isinstance(gap, Gap), "nothing else records gaps"
+    graph, shares = Digraph.from_edges_of(schedule.strategy.graphs[0]), record.distribution()
+    passed = float(record.finish[-1].sum()) or 1.0
+    try:
+        over_edges = largest_over_edges(graph, gap)
+    except UnknownError:
+        over_edges = None
+    return {
+        "gaps": {
+            "mean_over_edges": float((shares * range(len(shares))).sum()),
+            "largest_over_edges": record.largest_over_edges(),
+            "proved_over_edges": over_edges,
+            "largest_over_pairs": record.largest_over_pairs(),
+            "proved_over_pairs": largest_over_pairs(graph, gap) if graph.num_workers <= MAX_PAIRS else None,
+            "share_skipped": float(record.skipped.sum()) / record.finish.size,
+            "longest_queue": int(record.fill.max()),
+            "share_waiting_for_updates": float(record.for_updates.sum()) / passed,
+            "share_waiting_for_tokens": float(record.for_tokens.sum()) / passed,
+        }
+    }
+
+
+def _quorum_facts(schedule: "Schedule", observed: "Observed") -> dict[str, Any]:
+    """Who was in the rounds, and how fast they came, after the first quarter of them; beside what is proved."""
+    from partreduce.topo.strategies.quorum import Quorum
+
+    record, setting = observed.quorum, schedule.strategy.when
+    assert record is not None, "asked before"
+    assert isinstance(setting, Quorum), "nothing else records rounds"
+    warm_up = len(record.gradients) // 4
+    even = record.gradients[warm_up:].sum() / schedule.num_workers or 1.0
+    rounds, gradients = record.rates(warm_up=warm_up)
+    return {
+        "quorum": {
+            "rounds_per_second": rounds,
+            "gradients_per_second": gradients,
+            "needed": setting.needed(schedule.num_workers) if schedule.strategy.averages_everyone else None,
+            "mean_active": float(record.active[warm_up:].mean()),
+            "least_share": float(record.gradients[warm_up:].sum(axis=0).min() / even),
+            "largest_age": observed.largest_age,
+            "proved_age": setting.bound,
+            "mean_age": observed.mean_age,
+            "shares_of_ages": record.shares_of_ages(warm_up=warm_up).tolist(),
+        }
+    }
+
+
+def workers_of(timeline: "Timeline") -> dict[str, Any]:
+    """Seconds of each worker, for at most 4096 of them."""
+    if timeline.finish.shape[1] > 4096:
+        return {}
+    columns = zip(
+        timeline.computing().tolist(), timeline.communicating().tolist(), timeline.waiting().tolist(), strict=True
+    )
+    return {
+        "workers": [
+            {"worker": rank, "computing_seconds": a, "communicating_seconds": b, "waiting_seconds": c}
+            for rank, (a, b, c) in enumerate(columns)
+        ]
+    }
+
+
+def _write(timeline: "Timeline", schedule: "Schedule", output: Path, facts: dict[str, Any]) -> None:
+    from partreduce.console import write_text
+    from partreduce.report.picture import save
+    from partreduce.report.timeline import draw_timeline, perfetto
+
+    record = None if timeline.observed is None else timeline.observed.gaps
+    quorum = None if timeline.observed is None else timeline.observed.quorum
+    if output.suffix.lower() == ".json":
+        write_text(output, perfetto(timeline, schedule.cluster))
+    elif record is not None:
+        from partreduce.report.gaps_over_time import draw_gaps_over_time
+
+        proved = facts["gaps"]
+        bounds = {"over_edges": proved["proved_over_edges"], "over_pairs": proved["proved_over_pairs"]}
+        save(draw_gaps_over_time(record, schedule.name, **bounds), output)
+    elif quorum is not None:
+        from partreduce.report.quorum_over_time import draw_quorum_over_time
+
+        asked = facts["quorum"]
+        picture = draw_quorum_over_time(quorum, schedule.name, needed=asked["needed"], bound=asked["proved_age"])
+        save(picture, output)
+    else:
+        save(draw_timeline(timeline, schedule.name), output)
+
+
+def _print(
+    schedule: "Schedule",
+    timeline: "Timeline",
+    facts: dict[str, Any],
+    output: Path | None,
+    *,
+    form: "Form | None",
+    free: bool,
+) -> None:
+    from rich.markup import escape
+
+    from partreduce.console import console, seconds, size
+    from partreduce.report.runs import runs
+
+    out = console()
+    out.print(
+        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds in "
+        f"{seconds(facts['makespan_seconds'])}, [bold]{seconds(facts['seconds_per_step'])}[/] per step"
+    )
+    strategy = schedule.strategy
+    if words := runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what):
+        out.print(f"runs: {words}")
+    for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", print_tables)):
+        if name in facts:
+            show(facts[name])
+    if "nic_bytes_per_step" in facts:
+        alone = "communication_seconds_per_step" in facts
+        took = f"{seconds(facts['communication_seconds_per_step'])} and " if alone else ""
+        out.print(f"communication: {took}{size(facts['nic_bytes_per_step'])} out of the busiest node per step")
+    if "steady_seconds_per_step" in facts:
+        critical = ", ".join(map(str, facts["critical_workers"][:8]))
+        out.print(
+            f"steady state: {seconds(facts['steady_seconds_per_step'])} per step, exactly; set by worker {critical}"
+        )
+    if "pipeline" in facts:
+        limit, factor = facts["pipeline"]["stability_limit"], facts["pipeline"]["noise_factor"]
+        out.print(
+            f"Its gradients are {schedule.strategy.when.lag} late: stable for rate times curvature below {limit:.3g} "
+            f"(lockstep 2), {factor:.3g} times lockstep's noise at a small rate.",
+            style="dim",
+        )
+    if timeline.free_running:
+        common = "apply results when they come to them" if "quorum" in facts else "have no common rounds"
+        out.print(f"Workers {common}: the time per step is the mean over the steps of all.", style="dim")
+    _print_where_time_goes(timeline, facts)
+    if free:
+        out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
+    if output is not None:
+        drawn = next((words for name, words in DRAWN.items() if name in facts), "timeline")
+        out.print(f"{'timeline' if output.suffix.lower() == '.json' else drawn} written to {output}")
+
+
+def _print_where_time_goes(timeline: "Timeline", facts: dict[str, Any]) -> None:
+    """A row for each worker, of many for those that wait longest, and their mean."""
+    from partreduce.console import console, seconds
+    from partreduce.report.table import Column, table
+
+    listed = table(
+        "Where the time goes",
+        "worker",
+        "computing",
+        "updates" if "gaps" in facts else "group operations",
+        "waiting",
+        Column("waiting share", drop=1),
+    )
+    parts = (timeline.computing(), timeline.communicating(), timeline.waiting())
+    count = timeline.finish.shape[1]
+    order = range(count) if count <= 16 else sorted(range(count), key=lambda w: -float(parts[2][w]))[:16]
+    for rank in order:
+        mine = [float(part[rank]) for part in parts]
+        share = mine[2] / (float(timeline.finish[-1, rank]) or 1.0)
+        listed.add(str(rank), *map(seconds, mine), f"{share:.0%}")
+    mean = [float(part.mean()) for part in parts]
+    listed.add("mean", *map(seconds, mean), f"{facts['share_waiting']:.0%}", style="bold")
+    console().print(listed)
+    if count > 16:
+        console().print(f"Shown: the 16 of {count} workers that wait longest.", style="dim")
+
+
+def _print_quorum(found: dict[str, Any]) -> None:
+    """Calls are gradients where these are averaged, and progress where parameters are."""
+    from partreduce.console import console
+
+    proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"
+
+    console().print(
+        f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "
+        f"{found['mean_active']:.3g} workers active in a round; gradients are {found['mean_age']:.2g} rounds late, at "
+        f"most {found['largest_age']:g}{proved}; the least heard worker has {found['least_share']:.2g} of an even share"
+    )
+
+
+def _print_gaps(gaps: dict[str, Any]) -> None:
+    from partreduce.console import console
+
+    def most(where: str) -> str:
+        proved = gaps[f"proved_{where}"]
+        return f"{gaps[f'largest_{where}']}" + ("" if proved is None else f" of at most {proved}")
+
+    out = console()
+    out.print(
+        f"gap over an edge: {gaps['mean_over_edges']:.2f} steps on average, [bold]{most('over_edges')}[/]; between any "
+        f"two workers {most('over_pairs')}; longest queue {gaps['longest_queue']}"
+    )
+    out.print(
+        f"of all steps {gaps['share_skipped']:.1%} skipped; of all time waiting for updates "
+        f"{gaps['share_waiting_for_updates']:.0%}, for tokens {gaps['share_waiting_for_tokens']:.0%}"
+    )

@@ -1,0 +1,126 @@
+"""What the command line prints: sentences for people, one JSON document for machines. Tables are in `report.table`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from partreduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rich.console import Console
+
+
+_COLUMNS = re.compile("[1-9][0-9]{0,5}")
+"""A width in the environment that means something."""
+_taken = ContextVar("_taken", default=False)
+
+
+def console(*, errors: bool = False) -> Console:
+    """The terminal; with `errors`, or while standard output carries a document, the standard error stream."""
+    return _console(errors or _taken.get())
+
+
+@lru_cache(maxsize=2)
+def _console(errors: bool) -> Console:
+    from rich.console import Console
+
+    environment = dict(os.environ)
+    if not _COLUMNS.fullmatch(environment.get("COLUMNS", "")):
+        environment.pop("COLUMNS", None)  # rich prints nothing at all in 0 columns, which some containers state
+    terminal = Console(stderr=errors, highlight=False, soft_wrap=True, _environ=environment)
+    if not terminal.is_terminal and "COLUMNS" not in environment:
+        # A file or a pipe has no width of its own; 80 columns would fold tables for no reason.
+        return Console(stderr=errors, highlight=False, soft_wrap=True, width=120, _environ=environment)
+    return terminal
+
+
+@contextmanager
+def fresh_terminal() -> Iterator[None]:
+    """One command's view of the terminal: what an earlier one in this process claimed or measured is forgotten."""
+    _console.cache_clear()
+    token = _taken.set(False)
+    try:
+        yield
+    finally:
+        _taken.reset(token)
+
+
+def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
+    """Find out which of the outputs is standard output (`-`); sentences and tables then go to standard error.
+
+    Raises:
+        InputError: more than one document would go there.
+    """
+    from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write
+
+    count = sum(path is not None and descriptor_to_write(path) == STDOUT for path in outputs)
+    if count + as_json > 1:
+        raise InputError(
+            "-: standard output takes one document; name a file for the other"
+            + (", or leave out --json" if as_json else "")
+        )
+    _taken.set(count > 0)
+
+
+def emit_json(document: object) -> None:
+    """Print one JSON document on standard output. Infinite and undefined numbers become null, as JSON has none."""
+    # In an encoding that lacks a sign JSON's own escape stands for it.
+    plain = not sys.stdout.encoding or not sys.stdout.encoding.lower().startswith("utf")
+    sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=plain) + "\n")
+    sys.stdout.flush()
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A figure for people: four significant digits, `-` when there is none."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration for people."""
+    if value is None:
+        return "-"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value * 1e6:.3g} us" if value else "0 s"
+
+
+def size(value: float) -> str:
+    """A number of bytes for people, in decimal units."""
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value:.4g} B"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, atomically; `-` is standard output.
+
+    Raises:
+        FileProblem: it cannot be written.
+    """
+    from partreduce.topo.document.writer import write_file
+
+    sys.stdout.flush()
+    write_file(path, text.encode())

@@ -1,0 +1,111 @@
+"""What a plan's runs measured: loss curves of the mean model, time and steps to a target, bytes across nodes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from partreduce.topo.errors import FileProblem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from partreduce.topo.schedule import Schedule
+
+TRAIN_IMAGES = 1438
+TEST_IMAGES = 359
+
+
+OUTSIDE_TRAINING = ("initial broadcast", "mean model")
+"""Operations that no step does: at the start, and to evaluate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run. `steps`, `seconds`, `loss` and `accuracy` are those of the mean model at every evaluation.
+
+    Seconds count training only, of the slowest worker; evaluations are left out. `bytes_across` is what left the nodes
+    in all training steps if every group averages by a ring, counted from the operations that ran.
+    """
+
+    name: str
+    steps: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64]
+    loss: npt.NDArray[np.float64]
+    accuracy: npt.NDArray[np.float64]
+    bytes_across: float
+
+    def reached(self, target: float) -> tuple[int, float] | None:
+        """Steps and seconds at the first evaluation with a loss of at most `target`; None if there is none."""
+        hits = np.flatnonzero(self.loss <= target)
+        return (int(self.steps[hits[0]]), float(self.seconds[hits[0]])) if len(hits) else None
+
+
+def read_result(folder: Path, schedule: Schedule, name: str) -> Result:
+    """Put the workers' files of one run together.
+
+    Raises:
+        FileProblem: a file is missing or broken.
+    """
+    try:
+        parts = [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
+        if len(parts) != schedule.num_workers:
+            raise FileProblem(f"{folder}: holds results of {len(parts)} workers, not of {schedule.num_workers}")
+        curves = [part["curve"] for part in parts]
+        steps = np.array([point["step"] for point in curves[0]])
+        column = {
+            key: np.array([[p[key] for p in curve] for curve in curves]) for key in ("seconds", "loss_sum", "right")
+        }
+        across = sum(
+            _bytes_across(event, schedule) for event in operations(folder) if event["kind"] not in OUTSIDE_TRAINING
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise FileProblem(f"{folder}: the results of the run cannot be read ({error})") from None
+    return Result(
+        name,
+        steps,
+        column["seconds"].max(axis=0),
+        column["loss_sum"].sum(axis=0) / TRAIN_IMAGES,
+        column["right"].sum(axis=0) / TEST_IMAGES,
+        across,
+    )
+
+
+def operations(folder: Path) -> list[dict[str, Any]]:
+    """Every group operation that the workers traced: kind, members, bytes, rank, start and end in seconds from 0."""
+    events = []
+    for path in sorted(folder.glob("trace-[0-9]*.json")):
+        for event in json.loads(path.read_text())["traceEvents"]:
+            if event.get("cat") != "communication":
+                continue
+            kind, _, members = event["name"].partition(" {")
+            events.append(
+                {
+                    "kind": kind,
+                    "members": tuple(int(rank) for rank in members.rstrip("}").split(",")),
+                    "bytes": event["args"]["bytes"],
+                    "round": event["args"]["round"],
+                    "rank": event["pid"],
+                    "start": event["ts"] / 1e6,
+                    "end": (event["ts"] + event["dur"]) / 1e6,
+                }
+            )
+    first = min((event["start"] for event in events), default=0.0)
+    for event in events:
+        event["start"] -= first
+        event["end"] -= first
+    return events
+
+
+def _bytes_across(event: dict[str, Any], schedule: Schedule) -> float:
+    """One operation's bytes out of its nodes, counted once, at its lowest rank."""
+    members = event["members"]
+    nodes = set(schedule.cluster.node_of()[list(members)].tolist())
+    if len(nodes) < 2 or event["rank"] != members[0]:
+        return 0.0
+    return len(nodes) * 2 * (len(members) - 1) / len(members) * float(event["bytes"])

@@ -1,0 +1,166 @@
+"""The demonstration's stages: design, prove and export three schedules, then train under each and read the results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partreduce.api import design
+from partreduce.demo.results import Result, read_result
+from partreduce.topo.document.writer import write_file, write_schedule
+from partreduce.topo.errors import FileProblem, UnavailableError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.verify.prove import prove
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from partreduce.demo.train import Plan
+    from partreduce.topo.schedule import Schedule
+    from partreduce.verify.base import Proof
+
+CHOICES: dict[str, tuple[str, dict[str, object]]] = {
+    "All-Reduce": ("allreduce", {}),
+    "Figure 10": ("prague-figure-10", {}),
+    "node-then-all": ("node-then-all", {"node_rounds": 3}),
+}
+TARGET = 0.1
+SCRIPT = "train_digits.py"
+"""The example of a training script, `examples/train_digits.py`; a copy is put into the demonstration's folder."""
+THIN = Hardware(inside=Link.of_bandwidth(10e9, 5e-6), nic=Link.of_bandwidth(1e9 / 8, 5e-5), model_bytes=100_000_000)
+THIN_COMPUTE = ComputeTimes(base=0.2)
+THIN_WORDS = (
+    "predicted for a 100 MB model, 200 ms of computing per step and 1 Gbit/s between the nodes, every schedule in its "
+    "fastest form (ring, tree or hierarchical)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A designed, proved and exported schedule."""
+
+    label: str
+    schedule: Schedule
+    proof: Proof
+    path: Path
+
+    @property
+    def key(self) -> str:
+        """Its name in file names."""
+        return self.path.stem
+
+    def proved(self) -> list[str]:
+        """The claims that are proved."""
+        return [claim.claim for claim in self.proof.claims if claim.status.value == "proved"]
+
+    def predicted(self) -> float:
+        """Seconds per step on a cluster with a thin link (see THIN_WORDS), in the form that suits the schedule best."""
+        return min(cycle_time(self.schedule, THIN, THIN_COMPUTE, form=form).per_step for form in Form)
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder, and remove what an earlier demonstration measured there.
+
+    Raises:
+        FileProblem: it cannot be created or cleaned.
+    """
+    try:
+        for part in ("schedules", "runs"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        for pattern in ("progress.*", "*/result-*.json", "*/trace*.json", "*/operations-*.json"):
+            for old in (folder / "runs").glob(pattern):
+                old.unlink()
+    except OSError as error:
+        raise FileProblem(f"{folder}: cannot be used: {error.strerror or error}") from None
+
+
+def prepare(folder: Path, cluster: str) -> list[Candidate]:
+    """Design, prove and export the three schedules with their certificates, and put a training script beside them.
+
+    Raises:
+        RefutedError: a schedule is not what it promises.
+        FileProblem: the folder cannot be written.
+    """
+    write_file(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
+    candidates = []
+    for label, (name, parameters) in CHOICES.items():
+        schedule = design(cluster, using=name, **parameters)
+        proof = prove(schedule).require()
+        path = folder / "schedules" / f"{name}.json"
+        write_schedule(path, schedule)
+        text = json.dumps(dict(proof.certificate), sort_keys=True) + "\n"
+        write_file(path.with_suffix(".certificate.json"), text.encode())
+        candidates.append(Candidate(label, schedule, proof, path))
+    return candidates
+
+
+def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
+    """Run the plan in processes of its own; `watch(name, step)` is called as it advances.
+
+    Raises:
+        UnavailableError: a run failed; its output is kept in a file that the message names.
+    """
+    path, log, progress = folder / "plan.json", folder / "runs" / "output.txt", folder / "runs" / "progress.json"
+    plan.write(path)
+    with log.open("wb") as output:
+        process = subprocess.Popen(_command(path), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            while True:
+                try:
+                    process.wait(timeout=0.2)
+                except subprocess.TimeoutExpired:
+                    pass
+                else:
+                    break
+                if progress.exists():
+                    state = json.loads(progress.read_text())
+                    watch(state["name"], state["step"])
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if process.returncode:
+        raise UnavailableError(f"training ended with exit code {process.returncode}; what the workers said is in {log}")
+    for name in plan.schedules:
+        watch(name, plan.steps)
+
+
+def _command(plan: Path) -> list[str]:
+    """Start the runs without looking for packages in the working directory, where a folder may shadow one of ours."""
+    home = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.append({home!r}); from partreduce.demo.train import main; sys.exit(main(sys.argv[1]))"
+    return [sys.executable, "-P", "-c", code, str(plan)]
+
+
+def results(plan: Plan, candidates: list[Candidate]) -> list[Result]:
+    """What every run measured."""
+    return [read_result(plan.place(c.key), c.schedule, c.label) for c in candidates]
+
+
+def conclusion(measured: list[Result], target: float) -> list[str]:
+    """Sentences that say what was faster and by how much, also when the answer is that nothing was."""
+    base = measured[0]
+    reference = base.reached(target)
+    lines = []
+    for result in measured[1:]:
+        reached = result.reached(target)
+        if reached is None or reference is None:
+            lost = result.name if reached is None else base.name
+            lines.append(f"{lost} did not reach a loss of {target:g} in {int(base.steps[-1])} steps; train longer.")
+            continue
+        ratio = reference[1] / reached[1]
+        speed = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"{1 / ratio:.2f} times slower than"
+        saved = base.bytes_across / max(1.0, result.bytes_across)
+        reference_words = f"{reference[1]:.2f} s, {reference[0]} steps"
+        lines.append(
+            f"{result.name} reached a loss of {target:g} in {reached[1]:.2f} s and {reached[0]} steps: {speed} "
+            f"{base.name} ({reference_words}), with {saved:.1f} times fewer bytes across nodes."
+        )
+    return lines

@@ -1,0 +1,122 @@
+"""The demonstration's workers: ordinary data-parallel training through `partreduce.DistributedOptimizer`.
+
+`python -m partreduce.demo.train PLAN.json` runs every schedule of a plan, one after the other, each with new processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import partreduce
+from partreduce.demo.digits import Digits, load_digits, make_model
+from partreduce.topo.document.writer import write_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is run: the schedule files (name → path), equal hyper-parameters for all, and where results go.
+
+    With `pad` a step's computing lasts at least so many seconds: on a machine with fewer cores than workers it stands
+    for computing that does not share cores.
+    """
+
+    schedules: dict[str, str]
+    folder: str
+    num_nodes: int
+    steps: int = 160
+    every: int = 10
+    batch: int = 16
+    learning_rate: float = 0.3
+    seed: int = 0
+    pad: float = 0.0
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        write_file(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """What `write` wrote."""
+        return cls(**json.loads(path.read_text()))
+
+    def place(self, name: str) -> Path:
+        """The folder of one schedule's results."""
+        return Path(self.folder) / name
+
+
+def work(plan: Plan, name: str, digits: Digits) -> None:
+    """One worker of one run; its place comes from the launcher's environment variables."""
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    model = make_model(plan.seed)
+    optimizer = partreduce.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=plan.learning_rate),
+        model,
+        plan.schedules[name],
+        timeout=60.0,
+        trace=plan.place(name),
+    )
+    shard = torch.arange(rank, len(digits.train_labels), count)
+    generator = torch.Generator().manual_seed(1000 * plan.seed + rank)
+    curve, losses, seconds, started = [], [], 0.0, time.perf_counter()
+    for step in range(plan.steps):
+        begun = time.perf_counter()
+        batch = shard[torch.randint(len(shard), (plan.batch,), generator=generator)]
+        loss = torch.nn.functional.cross_entropy(model(digits.train_images[batch]), digits.train_labels[batch])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if plan.pad:
+            time.sleep(max(0.0, plan.pad - (time.perf_counter() - begun)))
+        optimizer.step()
+        losses.append(loss.item())
+        if (step + 1) % plan.every == 0:
+            seconds += time.perf_counter() - started
+            with optimizer.mean_model():
+                curve.append({"step": step + 1, "seconds": seconds, **_sums(model, digits, rank, count)})
+            _tell(plan, name, rank, step + 1)
+            started = time.perf_counter()
+    optimizer.finish()
+    result = {"rank": rank, "curve": curve, "losses": losses, "bytes": 4 * sum(p.numel() for p in model.parameters())}
+    write_file(plan.place(name) / f"result-{rank:05d}.json", json.dumps(result).encode())
+
+
+def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict[str, float]:
+    """This worker's share of the loss over all training images and of the right answers over all test images."""
+    with torch.no_grad():
+        part = slice(rank, None, count)
+        scores = model(digits.train_images[part])
+        loss = torch.nn.functional.cross_entropy(scores, digits.train_labels[part], reduction="sum")
+        right = (model(digits.test_images[part]).argmax(1) == digits.test_labels[part]).sum()
+    return {"loss_sum": loss.item(), "right": right.item()}
+
+
+def _tell(plan: Plan, name: str, rank: int, step: int) -> None:
+    """Progress for whoever watches the folder."""
+    if rank == 0:
+        write_file(Path(plan.folder) / "progress.json", json.dumps({"name": name, "step": step}).encode())
+
+
+def main(path: str) -> int:
+    """Run a plan; the exit code of the first run that failed, or 0."""
+    from partreduce.runtime.launcher.launch import launch
+
+    plan = Plan.read(Path(path))
+    digits = load_digits()  # before the workers are forked, so that scikit-learn is imported once
+    for name, schedule in plan.schedules.items():
+        plan.place(name).mkdir(parents=True, exist_ok=True)
+        num_workers = partreduce.load_schedule(schedule).num_workers
+        code = launch(partial(work, plan, name, digits), num_workers=num_workers, num_nodes=plan.num_nodes, threads=1)
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,113 @@
+"""Answer: how good the pick is known to be. Optimal, feasible, infeasible and unknown stay four different words.
+
+The word is about the question that was asked, its objective within its limits, never about the problem that the search
+solves in its place (the balanced objective, for one, is no figure that a bound is known for).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from partreduce.planner.job import Data
+from partreduce.planner.preference import MAX_STRETCH_WHEN_CHEAP
+from partreduce.schedulers.synthesis.candidates import TOLERANCE, class_of
+from partreduce.schedulers.synthesis.problem import ROUNDING, Objective, Status
+from partreduce.topo.strategies.axes import Codec
+
+if TYPE_CHECKING:
+    from partreduce.planner.job import Job
+    from partreduce.planner.option import Option
+    from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
+    from partreduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.problem import Front
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """`status` is optimal or feasible; `because` what proves the one, and why not more than the other is known.
+
+    `ended` says why the search ended; `capped` whether seconds had a part in it, so that another run may differ.
+    """
+
+    status: Status
+    because: str
+    ended: str
+    effort: float | None
+    time_limit: float
+    capped: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As the answer stands in `partreduce design --json`."""
+        return {
+            "status": str(self.status),
+            "because": self.because,
+            "ended": self.ended,
+            "effort": self.effort,
+            "time_limit": self.time_limit,
+            "capped": self.capped,
+        }
+
+
+def answer_of(chosen: Option, job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Answer:
+    """What is known about a pick."""
+    proof = _optimal(chosen, job, searched, rounds)
+    return Answer(
+        status=Status.FEASIBLE if proof is None else Status.OPTIMAL,
+        because=proof or _not_proved(job, searched),
+        ended=clock.stopped_by(),
+        effort=clock.effort,
+        time_limit=clock.seconds,
+        capped=clock.capped,
+    )
+
+
+def why_infeasible(job: Job, searched: Front, rounds: ExactAnswer | None) -> str | None:
+    """The proof that no schedule keeps the limits, with the class that it covers; None without one."""
+    if searched.status is Status.INFEASIBLE and job.codecs == (Codec.NONE,):
+        return searched.reason
+    if rounds is None or rounds.bound.rounds is None or rounds.bound.rounds <= job.limits.max_period:
+        return None
+    return (
+        f"max-period: {job.limits.max_period}; no schedule of groups of at most {rounds.max_group} of "
+        f"{rounds.num_workers} workers is exact in fewer than {rounds.bound.rounds} rounds ({rounds.bound.name} bound)"
+    )
+
+
+def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | None) -> str | None:
+    """What proves that no schedule of a named class is better within the limits."""
+    if job.objective is Objective.EXACT and rounds is not None and chosen.period == rounds.bound.rounds:
+        return (
+            f"no schedule of groups of at most {rounds.max_group} is exact in fewer rounds ({rounds.bound.name} bound)"
+        )
+    problem, budget, spread = job.problem(), job.limits.max_communication, float(chosen.disagreement)
+    if job.objective is Objective.DISAGREEMENT and spread <= ROUNDING:
+        return "its disagreement is 0, and none is below"
+    # The bounds are for lockstep and one form; where any form will do, that is one which no phase is cheaper without.
+    # They know of no codec, which makes every phase cheaper.
+    if job.form not in {None, chosen.form} or chosen.late or job.codecs != (Codec.NONE,) or not searched.bounds:
+        return None
+    if chosen.gap or chosen.quorum:  # whose figures are sampled, for one
+        return None
+    classes = "; ".join(class_of(bound, problem) for bound in searched.bounds)
+    if (
+        job.objective is Objective.DISAGREEMENT
+        and budget is not None
+        and all(spread <= bound.at(budget) + TOLERANCE for bound in searched.bounds)
+    ):
+        return f"age bound: nothing within the budget has less disagreement, of the class: {classes}"
+    most = problem.most_disagreement
+    # Beyond that stretch the objective prefers what communicates more, so the cheapest is not what was asked for.
+    if job.objective is Objective.COMMUNICATION and most is not None and chosen.stretch <= MAX_STRETCH_WHEN_CHEAP:
+        needed = min(bound.budget_for(most) for bound in searched.bounds)
+        if job.data is Data.SHUFFLED and chosen.communication <= needed * (1 + TOLERANCE):
+            return f"age bound: nothing with so little disagreement communicates less, of the class: {classes}"
+    return None
+
+
+def _not_proved(job: Job, searched: Front) -> str:
+    if job.objective not in (Objective.DISAGREEMENT, Objective.COMMUNICATION, Objective.EXACT):
+        return f"no bound is known for the objective {job.objective}"
+    if not searched.bounds:
+        return searched.reason or "there was no time for a bound"
+    return "the bound does not meet the pick"

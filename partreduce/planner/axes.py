@@ -1,0 +1,207 @@
+"""The axes that belong to every candidate: how its sums travel, what may be late, and k, the steps of a round.
+
+How sums travel changes no figure (`planner.travel`), so the choice needs no search.
+
+What may be late, and k, change figures and seconds. The figures of all of them follow from those at pace 1
+(`topo.figures.retimed`), the seconds from stages that are costed once for each form and codec. The best k is exact
+where speeds are fixed: the settings are tried in the order of a lower bound on what the objective minimises, until the
+bound passes the best. Gradients of All-Reduce at pace 1 may also come late, to all alike, which changes no figure and
+costs steps of its own; or be sent layer by layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.limits import most_pace
+from partreduce.planner.measuring import Figures, Label, assembled, pushed_by, steps_model
+from partreduce.planner.option import known
+from partreduce.planner.preference import Costs, preference
+from partreduce.planner.timings import Setting, Timings
+from partreduce.planner.travel import coded_words, hows_of, paying, timed, travelling
+from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.strategies.axes import LOCKSTEP, Sending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from partreduce.planner.job import Job
+    from partreduce.planner.option import Option
+    from partreduce.planner.steps_model import StepsModel
+    from partreduce.topo.figures.retimed import Retimed
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import How
+
+ALWAYS, MOST = 24, 48
+"""Steps of a round that are considered in any case, and at most; between them as far as the steps model was fitted."""
+
+MOST_SAMPLED = 1
+"""Settings of one candidate that are sampled for the best, where step times are random: that at steady speeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """A schedule at pace 1 in lockstep, with all that is the same for every setting of it.
+
+    `timings` are those of each form and codec in which its sums may travel, the finest codec first.
+    """
+
+    schedule: Schedule
+    job: Job
+    timings: tuple[Timings, ...]
+    figures: Retimed
+    usual: StepsModel
+    _chosen: dict[Setting, Timings] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, schedule: Schedule, job: Job) -> Axes:
+        """Cost, figures and stages of the schedule; its own pace and lateness are left aside.
+
+        Raises:
+            PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
+        """
+        from partreduce.topo.figures.evaluate import retimed
+
+        base = timed(schedule, LOCKSTEP, 1)
+        timings = tuple(Timings.of(base, job, costed) for costed in hows_of(base, job))
+        return cls(schedule=base, job=job, timings=timings, figures=retimed(base, job.push), usual=job.steps_model)
+
+    def options(
+        self, label: Label, paces: Sequence[int] = (), go_on: Callable[[], bool] = lambda: True
+    ) -> list[Option]:
+        """One step a round and the `paces`, in lockstep, and late at one; and what the objective likes best of all.
+
+        After the first, which is in lockstep where that is allowed, each only if there is time to `go_on`.
+        """
+        allowed = [lateness for lateness in self.job.whens if lateness.suits(self.schedule.strategy)]
+        if not allowed:
+            return []
+        most = self.most()
+        always = [Setting(allowed[0], pace) for pace in self._paces(allowed[0], (1, *paces), most)]
+        always += [Setting(late, 1) for late in allowed if most]
+        if self.job.sends_layers and Lateness.LOCKSTEP in allowed and self.schedule.strategy.sends_layers and most:
+            always.append(Setting(Lateness.LOCKSTEP, 1, Sending.LAYERS))
+        kept = {setting: self.timing(setting) for setting in always}
+        if self.job.objective is not Objective.EXACT:
+            for late in allowed:
+                best = self.best([Setting(late, pace) for pace in self._paces(late, range(1, most + 1), most)])
+                if best is not None:
+                    kept[best[0]] = best[1]
+        ordered = sorted(kept, key=lambda one: (allowed.index(one.when), one.pace, one.sending is Sending.LAYERS))
+        return [self.option(setting, label, kept[setting]) for i, setting in enumerate(ordered) if not i or go_on()]
+
+    @staticmethod
+    def _paces(late: Lateness, paces: Sequence[int], most: int) -> list[int]:
+        """Those that a round may have; gradients are averaged in every step."""
+        most = min(most, 1) if late is Lateness.PIPELINE else most
+        return [pace for pace in paces if pace <= most]
+
+    def most(self) -> int:
+        """The largest pace to consider: `ALWAYS`, or as far as the steps model reaches, within the largest gap."""
+        gap = most_pace(self.schedule, self.job.limits)
+        most = ALWAYS
+        while most < MOST and not self.extrapolates(Setting(Lateness.LOCKSTEP, most + 1)):
+            most += 1
+        return most if gap is None else min(most, gap)
+
+    def best(self, settings: Sequence[Setting]) -> tuple[Setting, Timings] | None:
+        """What the objective likes best among these, within the limits on figures; None if none keeps them.
+
+        A coarser codec is taken if its best is enough better than that of the finer ones.
+        """
+        found = [(setting, one) for one in self.timings if (setting := self._best(settings, one)) is not None]
+        if not found:
+            return None
+        return found[paying([self.reached(*one) for one in found], self.job)]
+
+    def _best(self, settings: Sequence[Setting], timing: Timings) -> Setting | None:
+        goal, limits = self.job.objective, self.job.limits
+        bounds = [(self.costs(setting, timing, timing.least_step(setting)), setting) for setting in settings]
+        ordered = sorted((preference(costs, goal), setting) for costs, setting in bounds if costs.keep(limits))
+        if not self.job.compute_times().is_fixed:
+            ordered = ordered[:MOST_SAMPLED]
+        chosen: tuple[tuple[float, ...], Setting] | None = None
+        for least, setting in ordered:
+            if chosen is not None and least >= chosen[0]:
+                break
+            reached = preference(self.reached(setting, timing), goal)
+            if chosen is None or reached < chosen[0]:
+                chosen = reached, setting
+        return None if chosen is None else chosen[1]
+
+    def timing(self, setting: Setting) -> Timings:
+        """In the form and codec that pay for this setting: of the finest codec, unless a coarser one saves enough."""
+        if setting not in self._chosen:
+            known = [self.reached(setting, timing) for timing in self.timings] if len(self.timings) > 1 else []
+            self._chosen[setting] = self.timings[paying(known, self.job) if known else 0]
+        return self._chosen[setting]
+
+    def travelling_as(self, how: How) -> Timings | None:
+        """The timings of sums in this form and codec; None if this schedule and job have none such."""
+        whole = replace(how, sending=Sending.WHOLE)
+        return next((timing for timing in self.timings if timing.costed.how == whole), None)
+
+    def reached(self, setting: Setting, timing: Timings) -> Costs:
+        """What the objective looks at, once the seconds of a step are known."""
+        return self.costs(setting, timing, timing.seconds(setting).step)
+
+    def costs(self, setting: Setting, timing: Timings, step_seconds: float) -> Costs:
+        """What the objective looks at, for given seconds of a step."""
+        figures = self.at(setting)
+        noise, pushed = known(figures.disagreement), pushed_by(figures.drift, self.job)
+        model = self._model(setting, noise, pushed)
+        return Costs(
+            communication=timing.sent(setting).seconds,
+            step_seconds=step_seconds,
+            disagreement=noise,
+            drift=known(figures.drift),
+            stretch=model.stretch(
+                noise, pushed, late=setting.when is Lateness.LATE, delayed=self.job.delayed(setting.when.when)
+            ),
+        )
+
+    def at(self, setting: Setting) -> Figures:
+        """The figures of a setting; gradients that come late to all alike keep the workers together."""
+        late = setting.when is Lateness.LATE
+        spread = self.figures.disagreement_at(setting.pace, late=late)
+        return Figures(spread, self.figures.drift_at(setting.pace, late=late), self.figures.contraction)
+
+    def extrapolates(self, setting: Setting) -> bool:
+        """Whether the steps model was not fitted to such figures."""
+        figures = self.at(setting)
+        return self.usual.extrapolates(known(figures.disagreement), pushed_by(figures.drift, self.job))
+
+    def _model(self, setting: Setting, noise: float, pushed: float) -> StepsModel:
+        """See `steps_model`; whether there is a correction depends on lateness and on a pace above 1, not on which."""
+        if pushed <= 0 or not self.job.drift_correction:
+            return self.usual
+        return steps_model(timed(self.schedule, setting.when.when, min(setting.pace, 2)), self.job, noise, pushed)
+
+    def option(self, setting: Setting, label: Label, timing: Timings | None = None) -> Option:
+        """The schedule as this setting runs it, with everything that decides."""
+        timing = timing or self.timing(setting)
+        schedule = timed(self.schedule, setting.when.when, setting.pace)
+        words = [label.name]
+        if setting.pace > 1:
+            if schedule.strategy.averages_everyone:
+                schedule = replace(schedule, name=f"{schedule.name}(every={setting.pace})")
+                words = [f"{label.name}(every={setting.pace})"]
+            else:
+                words.append(f"every {setting.pace}")
+        if setting.is_late:
+            words.append(str(setting.when))
+        how = timing.how(setting)
+        if self.job.form is None and how.form is not self.job.forms[0]:
+            words.append(str(how.form))
+        words += coded_words(how)
+        return assembled(
+            travelling(schedule, how),
+            self.job,
+            replace(label, name=" ".join(words)),
+            form=how.form,
+            sent=timing.sent(setting),
+            seconds=timing.seconds(setting),
+            figures=self.at(setting),
+        )

@@ -1,0 +1,248 @@
+"""Calibration: from the loss curves of a pilot to the prices of disagreement, drift and lateness, with intervals.
+
+Three steps, each stated in docs/pilot.md:
+
+1. A run's *stretch* is the factor σ by which All-Reduce's curve of the same seed must be stretched in steps to lie on
+   the run's: it minimises Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
+2. stretch = 1 + a·disagreement + c·drift^p + late is linear in the prices a, c and late (p is the shipped model's);
+   they are fitted to the mean stretches by least squares of relative errors, none below 0. All-Reduce's run of a seed
+   is as noisy as the others and stands in every stretch of that seed: as one more run, whose stretch is 1, it shares a
+   free common factor with them (which is generalised least squares for the covariance I + 11ᵀ of such ratios).
+3. Each seed is a whole pilot of its own, so fitting each alone gives independent estimates, whose Student's t interval
+   is the prices'. What the model itself misses shows in the error on schedules that are left out of the fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partreduce.planner.steps_model import FITTED
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures import disagreement, drift
+from partreduce.topo.pilot import CONFIDENCE, Pilot, Price, Prices, Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from partreduce.planner.steps_model import StepsModel
+    from partreduce.runtime.pilot.job import Curve
+    from partreduce.topo.schedule import Schedule
+
+LEAST_STRETCH, MOST_STRETCH = 0.5, 20.0
+GRID = np.geomspace(LEAST_STRETCH, MOST_STRETCH, 400)
+"""Factors that are tried, each 0.9 % above the one before; a parabola finds the least between them."""
+
+
+def calibrated(curves: Sequence[Curve], *, data: str, steps: int) -> Pilot:
+    """The pilot that these curves are of; those of All-Reduce in each step are what the others are compared with.
+
+    Raises:
+        InputError: All-Reduce did not learn, a schedule learned nothing beside it, or there are too few seeds.
+    """
+    references = {curve.seed: curve for curve in curves if curve.schedule.strategy.averages_gradients}
+    if len(references) < 2:
+        raise InputError("seeds: an interval takes at least 2")
+    for seed, curve in references.items():
+        if not min(curve.losses[1:]) < curve.losses[0]:
+            raise InputError(
+                f"pilot: All-Reduce's loss did not fall in {steps} steps (seed {seed}: {curve.losses[0]:.4g} to "
+                f"{curve.losses[-1]:.4g}), so there is nothing to compare; take more steps or another learning rate"
+            )
+    by_schedule: dict[str, list[Curve]] = {}
+    for curve in curves:
+        if not curve.schedule.strategy.averages_gradients:
+            by_schedule.setdefault(curve.schedule.name, []).append(curve)
+    probes = tuple(_probe(runs, references, data) for runs in by_schedule.values())
+    return Pilot(
+        num_workers=curves[0].schedule.num_workers,
+        data=data,
+        steps=steps,
+        seeds=tuple(references),
+        prices=fit_prices(probes, data=data),
+        probes=probes,
+    )
+
+
+def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Probe:
+    schedule = runs[0].schedule
+    stretches = tuple(_rounded(stretch_between(run.losses, references[run.seed].losses)) for run in runs)
+    if max(stretches) > 0.99 * MOST_STRETCH:
+        raise InputError(
+            f"pilot: under {schedule.name} the loss hardly fell at all beside All-Reduce's; lower the learning rate"
+        )
+    return Probe(
+        schedule=schedule.name,
+        disagreement=_rounded(float(disagreement(schedule))),
+        drift=_rounded(drift_that_counts(schedule, data)),
+        late=schedule.strategy.overlap,
+        stretches=stretches,
+    )
+
+
+def _rounded(value: float) -> float:
+    """Six digits: more than any pilot knows, and short in its file."""
+    return float(f"{value:.6g}")
+
+
+def drift_that_counts(schedule: Schedule, data: str) -> float:
+    """The drift that stretches the training on data placed like this; none where they are shuffled."""
+    if data == "shuffled":
+        return 0.0
+    return float(drift(schedule, "node" if data == "per-node" else "worker"))
+
+
+def stretch_between(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """The factor by which the reference's curve must be stretched in steps to lie on this one, by least squares.
+
+    The reference is made falling first (isotonic regression), so that its noise is not taken for progress. Points
+    beyond its end, which a factor below 1 asks for, do not count.
+    """
+    from scipy.optimize import isotonic_regression
+
+    both = np.array([losses, reference])  # (2, points)
+    curve, known = np.log(both) if (both > 0).all() else both
+    falling = isotonic_regression(known, increasing=False).x
+    steps = np.arange(len(curve), dtype=float)
+    where = steps / GRID[:, None]  # (factors, points)
+    misses = (np.interp(where, steps, falling) - curve) ** 2
+    inside = where <= steps[-1]
+    costs = (misses * inside).sum(axis=1) / inside.sum(axis=1)
+    best = int(np.argmin(costs))
+    if best in (0, len(GRID) - 1):
+        return float(GRID[best])
+    before, least, after = costs[best - 1 : best + 2]
+    bend = before - 2 * least + after
+    shift = (before - after) / (2 * bend) if bend > 0 else 0.0
+    return float(GRID[best] * (GRID[1] / GRID[0]) ** shift)
+
+
+def fit_prices(probes: Sequence[Probe], *, data: str) -> Prices:
+    """The prices that explain the probes best, their 90 % intervals over the seeds, and the error on what is left out.
+
+    Raises:
+        InputError: fewer probes than prices, or none that tells a price from the others.
+    """
+    features = _features(probes, data)  # (probes, prices)
+    measured = np.array([probe.stretches for probe in probes])  # (probes, seeds)
+    if np.linalg.matrix_rank(features) < features.shape[1]:
+        raise InputError(
+            "schedules: do not tell the prices apart; take some in lockstep and some late, with different disagreement"
+        )
+    runs = _Runs.of(features, measured)
+    values = runs.prices()
+    low, high = runs.intervals()
+    prices = [
+        Price(_rounded(value), _rounded(min(value, bottom)), _rounded(max(value, top)))
+        for value, bottom, top in zip(values, np.maximum(low, 0), np.maximum(high, 0), strict=True)
+    ]
+    return Prices(
+        disagreement=prices[0],
+        late=prices[1],
+        drift=None if data == "shuffled" else prices[2],
+        error=_rounded(runs.error_left_out()),
+    )
+
+
+def _features(probes: Sequence[Probe], data: str) -> npt.NDArray[np.float64]:
+    """What each price is multiplied with, a row for each probe."""
+    columns = [[probe.disagreement for probe in probes], [float(probe.late) for probe in probes]]
+    if data != "shuffled":
+        columns.append([probe.drift**FITTED.p for probe in probes])
+    return np.array(columns, dtype=float).T
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """All-Reduce (first) and the probes: relative features (runs, prices), and relative excess over 1 (runs, seeds)."""
+
+    features: npt.NDArray[np.float64]
+    excess: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, features: npt.NDArray[np.float64], stretches: npt.NDArray[np.float64]) -> _Runs:
+        weights = 1 / stretches.mean(axis=1, keepdims=True)
+        known = np.vstack([np.zeros((1, features.shape[1])), features * weights])
+        return cls(known, np.vstack([np.zeros((1, stretches.shape[1])), (stretches - 1) * weights]))
+
+    def levelled(self) -> _Runs:
+        """Without the factor that the runs of a seed have in common, which says nothing about prices."""
+        return _Runs(self.features - self.features.mean(axis=0), self.excess - self.excess.mean(axis=0))
+
+    def without(self, index: int) -> _Runs:
+        return _Runs(np.delete(self.features, index, axis=0), np.delete(self.excess, index, axis=0))
+
+    def prices(self) -> npt.NDArray[np.float64]:
+        """Those ≥ 0 with the least squares, over the mean of the seeds."""
+        from scipy.optimize import nnls
+
+        level = self.levelled()
+        return np.asarray(nnls(level.features, level.excess.mean(axis=1))[0], dtype=float)
+
+    def intervals(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Student's t interval of each price over the estimates of the single seeds, which may lie below 0."""
+        from scipy.stats import t
+
+        level = self.levelled()
+        by_seed = np.linalg.lstsq(level.features, level.excess, rcond=None)[0]
+        seeds = by_seed.shape[1]
+        half = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * by_seed.std(axis=1, ddof=1) / np.sqrt(seeds)
+        middle = by_seed.mean(axis=1)
+        return middle - half, middle + half
+
+    def error_left_out(self) -> float:
+        """The largest relative error of a probe that the other runs predict; all of a fit that needs every one."""
+        errors = []
+        for index in range(1, len(self.features)):
+            others = self.without(index)
+            if np.linalg.matrix_rank(others.features) < others.features.shape[1]:
+                return 1.0
+            prices = others.prices()
+            common = (others.excess.mean(axis=1) - others.features @ prices).mean()
+            errors.append(abs(self.features[index] @ prices + common - self.excess[index].mean()))
+        return float(max(errors))
+
+
+@lru_cache(maxsize=8)  # asked for every candidate of a plan
+def steps_model(pilot: Pilot) -> StepsModel:
+    """The steps model with a pilot's prices; where its data were shuffled, that of drift stays the shipped one.
+
+    Beyond the largest figures of its probes nothing was learned: there a unit costs what the interval allows at most,
+    and no less than shipped, so that a price of nothing is no reason to average hardly ever.
+    """
+    prices = pilot.prices
+    return replace(
+        FITTED,
+        a=prices.disagreement.value,
+        c=FITTED.c if prices.drift is None else prices.drift.value,
+        late=prices.late.value,
+        errors=((pilot.data, _error(pilot)),),
+        late_errors=(),
+        # What a pilot without a pipeline knows of lateness is that of parameters.
+        delay=prices.late.value,
+        delay_noise=None,
+        delay_error=_error(pilot),
+        max_disagreement=pilot.max_disagreement,
+        max_drift=pilot.max_drift,
+        a_beyond=max(prices.disagreement.high, FITTED.a),
+        c_beyond=FITTED.c if prices.drift is None else max(prices.drift.high, FITTED.c),
+        basis=f"schedules left out of the fit of your pilot ({pilot.num_workers} workers, {pilot.steps} steps)",
+    )
+
+
+def _error(pilot: Pilot) -> float:
+    """The error on schedules left out, or, where it is larger, what the intervals leave open of a probe's stretch."""
+    prices = pilot.prices
+    widths = []
+    for probe in pilot.probes:
+        halves = (prices.disagreement.high - prices.disagreement.low) / 2 * probe.disagreement
+        halves += (prices.late.high - prices.late.low) / 2 * probe.late
+        if prices.drift is not None:
+            halves += (prices.drift.high - prices.drift.low) / 2 * probe.drift**FITTED.p
+        widths.append(halves / probe.stretch)
+    return max(prices.error, *widths)

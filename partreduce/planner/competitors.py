@@ -1,0 +1,147 @@
+"""The catalogue's entries as options for a job: what the found schedules have to beat."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from partreduce.planner.axes import Axes
+from partreduce.planner.front import PUBLISHED
+from partreduce.planner.job import Data
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.limits import within_gap, within_limits
+from partreduce.planner.measuring import Label, measure
+from partreduce.planner.travel import timed
+from partreduce.planner.work import payer, work_of, work_of_setting
+from partreduce.schedulers import registry
+from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
+from partreduce.schedulers.synthesis.cluster_shape import derived_paces
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import LOCKSTEP, Form
+from partreduce.topo.strategies.base import Averaging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from partreduce.planner.job import Job
+    from partreduce.planner.option import Option
+    from partreduce.schedulers.entry import Entry
+
+MAX_GRAPH_WORKERS = 256
+"""Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
+
+MAX_CONVEX_WORKERS = {"matcha": 64}
+"""Entries whose making solves a convex problem in n×n matrices: at 128 workers that alone takes half a minute."""
+
+RULES_FIRST = ("rule", "allreduce")
+"""Kinds whose figures cost milliseconds at any size; they also are the strongest competitors."""
+
+VARIANTS: dict[str, Sequence[dict[str, object]]] = {
+    "local-sgd": [],  # the same schedules as allreduce
+    "node-then-all": [{"node_rounds": rounds} for rounds in (1, 2, 3, 5, 7, 11, 15, 23)],
+    "pairs-pairs-all": [{"pair_rounds": rounds} for rounds in (1, 2, 3, 4, 5, 7, 11, 15, 23)],
+    "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
+}
+
+PLAIN_PACES = (2, 3, 4, 6, 8, 12, 16, 24)
+"""Steps of a round at which All-Reduce is always shown, beside those that suit the job best."""
+
+
+def competitors(
+    job: Job,
+    *,
+    until: float = inf,
+    stop: float = inf,
+    clock: Clock | None = None,
+    left_out: Callable[[str], None] | None = None,
+    names: Sequence[str] | None = None,
+) -> list[Option]:
+    """Every catalogue entry that fits the cluster, on all axes, measured; entries that cannot run are left out.
+
+    Rules and All-Reduce are measured until the clock's position `stop`, All-Reduce in every step in any case, others,
+    baselines first, until `until`; the name of each that the time did not reach goes to `left_out`. With `names` only
+    the entries of these names are measured.
+    """
+    clock = clock or Clock(seconds=MANY_SECONDS)
+
+    pay = payer(clock, stop)
+
+    def fits(schedule: Schedule) -> bool:
+        """Whether there is time for a schedule; All-Reduce in every step, the first, is measured in any case."""
+        return pay(work_of(schedule, job)) or not options
+
+    options: list[Option] = []
+    kinds = {name: registry.entry(name).kind for name in names or registry.names()}
+    seen: set[object] = set()
+    order = sorted(kinds, key=lambda name: (name != "allreduce", kinds[name] not in RULES_FIRST, name not in PUBLISHED))
+    for name in order:
+        entry = registry.entry(name)
+        if not _offered(entry, job):
+            continue
+        if options and clock.passed(until if entry.kind not in RULES_FIRST else stop):
+            if left_out is not None:
+                left_out(name)
+            continue
+        for label, schedule in _schedules(entry, job, seen):
+            if not fits(schedule):
+                if left_out is not None:
+                    left_out(label)
+                continue
+            plain = schedule.strategy.averages_everyone
+            options += Axes.of(schedule, job).options(
+                Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
+            )
+            options += [
+                measure(timed(paced, one.when, paced.strategy.pace), job, label=_paced_label(label, one))
+                for paced in _paced(schedule, job)
+                for one in job.whens
+                if one.suits(paced.strategy) and within_gap(paced, job.limits) and fits(paced)
+            ]
+            if plain and not any(option.name == label for option in options):
+                options.append(measure(schedule, job, label=Label(name=label), form=Form.RING))
+    return options
+
+
+def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str, Schedule]]:
+    for parameters in VARIANTS.get(entry.name, [{}]):
+        try:
+            if entry.why_not(job.cluster, **parameters):
+                continue
+            schedule = entry.build(job.cluster, **parameters)
+        except PartreduceError:
+            continue  # an entry whose default parameters do not fit this cluster is no competitor
+        if schedule.strategy in seen or not within_limits(schedule, job.limits):
+            continue
+        seen.add(schedule.strategy)
+        yield schedule.name, schedule
+
+
+def _paced_label(label: str, lateness: Lateness) -> Label:
+    return Label(name=f"paced {label}" if lateness is Lateness.LOCKSTEP else f"paced {label} {lateness}")
+
+
+def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
+    """The schedule with paces in proportion to the workers' speeds, where those differ: nobody waits for the slow ones.
+
+    Where workers see different data their progress is normalised, so that the slow ones' data count as much.
+    """
+    strategy = schedule.strategy
+    if not schedule.is_phased or strategy.pace != 1 or strategy.overlap:
+        return
+    if job.cluster.num_workers > MAX_GRAPH_WORKERS:  # figures of unequal paces are dense
+        return
+    averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALISED
+    for paces in derived_paces(job.cluster):
+        if len(set(paces)) > 1:
+            unequal = replace(strategy, pace=paces, averaging=averaging)
+            named = Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
+            yield timed(named, LOCKSTEP, paces)
+
+
+def _offered(entry: Entry, job: Job) -> bool:
+    if entry.kind == "analysis":
+        return False
+    most = MAX_CONVEX_WORKERS.get(entry.name, MAX_GRAPH_WORKERS)
+    return entry.kind in RULES_FIRST or job.cluster.num_workers <= most

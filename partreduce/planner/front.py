@@ -1,0 +1,45 @@
+"""The Pareto front of a plan: options that no other option beats in everything at once; and the baselines beside it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from partreduce.planner.lateness import Lateness
+from partreduce.topo.arithmetic.pareto import non_dominated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from partreduce.planner.option import Option
+
+
+def front(options: Sequence[Option]) -> list[Option]:
+    """The non-dominated options over communication, disagreement, drift, step time and steps, by rising communication.
+
+    Of options with equal figures the one with the shortest period stays. Options that never reach consensus are
+    left out. O(k²) for k options.
+    """
+    usable = [option for option in options if math.isfinite(option.stretch)]
+    return non_dominated(usable, lambda option: option.costs.all(), lambda option: (option.period, option.name))
+
+
+PUBLISHED = ("prague-figure-10", "ring")
+"""Published schedules that users compare with: Prague's static one, and D-PSGD on a ring."""
+
+
+def baselines(options: Sequence[Option]) -> list[Option]:
+    """What a user would take without a planner, by rising communication, beaten by others or not.
+
+    All-Reduce in every step as torch does it (gradients around rings, as they are) and at its best; every k steps at
+    its best, in lockstep and late; as a pipeline of gradients; and the published schedules that were measured.
+    """
+    plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
+    kinds = [
+        [o for o in plain if o.is_usual],
+        [o for o in plain if o.pace == 1],
+        *([o for o in plain if o.lateness is lateness] for lateness in Lateness),
+        *([o for o in options if o.name == name] for name in PUBLISHED),
+    ]
+    best = [min(kind, key=lambda option: (option.time, option.communication)) for kind in kinds if kind]
+    return sorted({id(option): option for option in best}.values(), key=lambda option: option.communication)

@@ -1,0 +1,256 @@
+"""Job: what the planner is asked, in the words of the search below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.steps_model import FITTED
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures.pipeline import stability_limit
+from partreduce.topo.strategies.axes import Codec, Form, Pipeline
+from partreduce.topo.timing.compute import ComputeTimes
+
+if TYPE_CHECKING:
+    from partreduce.planner.steps_model import StepsModel
+    from partreduce.schedulers.synthesis.problem import Push
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.pilot import Pilot
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import When
+    from partreduce.topo.timing.compute import Disturbance
+
+
+EFFORTS = {"quick": 2.0, "normal": 20.0, "thorough": 200.0}
+"""Efforts by name, in nominal seconds: about what one quiet core takes."""
+PIPELINE_WIDTH = Pipeline().width
+"""Iterations side by side in a pipeline that the planner weighs."""
+MOST_BY_THE_WAY = 256
+"""Workers for which quorums are weighed where nobody asks for them."""
+LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
+"""The time limit where only an effort is given: so many seconds, and so many times the effort."""
+
+
+def effort_of(text: str) -> float:
+    """What an effort's name or number means, in nominal seconds.
+
+    Raises:
+        InputError: neither a known name nor a number.
+    """
+    if text in EFFORTS:
+        return EFFORTS[text]
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{text[:40]!a} is no effort; write {', '.join(EFFORTS)} or a number such as 20") from None
+
+
+class Data(StrEnum):
+    """How the samples are spread; it decides whether disagreement or drift stretches the training."""
+
+    SHUFFLED = "shuffled"
+    """Every worker sees the same mixture."""
+
+    PER_WORKER = "per-worker"
+    """Every worker sees its own kind of data."""
+
+    PER_NODE = "per-node"
+    """The workers of one node see the same mixture, nodes differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A cluster with its hardware, what matters, and the limits.
+
+    `drift_correction` allows schedules to be picked for training with it, which needs plain SGD; `disturbance` is what
+    the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names some): the
+    same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no effort is given,
+    and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict how every candidate
+    may travel and what of it may come a round late; None leaves it to the planner, which takes what is best for each.
+    `codec` is what sums may be written in, where a strategy allows it and it pays: nothing but numbers as they are, as
+    long as nobody allows more; None allows float16 and int8. `curvature` is the learning rate times the largest
+    curvature of the loss: it prices gradients that come late. `fastest` takes the least predicted time also where the
+    prediction cannot tell it from something simpler. `gap` asks for neighbours that keep a gap, and
+    for nothing else (True) or for none (False); None weighs a few of them where step times differ. `max_queues` is the
+    most bytes that their queues may take of a worker. `quorum` asks for rounds that a quorum starts, and for nothing
+    else (True) or for none (False); None weighs a few of them where step times differ. `tables` says that tables go
+    their own way beside it in every step, so that only schedules whose workers have common steps will do. A `pilot` of
+    the user's own job brings the prices of disagreement, drift and lateness that stand in for the shipped ones.
+    """
+
+    cluster: Cluster
+    objective: Objective = Objective.BALANCED
+    limits: Limits = field(default_factory=Limits)
+    data: Data = Data.SHUFFLED
+    drift_correction: bool = False
+    form: Form | None = None
+    when: Lateness | None = None
+    codec: Codec | None = Codec.NONE
+    curvature: float | None = None
+    fastest: bool = False
+    disturbance: Disturbance | None = None
+    time_limit: float | None = None
+    effort: float | None = None
+    seed: int = 0
+    pilot: Pilot | None = None
+    gap: bool | None = None
+    max_queues: float | None = None
+    quorum: bool | None = None
+    tables: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse jobs that cannot be planned.
+
+        Raises:
+            InputError: one worker, no links, no model size, no time or effort, limits that this cluster cannot meet, or
+                a pilot that says nothing about this job.
+        """
+        check_cluster(self.cluster)
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise InputError(f"time-limit: is {self.time_limit} s; give the search some time, such as 30s")
+        if self.time_limit == float("inf"):
+            raise InputError(f"time-limit: is {self.time_limit}; it is a finite number > 0")
+        if self.effort is not None and not 0 < self.effort < float("inf"):
+            raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
+        self.limits.check(self.cluster)
+        if self.max_queues is not None and not 0 <= self.max_queues < float("inf"):
+            raise InputError(f"max-queues: is {self.max_queues} bytes; it is a finite number >= 0")
+        if self.gap and self.when is Lateness.PIPELINE:
+            raise InputError(
+                "when: a gap is kept between parameters, a pipeline is one of gradients; choose one of them"
+            )
+        if self.tables and (self.gap or self.quorum):
+            raise InputError(
+                f"when: {'a gap' if self.gap else 'a quorum'} leaves workers without common steps, in which tables go "
+                "their own way; choose lockstep, late or pipeline"
+            )
+        if self.quorum and (self.gap or self.when is not None):
+            raise InputError("when: a quorum is asked for, and something else besides; choose one of them")
+        self._check_curvature()
+        if self.pilot is not None and self.pilot.data != self.data:
+            raise InputError(
+                f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with --data "
+                f"{self.pilot.data}, or run the pilot with --data {self.data}"
+            )
+        if self.pilot is not None and self.drift_correction:
+            raise InputError("pilot: ran without drift correction, whose prices are others; leave out one of the two")
+
+    def _check_curvature(self) -> None:
+        if self.curvature is None:
+            return
+        most, limit = stability_limit(1), stability_limit(PIPELINE_WIDTH)
+        if not 0 < self.curvature < most:
+            raise InputError(
+                f"curvature: is {self.curvature}; learning rate times curvature lies between 0 and {most:g}, where "
+                "training in lockstep diverges"
+            )
+        if self.when is Lateness.PIPELINE and not self.bears_pipeline:
+            raise InputError(
+                f"curvature: is {self.curvature}; gradients that come a step late diverge from {limit:g} on, so the "
+                f"learning rate would have to be less than {limit / self.curvature:.2g} times as large; leave out "
+                "--when pipeline"
+            )
+
+    @property
+    def steps_model(self) -> StepsModel:
+        """What predicts the steps of a schedule without drift correction: the pilot's prices, or the shipped model."""
+        from partreduce.planner.calibration import steps_model
+
+        model = FITTED if self.pilot is None else steps_model(self.pilot)
+        return model if self.curvature is None else model.at_curvature(self.curvature)
+
+    @property
+    def hardware(self) -> Hardware:
+        """The cluster's hardware (checked at construction)."""
+        return check_cluster(self.cluster)
+
+    @property
+    def push(self) -> Push:
+        """Which drift matters: `worker` or `node`."""
+        return "node" if self.data is Data.PER_NODE else "worker"
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms that a candidate may take, the simplest first."""
+        return (Form.RING, Form.HIERARCHICAL) if self.form is None else (self.form,)
+
+    @property
+    def whens(self) -> tuple[Lateness, ...]:
+        """What of a candidate may be late; no pipeline where the curvature is said to be beyond what it bears."""
+        allowed = tuple(Lateness) if self.when is None else (self.when,)
+        return tuple(one for one in allowed if one is not Lateness.PIPELINE or self.bears_pipeline)
+
+    @property
+    def bears_pipeline(self) -> bool:
+        """Whether gradients may come a step late, as far as the curvature is known."""
+        return self.curvature is None or self.curvature < stability_limit(PIPELINE_WIDTH)
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """The codecs that a candidate takes where its strategy allows it and it pays, the finest first.
+
+        None where drift correction is counted on, whose corrections do not sum to zero if learned from rounded means.
+        """
+        if self.drift_correction and self.data is not Data.SHUFFLED:
+            return (Codec.NONE,)
+        if self.codec is None:
+            return (Codec.NONE, Codec.FLOAT16, Codec.INT8)
+        return (Codec.NONE,) if self.codec is Codec.NONE else (Codec.NONE, self.codec)
+
+    @property
+    def sends_layers(self) -> bool:
+        """Whether gradients may go layer by layer: where the hardware says which layers there are."""
+        return self.hardware.layers is not None
+
+    @property
+    def weighs_quorums(self) -> bool:
+        """Whether quorums are candidates: where they are asked for, or nothing is and the steps of workers differ."""
+        from partreduce.planner.slowdown import Slowdown
+
+        if self.quorum is not None:
+            return self.quorum
+        is_small = self.cluster.num_workers <= MOST_BY_THE_WAY
+        return is_small and self.is_open_to_quorums and not Slowdown.of(self).is_even
+
+    @property
+    def is_open_to_quorums(self) -> bool:
+        """Whether they are candidates beside everything else, where steps differ and there are not too many workers."""
+        is_open = self.quorum is None and self.when is None and not self.gap and not self.tables
+        return is_open and self.objective is Objective.BALANCED
+
+    def delayed(self, when: When) -> float:
+        """How many of All-Reduce's steps more it takes that gradients come late like this, as a part of them."""
+        return self.steps_model.delayed(when.lag + 1, self.curvature) if when.delays_gradients else 0.0
+
+    def compute_times(self) -> ComputeTimes:
+        """How long the workers compute (no time at all when the hardware does not say)."""
+        return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
+
+    def clock(self) -> Clock:
+        """A clock that starts now, with the effort and the time limit that hold."""
+        if self.effort is None and self.time_limit is not None:
+            return Clock(seconds=self.time_limit)
+        effort = EFFORTS["normal"] if self.effort is None else self.effort
+        cap = max(LEAST_CAP, CAP_PER_EFFORT * effort) if self.time_limit is None else self.time_limit
+        return Clock(seconds=cap, effort=effort)
+
+    def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
+        """What the search is asked; where the objective is not one of its figures, the one that the data makes matter.
+
+        `hints` are known schedules of the same cluster, from which the search starts. Where any form will do, costs are
+        those of the hierarchical one, since no phase costs less as rings.
+        """
+        by_data = Objective.DISAGREEMENT if self.data is Data.SHUFFLED else Objective.DRIFT
+        return Problem(
+            cluster=self.cluster,
+            objective=self.objective if self.objective in SEARCHED else by_data,
+            limits=self.limits,
+            form=self.form or Form.HIERARCHICAL,
+            push=self.push,
+            hints=hints,
+        )

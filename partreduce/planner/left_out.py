@@ -1,0 +1,64 @@
+"""What an answer leaves out, so that nobody takes it for weighed: for want of time, for its size, or for memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partreduce.console import size
+from partreduce.planner.competitors import MAX_GRAPH_WORKERS
+from partreduce.planner.group_runs import memory_bytes
+from partreduce.planner.slowdown import Slowdown
+from partreduce.schedulers.synthesis.cluster_shape import derived_paces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from partreduce.planner.job import Job
+
+
+def not_reached(entries: Sequence[str], gaps: Sequence[str], quorums: Sequence[str], num_found: int) -> list[str]:
+    """What the time did not reach, one sentence a kind.
+
+    Args:
+        entries: of the catalogue.
+        gaps: graphs and settings.
+        quorums: that were not run.
+        num_found: schedules that the search found and nobody measured.
+    """
+    said = []
+    if entries:
+        said.append(f"the time did not reach, of the catalogue: {', '.join(entries)}; more of it does")
+    for missed, what in ((gaps, "graphs and settings of a gap"), (quorums, "quorums")):
+        if missed:
+            said.append(f"the time did not reach, of {what}: {'; '.join(missed)}")
+    if num_found:
+        said.append(f"the time did not reach the figures of what the search found ({num_found})")
+    return said
+
+
+def not_weighed(job: Job) -> list[str]:
+    """What would have been weighed of fewer workers, or with more memory; O(num_workers) samples where steps vary."""
+    said, count = [], job.cluster.num_workers
+    if count > MAX_GRAPH_WORKERS and (kinds := _of_fewer(job)):
+        way_out = "; --when quorum weighs quorums of all workers" if "quorums" in kinds else ""
+        listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+        said.append(f"{listed} are weighed for at most {MAX_GRAPH_WORKERS} workers, not {count}{way_out}")
+    elif job.weighs_quorums and job.max_queues is not None and memory_bytes(job) > job.max_queues:
+        said.append(
+            f"quorums of groups are not weighed: a worker keeps {size(memory_bytes(job))} for them, and max-queues is "
+            f"{size(job.max_queues)}"
+        )
+    return said
+
+
+def _of_fewer(job: Job) -> list[str]:
+    """Kinds of candidates that this job would have if it had fewer workers."""
+    if job.quorum:
+        return ["quorums of groups"]
+    kinds = ["weighted graphs"]
+    if len(derived_paces(job.cluster)) > 1:
+        kinds.append("unequal paces")
+    others = ["neighbours that keep a gap"] * (job.gap is None and not job.tables) + [
+        "quorums"
+    ] * job.is_open_to_quorums
+    return kinds if not others or Slowdown.of(job).is_even else kinds + others

@@ -1,0 +1,172 @@
+"""Measuring: one schedule as it stands, on the job's cluster, with everything that decides whether to take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from partreduce.planner.job import Data
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.option import Option, known
+from partreduce.planner.steps_model import CORRECTED
+from partreduce.planner.travel import CostedHow, coded_words, cost_of, hows_of, paying, travelling
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.topo.timing.sampling import sample
+
+if TYPE_CHECKING:
+    from partreduce.planner.job import Job
+    from partreduce.planner.steps_model import StepsModel
+    from partreduce.topo.figures.base import Figure
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import Form
+
+MAX_SAMPLED_WORKERS = 4096
+
+SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
+"""Steps that are sampled, whatever the pace, and rounds at the least."""
+
+
+class Seconds(NamedTuple):
+    """Of one step: in all, how much of it the fastest workers compute, and the relative standard error if sampled."""
+
+    step: float
+    computing: float
+    error: float = 0.0
+
+
+class Sent(NamedTuple):
+    """In one step: seconds of communication, and bytes out of the busiest node."""
+
+    seconds: float
+    nic_bytes: float
+
+
+class Figures(NamedTuple):
+    """The figures that an option shows."""
+
+    disagreement: Figure
+    drift: Figure
+    contraction: Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What a candidate is called and what the search said about it."""
+
+    name: str
+    status: str = "catalogue"
+    bound: float | None = None
+    bound_class: str = ""
+
+
+def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: Form | None = None) -> Option:
+    """All figures of one schedule as it stands, at its own pace, lockstep or late, in the form and codec that pay best.
+
+    With a `form` it travels in that one and with its own codec.
+
+    Raises:
+        PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
+    """
+    from partreduce.topo.figures import contraction, disagreement, drift
+
+    figures = Figures(disagreement(schedule), drift(schedule, job.push), contraction(schedule))
+    if form is None:
+        costed_hows = hows_of(schedule, job)
+    else:
+        how = replace(schedule.strategy.how, form=form)
+        costed_hows = (CostedHow(how=how, cost=cost_of(schedule, job, how)),)
+    options = []
+    for costed in costed_hows:
+        named = label or Label(name=schedule.name)
+        if form is None and (words := coded_words(costed.how)):
+            named = replace(named, name=" ".join([named.name, *words]))
+        options.append(_measured(schedule, job, named, costed, figures))
+    return options[paying([option.costs for option in options], job)]
+
+
+def _measured(schedule: Schedule, job: Job, label: Label, costed: CostedHow, figures: Figures) -> Option:
+    runs, form = travelling(schedule, costed.how), costed.how.form
+    sent = Sent(costed.cost.per_step, costed.cost.nic_bytes_per_step)
+    # The file of what travels so says how it is to be run.
+    return assembled(runs, job, label, form=form, sent=sent, seconds=seconds_of(runs, job, form), figures=figures)
+
+
+def seconds_of(schedule: Schedule, job: Job, form: Form) -> Seconds:
+    """Of a step of a schedule as it stands: exact where speeds are fixed, sampled elsewhere.
+
+    Raises:
+        PartreduceError: too many workers to sample.
+    """
+    times = job.compute_times()
+    if times.is_fixed:
+        return Seconds(cycle_time(schedule, job.hardware, times, form=form).per_step, times.base)
+    return sampled_seconds(schedule, job, form)
+
+
+def assembled(
+    schedule: Schedule, job: Job, label: Label, *, form: Form, sent: Sent, seconds: Seconds, figures: Figures
+) -> Option:
+    """The option of a schedule that is measured already."""
+    noise, pushed = known(figures.disagreement), pushed_by(figures.drift, job)
+    model = steps_model(schedule, job, noise, pushed)
+    lateness = Lateness.of(schedule.strategy)
+    late, delayed = lateness is Lateness.LATE, job.delayed(schedule.strategy.when)
+    return Option(
+        name=label.name,
+        schedule=schedule,
+        form=form,
+        period=schedule.period,
+        communication=sent.seconds,
+        nic_bytes=sent.nic_bytes,
+        step_seconds=seconds.step,
+        step_error=seconds.error,
+        waiting=_waiting(seconds, 0.0 if schedule.strategy.overlap else sent.seconds),
+        disagreement=figures.disagreement,
+        drift=figures.drift,
+        contraction=figures.contraction,
+        stretch=model.stretch(noise, pushed, late=late, delayed=delayed),
+        model=model,
+        extrapolated=model.extrapolates(noise, pushed),
+        corrected=model is CORRECTED,
+        status=label.status,
+        bound=label.bound,
+        bound_class=label.bound_class,
+    )
+
+
+def _waiting(seconds: Seconds, communicating: float) -> float:
+    """What is left of a step, without the rounding of the three terms."""
+    left = seconds.step - seconds.computing - communicating
+    return left if left > 1e-9 * seconds.step else 0.0
+
+
+def pushed_by(drift: Figure, job: Job) -> float:
+    """The drift that counts for the job's data: none where every worker sees the same mixture."""
+    return 0.0 if job.data is Data.SHUFFLED else known(drift)
+
+
+def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float) -> StepsModel:
+    """The model with drift correction where the job allows it, the schedule has it, and it needs fewer steps."""
+    from partreduce.topo.figures.correction import is_correctable
+
+    usual, late = job.steps_model, schedule.strategy.mixes_late
+    if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
+        return usual
+    helps = CORRECTED.stretch(noise, pushed) < usual.stretch(noise, pushed, late=late)
+    return CORRECTED if helps else usual
+
+
+def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:
+    """Under random step times.
+
+    Raises:
+        PartreduceError: too many workers to sample.
+    """
+    if schedule.num_workers > MAX_SAMPLED_WORKERS:
+        raise PartreduceError(
+            f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
+        )
+    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // int(schedule.paces().max()))
+    sampled = sample(schedule, job.hardware, job.compute_times(), form=form, num_rounds=rounds, seed=job.seed)
+    return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)

@@ -1,0 +1,229 @@
+"""Option: one schedule with everything that decides whether to take it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.preference import Costs
+from partreduce.topo.strategies.axes import Form, How
+
+if TYPE_CHECKING:
+    from partreduce.planner.job import Data
+    from partreduce.planner.steps_model import StepsModel
+    from partreduce.topo.figures.base import Figure
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.base import Pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GapFacts:
+    """What is known of an option whose workers keep a gap, from its runs in virtual time.
+
+    `words` say the setting; `memory_bytes` is what the queues of the busiest worker hold at most, with its snapshots
+    and sums, as proved. `progress` is how far a step brings the mean where lockstep gives 1, `gradients` the part of
+    all workers whose gradients would leave as much noise in it, `computed` the part of the steps that were computed
+    rather than skipped, and `least_share` what the least heard worker's gradients count, where an even share is 1.
+    """
+
+    words: str
+    memory_bytes: float
+    progress: float
+    gradients: float
+    computed: float
+    least_share: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in an option's JSON."""
+        return {
+            "setting": self.words,
+            "memory_bytes": self.memory_bytes,
+            "progress": self.progress,
+            "gradients": self.gradients,
+            "computed": self.computed,
+            "least_share": self.least_share,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumFacts:
+    """What is known of an option whose rounds a quorum starts, from its runs in virtual time.
+
+    `words` say the setting. `active` workers are in a round on average, whose `gradients` are as much as that many of
+    All-Reduce's; `gradients_per_second` is of all. `age` is the mean of their lateness in rounds, `delay` the same in
+    whole steps, of as many gradients as there are workers; `bound` the most rounds that are proved. `least_share` is
+    what the least heard worker brings, where an even share is 1; `memory_bytes` what a worker keeps beside parameters.
+    `of` names the schedule whose groups start so, where not all workers are one group: then progress is averaged, and
+    `gradients` are steps.
+    """
+
+    words: str
+    active: float
+    gradients: float
+    gradients_per_second: float
+    age: float
+    delay: float
+    bound: int
+    least_share: float
+    memory_bytes: float
+    of: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in an option's JSON; null where nothing takes time."""
+        rate = self.gradients_per_second
+        return {
+            "setting": self.words,
+            **({"of": self.of} if self.of else {}),
+            "mean_active": self.active,
+            "gradients_per_round": self.gradients,
+            "gradients_per_second": rate if math.isfinite(rate) else None,
+            "mean_age": self.age,
+            "delay_steps": self.delay,
+            "proved_age": self.bound,
+            "least_share": self.least_share,
+            "memory_bytes": self.memory_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A schedule on the job's cluster, as it is to be run: its pace, its form and codec, in lockstep or late.
+
+    Seconds are per step of the workers with the largest pace. `step_seconds` includes computing, waiting and
+    communication, `step_error` is the relative standard error where it was sampled; `stretch` is the predicted number
+    of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
+    `catalogue`; `bound` the least disagreement that any schedule of `bound_class` can have at this communication, where
+    that is proved. `corrected` says that the stretch is the one with drift correction. `gap` is
+    there where workers go on by themselves, `quorum` where one starts rounds: these are its steps, of fewer gradients.
+    """
+
+    name: str
+    schedule: Schedule
+    form: Form
+    period: int
+    communication: float
+    nic_bytes: float
+    step_seconds: float
+    step_error: float
+    waiting: float
+    disagreement: Figure
+    drift: Figure
+    contraction: Figure
+    stretch: float
+    model: StepsModel
+    extrapolated: bool
+    status: str
+    bound: float | None = None
+    bound_class: str = ""
+    corrected: bool = False
+    gap: GapFacts | None = None
+    quorum: QuorumFacts | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """What an objective looks at."""
+        return Costs(
+            communication=self.communication,
+            step_seconds=self.step_seconds,
+            disagreement=known(self.disagreement),
+            drift=known(self.drift),
+            stretch=self.stretch,
+        )
+
+    @property
+    def time(self) -> float:
+        """Predicted seconds to a loss, per step that All-Reduce would need."""
+        return self.step_seconds * self.stretch
+
+    @property
+    def late(self) -> bool:
+        """Whether a round's averaging comes one round late, beside the computing; parameters or gradients."""
+        return self.schedule.strategy.overlap
+
+    @property
+    def lateness(self) -> Lateness | None:
+        """What comes late: nothing, parameters or gradients; None where gradients are late as it comes."""
+        return Lateness.of(self.schedule.strategy)
+
+    @property
+    def how(self) -> How:
+        """How its sums travel; in the form of the field `form`, where that one can only be compared with."""
+        return self.schedule.strategy.how
+
+    @property
+    def pace(self) -> Pace:
+        """Steps per round, one number or one per worker."""
+        return self.schedule.strategy.pace
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
+        return self.schedule.strategy.averages_everyone and isinstance(self.pace, int) and self.quorum is None
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is All-Reduce as it is usually run: gradients in every step, around rings, as they are."""
+        lockstep = self.schedule.strategy.averages_gradients and not self.late
+        return self.is_plain and lockstep and self.form is Form.RING and self.how == How()
+
+    def stretch_error(self, data: Data) -> float:
+        """The relative error of `stretch` that 9 of 10 schedules keep; gradients averaged in lockstep define 1."""
+        if self.lateness is Lateness.PIPELINE:
+            return self.model.delay_error
+        if self.quorum and not self.quorum.of:
+            return self.model.delay_error * min(1.0, self.quorum.delay)
+        if self.schedule.strategy.averages_gradients:
+            return 0.0
+        return self.model.error(data, late=self.late or self.quorum is not None)
+
+    @property
+    def basis(self) -> str:
+        """Whose errors `stretch_error` is, as the subject of a sentence."""
+        of_gradients = self.quorum is not None and not self.quorum.of
+        return "measured pipelines" if self.lateness is Lateness.PIPELINE or of_gradients else self.model.basis
+
+    @property
+    def num_phases(self) -> int:
+        """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum of all 1, these."""
+        if self.quorum and self.quorum.of:
+            return self.schedule.phased.num_distinct_phases(self.schedule.cluster)
+        return 1 if self.gap or self.quorum else self.schedule.num_distinct_phases()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether one period reaches exact consensus (up to rounding)."""
+        return self.contraction.value is not None and self.contraction.value < 1e-9
+
+    def to_json(self) -> dict[str, Any]:
+        """Finite numbers only; null where a figure is infinite or unknown."""
+        return {
+            "name": self.name,
+            "form": str(self.form),
+            "codec": str(self.how.codec),
+            "where": str(self.how.where),
+            "sending": str(self.how.sending),
+            "when": self.schedule.strategy.when.word if self.gap or self.quorum else str(self.lateness),
+            "pace": self.pace if isinstance(self.pace, int) else list(self.pace),
+            "communication_seconds_per_step": self.communication,
+            "nic_bytes_per_step": self.nic_bytes,
+            "disagreement": self.disagreement.json_value(),
+            "drift": self.drift.json_value(),
+            "contraction": self.contraction.json_value(),
+            "step_seconds": self.step_seconds,
+            "waiting_seconds_per_step": self.waiting,
+            "stretch": self.stretch if math.isfinite(self.stretch) else None,
+            "drift_correction": "auto" if self.corrected else None,
+            "period": self.period,
+            "status": self.status,
+            "bound": self.bound,
+            **({"bound_class": self.bound_class} if self.bound_class else {}),
+            **({"gap": self.gap.to_json()} if self.gap else {}),
+            **({"quorum": self.quorum.to_json()} if self.quorum else {}),
+        }
+
+
+def known(figure: Figure) -> float:
+    """The value of a figure; infinite where it was not found."""
+    return math.inf if figure.value is None else figure.value

@@ -1,0 +1,276 @@
+"""Parallelize: from a script on one device to many workers, with a way for every table that the planner chose."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from partreduce.planner.model_tables import tables_of
+from partreduce.planner.routes import choose_routes, refuse_unpriced
+from partreduce.planner.table_prices import APPLYING
+from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers
+from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.sharding.found import embeddings_of
+from partreduce.runtime.sharding.touched import await_texts, gather_texts, shares, told, touched_here
+from partreduce.runtime.sharding.uses import OtherUses
+from partreduce.runtime.transport.alone import is_alone
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.document.schedule import dump_schedule, schedule_of
+from partreduce.topo.errors import InputError, PartreduceError, PeerLostError, UnavailableError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import LOCKSTEP, Codec
+from partreduce.topo.strategies.routes import Way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from partreduce.runtime.sharding.touched import Bits
+    from partreduce.runtime.transport.worlds import World
+    from partreduce.topo.timing.tables import Touched
+
+BATCHES = 4
+"""Sample batches that are looked at."""
+UNKNOWN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
+"""Links where nobody said what they are; as `partreduce design` assumes them."""
+PROBE_ROWS, PROBE_COLUMNS = 4096, 64
+PATIENCE = 2.0
+"""Seconds beyond the timeout for which the others wait for worker 0, which waits for them first."""
+ABSENT: dict[str, type[PartreduceError]] = {"PeerLostError": PeerLostError, "UnavailableError": UnavailableError}
+"""What worker 0 may have met instead of a user's mistake."""
+
+_log = logging.getLogger("partreduce")
+
+
+def parallelize(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    where: Cluster | Schedule | str | Path,
+    *,
+    batches: Iterable[Any] | None = None,
+    forward: Callable[[torch.nn.Module, Any], object] | None = None,
+    hardware: Hardware | None = None,
+    table_codec: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    world: World | None = None,
+    **settings: Any,  # noqa: ANN401 - DistributedOptimizer's own
+) -> tuple[torch.nn.Module, DistributedOptimizer]:
+    """Train a model of one device on many workers: dense parameters by a schedule, each embedding its best way.
+
+    All workers call it with the same model. They look at a few of their batches to see which rows a step touches, on a
+    worker, on a node and on all; worker 0's planner chooses from that (`planner.routes.choose_routes`), and the choice
+    is in `optimizer.reasons`, one line a table, in `optimizer.schedule`, and in the log "partreduce" at level INFO. The
+    model stays the same object.
+
+    Args:
+        model: as for one device.
+        optimizer: that trains it.
+        where: a schedule or its file; or a cluster, such as "4x4", whose dense parameters then go by all-reduce. A
+            schedule that says where its tables go (`what`) is taken as it is.
+        batches: some of this worker's batches, or its loader; the first few are looked at, without training. Entries
+            after those that the model's `forward` takes are left out. A loader is iterated anew; of an iterator those
+            that were looked at are gone.
+        forward: `forward(model, batch)` where that is not how the model is called.
+        hardware: links of the cluster, where `where` does not say them.
+        table_codec: `float16`, `bfloat16` or `int8`, in which rows may travel where that pays; as they are by default.
+        timeout: seconds to wait for the others.
+        world: how to reach them; found from the environment by default.
+        **settings: of DistributedOptimizer.
+
+    Raises:
+        InputError: embeddings and no batches, a codec for tables whose ways the schedule says already, or what
+            DistributedOptimizer refuses.
+        PartreduceError: as DistributedOptimizer's.
+    """
+    schedule, links = _schedule(where)
+    codecs = _codecs(table_codec, schedule)
+    reasons: tuple[str, ...] = ()
+    if not is_alone(world) and not schedule.strategy.what:  # all come, so that one whose model has no tables is named
+        uses = OtherUses(model)
+        reached = world or default_world(
+            _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
+        )
+        refuse_other_num_workers(schedule, reached)
+        decision = _decided(
+            reached,
+            timeout,
+            schedule,
+            lambda: _seen(model, batches, forward, uses),
+            lambda touched: _chosen(
+                model, optimizer, schedule, hardware or links or UNKNOWN, touched, uses=uses, codecs=codecs
+            ),
+        )
+        schedule, reasons = schedule_of(decision["schedule"]), tuple(decision["reasons"])
+    distributed = DistributedOptimizer(optimizer, model, schedule, timeout=timeout, world=world, **settings)
+    distributed.reasons = reasons
+    if distributed.rank == 0:
+        for reason in reasons:
+            _log.info(reason)
+    return model, distributed
+
+
+def _schedule(where: Cluster | Schedule | str | Path) -> tuple[Schedule, Hardware | None]:
+    """The schedule of the dense parameters, and what is known of links."""
+    if isinstance(where, Schedule):
+        return where, None
+    if isinstance(where, str | Path) and _is_schedule(Path(where)):
+        return read_schedule(where), None
+    cluster = where if isinstance(where, Cluster) else load_cluster(str(where))
+    return build("allreduce", cluster), cluster.hardware
+
+
+def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
+    """What rows may travel in, the finest first."""
+    if table_codec is None:
+        return (Codec.NONE,)
+    try:
+        codec = Codec(table_codec)
+    except ValueError:
+        known = ", ".join(one.value for one in Codec)
+        raise InputError(f"parallelize: table_codec {table_codec!r} is not one of {known}") from None
+    if schedule.strategy.what:
+        raise InputError(
+            f"parallelize: table_codec is {codec}, and schedule {schedule.name!r} says itself how its tables travel; "
+            "leave it out, or change what.tables there"
+        )
+    return (Codec.NONE, codec) if codec.rounds else (codec,)
+
+
+def _is_schedule(path: Path) -> bool:
+    """Whether a file is a schedule, or means to be one, rather than a cluster."""
+    try:
+        found = json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and ("strategy" in found or found.get("format") == "partreduce.schedule")
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    """Where the parameters lie that are averaged, or will be: DistributedOptimizer takes the same world then."""
+    tables = {parameter for parameter, _ in embeddings_of(model).values()}
+    dense = (one for one in model.parameters() if one.requires_grad and one not in tables)
+    return next((parameter.device for parameter in dense), torch.device("cpu"))
+
+
+def _seen(
+    model: torch.nn.Module,
+    batches: Iterable[Any] | None,
+    forward: Callable[[torch.nn.Module, Any], object] | None,
+    uses: OtherUses,
+) -> Bits:
+    """The rows that this worker's sample batches look up; nothing of a model whose embeddings are not trained."""
+    trained = [parameter for parameter, _ in embeddings_of(model).values() if parameter.requires_grad]
+    if not trained:
+        return {}
+    if batches is None:
+        raise InputError(
+            f"parallelize: the model has {len(trained)} embeddings and it is not known which rows a step "
+            "touches; give batches=..., such as the data loader, or a schedule that says what.tables"
+        )
+    with uses:
+        return touched_here(model, batches, forward, BATCHES)
+
+
+def _decided(
+    world: World,
+    timeout: float,
+    schedule: Schedule,
+    see: Callable[[], Bits],
+    choose: Callable[[Mapping[str, Touched]], tuple[Schedule, tuple[str, ...]]],
+) -> dict[str, Any]:
+    """What worker 0 chooses by what all see; a mistake of anybody's user stops all with the same line."""
+    key = str(_counted(world))
+    try:
+        mine = told(world.rank, see())
+    except InputError as error:
+        mine = told(world.rank, str(error))
+    notes, place = Notes(world.store, f"parallelize/{key}"), f"parallelize/{key}"
+    if world.rank == 0:
+        try:
+            chosen, reasons = choose(shares(gather_texts(world, key, mine, timeout), schedule.cluster))
+            decision: dict[str, Any] = {"schedule": dump_schedule(chosen), "reasons": reasons}
+        except PartreduceError as error:
+            decision = {"problem": str(error), "kind": type(error).__name__}
+        notes.write("decision", json.dumps(decision))
+    else:
+        gather_texts(world, key, mine, timeout)
+        # Worker 0 may itself have waited in vain for somebody, whom it names.
+        (said,) = await_texts(world, place, {"decision": 0}, timeout + PATIENCE)
+        decision = json.loads(said)
+    if "problem" in decision:
+        raise ABSENT.get(decision["kind"], InputError)(decision["problem"])
+    return decision
+
+
+def _chosen(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Schedule,
+    hardware: Hardware,
+    touched: Mapping[str, Touched],
+    *,
+    uses: OtherUses,
+    codecs: tuple[Codec, ...],
+) -> tuple[Schedule, tuple[str, ...]]:
+    """The schedule with a way for every table, and the reasons.
+
+    Raises:
+        ScheduleError: no table may go a way of its own beside such a schedule, and one would.
+    """
+    if not touched:
+        return schedule, ()
+    tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
+    applying, beside = _applying(optimizer), _priced(schedule)
+    chosen = choose_routes(tables, beside, hardware, dense_bytes=dense_bytes, applying=applying, codecs=codecs)
+    if beside is not schedule:
+        if any(route.way is not Way.DENSE for route in chosen.routes.tables):
+            refuse_unpriced(schedule)
+        return schedule, (*chosen.reasons, f"these are prices in lockstep, without when.{schedule.strategy.when.word}")
+    return replace(schedule, strategy=replace(schedule.strategy, what=chosen.routes), certificate=None), chosen.reasons
+
+
+def _priced(schedule: Schedule) -> Schedule:
+    """The schedule beside which ways are priced: in lockstep where it waits otherwise and so allows but one way."""
+    if not schedule.strategy.refuses_tables():
+        return schedule
+    return replace(schedule, strategy=replace(schedule.strategy, when=LOCKSTEP), certificate=None)
+
+
+def _applying(optimizer: torch.optim.Optimizer) -> float:
+    """Seconds per byte of a table that a step of such an optimizer takes here, the least of three."""
+    probe = torch.nn.Parameter(torch.zeros(PROBE_ROWS, PROBE_COLUMNS))
+    try:
+        known = inspect.signature(type(optimizer)).parameters
+        copy = type(optimizer)([probe], **{k: v for k, v in optimizer.defaults.items() if k in known})
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            probe.grad = torch.zeros_like(probe)
+            copy.step()
+            times.append(time.perf_counter() - start)
+    except Exception:  # noqa: BLE001 - one that takes sparse gradients only, or cannot be built from its defaults
+        return APPLYING
+    return min(times) / (probe.numel() * probe.element_size())
+
+
+_counts: WeakKeyDictionary[World, int] = WeakKeyDictionary()
+
+
+def _counted(world: World) -> int:
+    """How often this worker has come here in this world, this time included; equal on all that come alike."""
+    _counts[world] = _counts.get(world, 0) + 1
+    return _counts[world]

@@ -1,0 +1,158 @@
+"""Whether it pays to send fewer bits, or gradients a step late: what the answer says about both, with numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from partreduce.planner.gain import best_plain
+from partreduce.planner.job import PIPELINE_WIDTH
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.measuring import Label, seconds_of
+from partreduce.planner.pick import ms, permitted
+from partreduce.planner.travel import cheapest_hows, coded_words, travelling
+from partreduce.planner.work import work_of
+from partreduce.topo.figures.pipeline import stability_limit
+from partreduce.topo.hardware import CodecSeconds
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.timing.cost import communication
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from partreduce.planner.job import Job
+    from partreduce.planner.option import Option
+    from partreduce.topo.strategies.axes import How
+
+LITTLE_WORK = 0.1
+"""Nominal seconds that figures may cost for a sentence."""
+TOLD = 0.05
+"""What a codec would save is said from this part of the time on, where nobody allowed one."""
+
+
+def late_and_small(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """What the answer says about codecs and about late gradients. One sentence each, or none."""
+    return [*_codec_pays(chosen, options, job), *_pipeline_pays(chosen, options, job)]
+
+
+class _Coded(NamedTuple):
+    """An option with a codec: seconds per step of all, of the wire, and of coding; and of the wire as numbers are."""
+
+    how: How
+    step: float
+    wire: float
+    coding: float
+    plain_wire: float
+
+    @property
+    def saved(self) -> float:
+        """Seconds on the wire."""
+        return self.plain_wire - self.wire
+
+
+def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    if job.codec is Codec.NONE:
+        return _would_gain(chosen, options, job)
+    if chosen.how.codec is not Codec.NONE:
+        coded = _priced(chosen, job, chosen.how)
+        said = (
+            f"its sums travel in {_named(chosen.how)}, as its file says: {ms(coded.wire)} on the wire and "
+            f"{ms(coded.coding)} for coding per step, where numbers as they are would take {ms(coded.plain_wire)}; a "
+            "codec had no measurable price in steps (benchmarks/results/late_and_small.md)"
+        )
+        return [said]
+    if job.codecs == (Codec.NONE,):
+        return [
+            "its sums travel as they are: drift correction learns from means, and from rounded ones it learns wrongly"
+        ]
+    if reason := chosen.schedule.strategy.refuses_codec(chosen.schedule.cluster):
+        return [f"its sums travel as they are: {reason.partition(';')[0]}"]
+    tried = [_priced(chosen, job, how) for how in _coded(chosen, job)]
+    if not tried:
+        return []
+    best = min(tried, key=lambda one: (one.step, one.coding - one.saved))
+    sums = f"{_named(best.how)} would cost {ms(best.coding)} for coding and save {ms(best.saved)} of wire per step"
+    if best.coding >= best.saved:
+        return [f"its sums travel as they are: {sums}"]
+    if best.step >= chosen.step_seconds * (1 - 1e-9):
+        return [f"its sums travel as they are: {sums}, which computing already hides"]
+    return [f"its sums travel as they are: {sums}, less than 1 % of the step's time"]
+
+
+def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """What allowing codecs would gain at the least: for the pick, the best plain one and the fastest that may."""
+    from partreduce.planner.axes import Axes
+
+    allowed = replace(job, codec=None)
+    kept = permitted(options, job)
+    may = [one for one in kept if not one.schedule.strategy.refuses_codec(one.schedule.cluster)]
+    fastest = min(may, key=lambda option: option.time, default=None)
+    seeds = {id(one): one for one in (chosen, best_plain(kept), fastest) if one and not one.gap and not one.quorum}
+    found: list[Option] = []
+    for seed in seeds.values():
+        if isinstance(seed.pace, int) and work_of(seed.schedule, job) <= LITTLE_WORK:
+            found += Axes.of(seed.schedule, allowed).options(Label(name=seed.schedule.name.partition("(every=")[0]))
+    best = min(permitted(found, allowed), key=lambda option: option.time, default=None)
+    if best is None or best.how.codec is Codec.NONE or not best.time < chosen.time * (1 - TOLD):
+        return []
+    said = (
+        f"--codec any would make training at least {chosen.time / best.time:.2f} times as fast ({best.name}: "
+        f"{ms(best.step_seconds)} per step); it rounds what is sent, so it is left to you"
+    )
+    return [said]
+
+
+def _coded(option: Option, job: Job) -> list[How]:
+    """The cheapest form of each codec that it may have."""
+    hows = [costed.how for costed in cheapest_hows(option.schedule, job)]
+    return [how for how in hows if how.codec is not Codec.NONE]
+
+
+def _priced(option: Option, job: Job, how: How) -> _Coded:
+    """An option as it stands with its sums in another codec."""
+    free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
+    runs = travelling(option.schedule, how)
+    cost, wire = (communication(runs, hardware, form=how.form).per_step for hardware in (job.hardware, free))
+    plain = cheapest_hows(option.schedule, job)[0].cost.per_step
+    return _Coded(how, seconds_of(runs, job, how.form).step, wire, cost - wire, plain)
+
+
+def _pipeline_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    if chosen.lateness is Lateness.PIPELINE:
+        said = (
+            "its gradients come one step late, the same for all workers, beside the computing, as its file says; "
+            f"{_price(job, chosen)}; it needs memory for one more gradient, and --when lockstep leaves pipelines out"
+        )
+        return [said]
+    if job.when not in {None, Lateness.PIPELINE}:
+        return []
+    if not job.bears_pipeline:
+        said = (
+            f"a pipeline of gradients is left out: with a learning rate times curvature of {job.curvature:g} gradients "
+            f"that come a step late diverge, as they do from {stability_limit(PIPELINE_WIDTH):g} on; lockstep bears "
+            f"{stability_limit(1):g}"
+        )
+        return [said]
+    every = [option for option in permitted(options, job) if option.is_plain and option.pace == 1]
+    late = [option for option in every if option.lateness is Lateness.PIPELINE]
+    usual = [option for option in every if option.lateness is Lateness.LOCKSTEP]
+    if not late or not usual:
+        return []
+    best, beside = (min(some, key=lambda option: option.time) for some in (late, usual))
+    hidden = beside.step_seconds - best.step_seconds
+    said = (
+        f"a pipeline of gradients would hide {ms(hidden)} of All-Reduce's {ms(beside.step_seconds)} per step "
+        f"({hidden / max(beside.step_seconds, 1e-300):.0%}) and is predicted to need {best.stretch - 1:.0%} more steps"
+    )
+    if best.time >= beside.time:
+        return [f"{said}: it does not pay"]
+    return [f"{said}: {best.time / chosen.time:.2f} times as long as the pick"] if chosen.time > 0 else []
+
+
+def _price(job: Job, chosen: Option) -> str:
+    known = "" if job.curvature is None else f" at a learning rate times curvature of {job.curvature:g}"
+    return f"that is predicted to take {chosen.stretch:.2f} times All-Reduce's steps{known}"
+
+
+def _named(how: How) -> str:
+    return " ".join(coded_words(how))

@@ -1,0 +1,312 @@
+"""Ties the planner together: competitors, search, front, pick, proof."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from partreduce.planner.answer import Answer, answer_of, why_infeasible
+from partreduce.planner.axes import Axes
+from partreduce.planner.competitors import competitors
+from partreduce.planner.front import baselines, front
+from partreduce.planner.gap_words import gap_cautions, gap_reasons
+from partreduce.planner.gaps import gap_options
+from partreduce.planner.group_quorums import group_quorum_options
+from partreduce.planner.left_out import not_reached, not_weighed
+from partreduce.planner.limits import within_limits
+from partreduce.planner.measuring import Label
+from partreduce.planner.payoff import late_and_small
+from partreduce.planner.pick import cautions, gain_of, pick, reasons
+from partreduce.planner.quorum_words import quorum_cautions, quorum_reasons
+from partreduce.planner.quorums import quorum_options
+from partreduce.planner.searched import options_of
+from partreduce.planner.shorter import shorter
+from partreduce.planner.travel import timed
+from partreduce.planner.work import SETTINGS, payer, work_of
+from partreduce.schedulers.synthesis.problem import Front, Objective, Status
+from partreduce.topo.errors import InfeasibleError, UnknownError
+from partreduce.topo.strategies.axes import LOCKSTEP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from partreduce.planner.gain import Gain
+    from partreduce.planner.job import Job
+    from partreduce.planner.option import Option
+    from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
+    from partreduce.schedulers.synthesis.alphabet_search import SearchStage
+    from partreduce.schedulers.synthesis.clock import Clock
+    from partreduce.schedulers.synthesis.problem import Candidate
+    from partreduce.topo.pilot import Pilot
+    from partreduce.topo.schedule import Schedule
+    from partreduce.verify.base import Proof
+
+CATALOGUE_SHARE = 0.25
+"""Of the time, after which the catalogue's graphs are no longer measured, so that the search gets its part."""
+
+RULES_SHARE = 0.5
+"""Of the time, after which its rules are no longer measured either."""
+
+GAP_SHARE = 0.15
+"""Of the time, for neighbours that keep a gap, where they are one kind among others."""
+
+QUORUM_SHARE = 0.15
+"""Of the time, for quorums, where they are one kind among others."""
+
+MEASURE_SHARE = 0.2
+"""Of the time, kept at the most for measuring what the search found."""
+
+PROOF_SHARE, PROOF_SECONDS = 0.08, 2.0
+"""Of the time, kept for proving the pick, and so many seconds at the most. A proof is never cut short."""
+
+LOADED = (
+    "ortools.sat.python.cp_model",
+    "scipy.sparse.linalg",
+    "partreduce.schedulers.exact_rounds.fewest",
+    "partreduce.schedulers.synthesis.front",
+    "partreduce.topo.document.schedule",
+    "partreduce.topo.figures.correction",
+    "partreduce.verify.prove",
+)
+"""Modules that are otherwise imported when they are first needed."""
+
+MAX_EXACT_WORKERS = 512
+"""Exact rounds come as explicit groups, whose figures need dense n×n work."""
+
+
+NOT_SEARCHED = Front(
+    candidates=(),
+    best=None,
+    status=Status.UNKNOWN,
+    seconds=0.0,
+    seed=0,
+    reason="graphs, gaps and quorums are not searched for",
+)
+"""What the search says where only neighbours that keep a gap, or quorums, are asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer: the pick with its proof, the front, the baselines, and all competitors that were measured.
+
+    `gain` is the pick's over the best plain alternative, All-Reduce every k steps in its best form, late or not.
+    `answer` says how good the pick is known to be, and why the search ended. `search_status` is the synthesiser's word
+    about its own problem, which minimises a figure where the objective is none, `search_proof` what its bound covers.
+    """
+
+    pick: Option
+    proof: Proof
+    reasons: list[str]
+    cautions: list[str]
+    front: list[Option]
+    baselines: list[Option]
+    options: list[Option]
+    gain: Gain | None
+    answer: Answer
+    search_status: str
+    search_proof: str
+    pilot: Pilot | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `partreduce design --json` prints it; the same for the same job unless time ran out (`answer.capped`)."""
+        return {
+            "answer": self.answer.to_json(),
+            "pick": {**self.pick.to_json(), "verdict": self.proof.verdict},
+            "gain": None if self.gain is None else self.gain.to_json(),
+            "reasons": self.reasons,
+            "cautions": self.cautions,
+            "front": [option.to_json() for option in self.front],
+            "baselines": [option.to_json() for option in self.baselines],
+            "search": {"status": self.search_status, "proof": self.search_proof},
+            **({} if self.pilot is None else {"pilot": _prices(self.pilot)}),
+        }
+
+
+def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
+    """Measure the catalogue, search for better schedules, keep the front, pick one and prove it.
+
+    The job's effort and time limit are kept: the clock starts when everything is imported, nothing begins that is not
+    likely to end in time, and only the proof of the pick is never cut short.
+
+    Raises:
+        InputError: the job cannot be.
+        InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.
+        UnknownError: nothing within the limits was found in the time.
+    """
+    from partreduce.verify.prove import prove
+
+    load_searchers()
+    say = progress or (lambda _: None)
+    clock = job.clock()
+    say("measuring the catalogue")
+    left_out: list[str] = []
+    options = competitors(
+        job,
+        until=CATALOGUE_SHARE * clock.limit,
+        stop=RULES_SHARE * clock.limit,
+        clock=clock,
+        left_out=left_out.append,
+        names=("allreduce",) if job.gap or job.quorum else None,
+    )
+    not_run: list[str] = []
+    keeping = _keeping_a_gap(job, clock, not_run, say)
+    searched = NOT_SEARCHED if job.gap or job.quorum else _search(job, clock, options, say)
+    unmeasured = _measure(searched, job, clock, options)
+    not_started: list[str] = []
+    options += [*keeping, *_by_quorum(job, clock, options, not_started, say)]
+    if job.tables:
+        options = [option for option in options if not option.schedule.strategy.refuses_tables()]
+    rounds = _exact(job, options) if job.objective is Objective.EXACT else None
+    chosen = _pick(options, job, searched, clock, rounds)
+    if (part := shorter(chosen, job, lambda one: _fits(one, job, clock))) is not None:
+        options.append(part)
+        chosen = part
+    say(f"proving {chosen.name}")
+    proof = prove(chosen.schedule)
+    kept = front(options)
+    answer = answer_of(chosen, job, searched, clock, rounds)
+    return Plan(
+        pick=chosen,
+        proof=proof,
+        reasons=[
+            *reasons(chosen, options, job),
+            *quorum_reasons(chosen, options, job),
+            *gap_reasons(chosen, options, job),
+            *late_and_small(chosen, options, job),
+        ],
+        cautions=[
+            *cautions(chosen, job, answer.ended),
+            *quorum_cautions(chosen, job),
+            *gap_cautions(chosen, job),
+            *not_reached(left_out, not_run, not_started, unmeasured),
+            *not_weighed(job),
+        ],
+        front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
+        baselines=baselines(options),
+        options=options,
+        gain=gain_of(chosen, options, job),
+        answer=answer,
+        search_status=str(searched.status),
+        search_proof=searched.proof,
+        pilot=job.pilot,
+    )
+
+
+def _keeping_a_gap(job: Job, clock: Clock, left_out: list[str], say: Callable[[str], None]) -> list[Option]:
+    """Neighbours that keep a gap, within their part of the time; all of it but the proof's if nothing else is asked."""
+    say("letting neighbours keep a gap in virtual time")
+    last = clock.limit - _for_proof(clock)
+    until = last if job.gap else min(last, clock.position() + GAP_SHARE * clock.limit)
+    return gap_options(job, clock, until, left_out.append)
+
+
+def _by_quorum(
+    job: Job, clock: Clock, known: list[Option], left_out: list[str], say: Callable[[str], None]
+) -> list[Option]:
+    """Rounds and groups that a quorum starts, in what is left of the time but for the proof.
+
+    Where nothing else is asked for groups are those of the catalogue, else those of what is `known`.
+    """
+    if not job.weighs_quorums:
+        return []
+    until = clock.limit - _for_proof(clock)
+    say("letting quorums start rounds in virtual time")
+    options = quorum_options(job, clock, until, left_out.append)
+    say("letting quorums start groups in virtual time")
+    return options + group_quorum_options(job, clock, until, left_out.append, known=() if job.quorum else known)
+
+
+def load_searchers() -> None:
+    """Import what planning needs, which takes a second or two once, so that no time limit pays for it."""
+    for name in LOADED:
+        # What is missing is said by whoever needs it.
+        with suppress(ImportError):
+            import_module(name)
+
+
+def _search(job: Job, clock: Clock, options: list[Option], say: Callable[[str], None]) -> Front:
+    """Search for as long as what it finds can still be measured: a figure takes as long as the catalogue's did."""
+    from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
+
+    each = SETTINGS * clock.position() / max(1, len(options))
+    kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each) + _for_proof(clock) + _for_quorums(job, clock)
+    # The search is in lockstep; of late ones it takes the phases.
+    spoken = (timed(option.schedule, LOCKSTEP, option.pace) for option in front(options))
+    hints = tuple({hint.strategy: hint for hint in spoken}.values())
+    return search(job.problem(hints), clock, clock.limit - kept, seed=job.seed, progress=lambda news: say(_line(news)))
+
+
+def _for_proof(clock: Clock) -> float:
+    return min(PROOF_SHARE * clock.limit, PROOF_SECONDS)
+
+
+def _for_quorums(job: Job, clock: Clock) -> float:
+    """What the search and its figures leave to quorums."""
+    return QUORUM_SHARE * clock.limit if job.weighs_quorums else 0.0
+
+
+def _measure(searched: Front, job: Job, clock: Clock, options: list[Option]) -> int:
+    """Add what the search found to the options, the best first; how many there was no time for."""
+    found, kept = _asked_first(searched), _for_quorums(job, clock)
+    for index, candidate in enumerate(found):
+        if not _fits(candidate.schedule, job, clock, kept=kept) and index:
+            return len(found) - index
+        options += options_of(candidate, job)
+    return 0
+
+
+def _fits(schedule: Schedule, job: Job, clock: Clock, *, kept: float = 0.0) -> bool:
+    """Whether there is time for the figures of a schedule before the proof and what is kept; it is counted as spent."""
+    return payer(clock, clock.limit - _for_proof(clock) - kept)(work_of(schedule, job, SETTINGS))
+
+
+def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Option:
+    """The pick; where there is none, the error says whether that is proved."""
+    try:
+        return pick(options, job)
+    except UnknownError as error:
+        if impossible := why_infeasible(job, searched, rounds):
+            raise InfeasibleError(f"{impossible} (proved; {error})") from None
+        raise UnknownError(f"{error} (not proved impossible: the search ended because {clock.stopped_by()})") from None
+
+
+def _prices(pilot: Pilot) -> dict[str, Any]:
+    """The prices behind the predictions, as the pilot's own file has them."""
+    from partreduce.topo.document.pilot import dump_pilot
+
+    document = dump_pilot(pilot)
+    return {key: document[key] for key in ("num_workers", "data", "steps", "prices")}
+
+
+def _asked_first(answer: Front) -> list[Candidate]:
+    """The search's best, then its front in an order of which every beginning is spread over the whole."""
+    from partreduce.schedulers.synthesis.front import scattered
+
+    rest = scattered([candidate for candidate in answer.candidates if candidate is not answer.best])
+    return rest if answer.best is None else [answer.best, *rest]
+
+
+def _by_communication(option: Option) -> float:
+    return option.communication
+
+
+def _exact(job: Job, options: list[Option]) -> ExactAnswer | None:
+    """Add the fewest rounds of exact consensus known for groups of the job's size; the bound on their number."""
+    from partreduce.schedulers.exact_rounds.fewest import fewest_rounds
+
+    n = job.cluster.num_workers
+    if n > MAX_EXACT_WORKERS:
+        return None
+    answer = fewest_rounds(n, job.limits.max_group or n)
+    if answer.phases is not None and len(answer.phases) <= job.limits.max_period:
+        schedule = answer.schedule(job.cluster.shape())
+        if within_limits(schedule, job.limits):
+            options += Axes.of(schedule, job).options(Label(name=schedule.name, status=str(answer.status)))
+    return answer
+
+
+def _line(news: SearchStage) -> str:
+    best = "" if news.value is None else f": best {news.value:.4g}"
+    return f"{news.stage}{best}" + ("" if news.cost is None else f" at {news.cost * 1e3:.4g} ms per step")

@@ -1,0 +1,51 @@
+"""What measuring an option costs in nominal seconds, so that an effort counts it whatever else the machine does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from partreduce.planner.job import Job
+    from partreduce.schedulers.synthesis.clock import Clock
+    from partreduce.topo.schedule import Schedule
+
+PER_OPTION = 1e-2
+"""Figures of a rule, or of few workers."""
+PER_ENTRY = 1e-8
+"""Each of the n³ · period products where figures are dense."""
+PER_SETTING = 5e-4
+"""Another pace or lateness of a schedule whose figures are known, at fixed speeds."""
+PER_SAMPLE = 4e-2
+"""Sampled waiting of one setting, and PER_WORKER of it for each worker."""
+PER_WORKER = 2e-4
+SETTINGS = 4
+"""Settings of a schedule that the search found: in lockstep, late, and the best of each."""
+
+
+def work_of(schedule: Schedule, job: Job, settings: int = 1) -> float:
+    """Nominal seconds of all figures of one schedule, in some settings."""
+    work = PER_OPTION + settings * work_of_setting(job)
+    if schedule.rule() is None or not isinstance(schedule.strategy.pace, int):
+        work += PER_ENTRY * schedule.num_workers**3 * max(1, schedule.period)
+    return work
+
+
+def work_of_setting(job: Job) -> float:
+    """Nominal seconds of one more setting of a schedule."""
+    if job.compute_times().is_fixed:
+        return PER_SETTING
+    return PER_SAMPLE + PER_WORKER * job.cluster.num_workers
+
+
+def payer(clock: Clock, until: float) -> Callable[[float], bool]:
+    """Whether there is time for work before the clock's position `until`; if so it is counted as spent."""
+
+    def pay(work: float) -> bool:
+        if not clock.fits(work, until):
+            return False
+        clock.charge(work)
+        return True
+
+    return pay

@@ -1,0 +1,158 @@
+"""The phases of a schedule as a worker × phase table: which group a worker is in, with a colour and a letter each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partreduce.report.palette import NUM_STYLES, Style, style
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from partreduce.topo.schedule import Schedule
+
+MAX_WORKERS = 64
+MAX_PHASES = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A readable part of a schedule.
+
+    `numbers` finds a group by the bytes of its members, and `styles` says how each numbered group is drawn, everywhere.
+    `workers` are the ranks shown, in node order; `nodes` the node and `locals_` the local rank of each. `group[i, t]`
+    numbers the group of shown worker i in shown phase t by first appearance, −1 for a skip. `sizes` holds the real
+    size of every numbered group. `note` says what is left out, empty if nothing is.
+    """
+
+    title: str
+    numbers: dict[bytes, int]
+    styles: tuple[Style, ...]
+    workers: tuple[int, ...]
+    nodes: tuple[int, ...]
+    locals_: tuple[int, ...]
+    group: npt.NDArray[np.int64]
+    sizes: tuple[int, ...]
+    note: str
+
+    @property
+    def num_phases(self) -> int:
+        """Phases shown."""
+        return int(self.group.shape[1])
+
+    def index_of(self, members: Sequence[int]) -> int | None:
+        """The number of a group; None if it does not appear in what is shown."""
+        return self.numbers.get(np.asarray(members, dtype=np.int32).tobytes())
+
+    def letter(self, index: int) -> str:
+        """The letter of a numbered group: A, …, Z, AA, …; colours alone would exclude readers."""
+        text = ""
+        index += 1
+        while index:
+            index, rest = divmod(index - 1, 26)
+            text = chr(65 + rest) + text
+        return text
+
+
+def grid_of(
+    schedule: Schedule,
+    *,
+    max_workers: int = MAX_WORKERS,
+    max_phases: int = MAX_PHASES,
+    known: dict[bytes, int] | None = None,
+) -> Grid:
+    """The table of a schedule; of a large one, whole nodes from its beginning and its middle, and the first phases.
+
+    A report with several schedules hands the same dict as `known` to each, so that a group looks alike in all of them.
+
+    Raises:
+        ScheduleError: the strategy has no groups, or groups of one phase overlap.
+    """
+    nodes = _shown_nodes(schedule, max_workers)
+    workers = [worker for node in nodes for worker in schedule.cluster.workers_of(node)][: max(max_workers, 1)]
+    shown = set(workers)
+    places = [
+        (node, local) for node in nodes for local, w in enumerate(schedule.cluster.workers_of(node)) if w in shown
+    ]
+    period = min(schedule.phased.period, max_phases)
+    numbers: dict[bytes, int] = {}
+    sizes: list[int] = []
+    table = np.full((len(workers), period), -1, dtype=np.int64)
+    for t in range(period):
+        phase = schedule.phase(t)
+        labels = phase.labels()
+        for row, worker in enumerate(workers):
+            label = int(labels[worker])
+            if label < 0:
+                continue
+            members = phase.members[phase.offsets[label] : phase.offsets[label + 1]]
+            index = numbers.setdefault(members.tobytes(), len(numbers))
+            if index == len(sizes):
+                sizes.append(len(members))
+            table[row, t] = index
+    note = _note(schedule, nodes, len(workers), period)
+    return Grid(
+        schedule.name,
+        numbers,
+        _styles(table, list(numbers), {} if known is None else known),
+        tuple(workers),
+        tuple(node for node, _ in places),
+        tuple(local for _, local in places),
+        table,
+        tuple(sizes),
+        note,
+    )
+
+
+def _styles(table: npt.NDArray[np.int64], groups: list[bytes], chosen: dict[bytes, int]) -> tuple[Style, ...]:
+    """A style for each group, unlike the others of its first phase as far as there are enough; fills `chosen`."""
+    used = [0] * NUM_STYLES
+    for number in chosen.values():
+        used[number] += 1
+    for t in range(table.shape[1]):
+        present = [groups[index] for index in dict.fromkeys(table[:, t].tolist()) if index >= 0]
+        taken = {chosen[group] for group in present if group in chosen}
+        for group in present:
+            if group not in chosen:
+                free = [c for c in range(NUM_STYLES) if c not in taken] or list(range(NUM_STYLES))
+                chosen[group] = min(free, key=lambda c: (used[c], c))
+                used[chosen[group]] += 1
+                taken.add(chosen[group])
+    return tuple(style(chosen[group]) for group in groups)
+
+
+def _shown_nodes(schedule: Schedule, max_workers: int) -> list[int]:
+    """Nodes from the beginning and, when not all fit, from the middle: the two ends of a long-distance group."""
+    cluster = schedule.cluster
+    if cluster.num_workers <= max_workers:
+        return list(range(cluster.num_nodes))
+    largest = int(cluster.node_sizes().max())
+    count = max(1, min(cluster.num_nodes, max_workers // 2 // max(1, largest)))
+    middle = cluster.num_nodes // 2
+    first = (count + 1) // 2
+    return sorted({*range(first), *(min(cluster.num_nodes - 1, middle + i) for i in range(count - first))})
+
+
+def _note(schedule: Schedule, nodes: list[int], workers: int, period: int) -> str:
+    parts = []
+    if workers < schedule.num_workers:
+        runs = _runs(nodes)
+        parts.append(f"{workers} of {schedule.num_workers} workers (nodes {runs} of {schedule.cluster.num_nodes})")
+    if period < (whole := schedule.phased.period):
+        parts.append(f"the first {period} of {whole} phases")
+    return "Shown: " + " and ".join(parts) if parts else ""
+
+
+def _runs(nodes: list[int]) -> str:
+    runs: list[list[int]] = []
+    for node in nodes:
+        if runs and node == runs[-1][1] + 1:
+            runs[-1][1] = node
+        else:
+            runs.append([node, node])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,251 @@
+"""Pictures of a schedule by matplotlib: the worker × phase table, and the groups of each phase over the nodes."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from partreduce.report.palette import EDGE, FRAME, INK, PALE, SURFACE
+from partreduce.topo.document.writer import write_file
+from partreduce.topo.errors import InputError
+from partreduce.topo.extras import require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from partreduce.report.grid import Grid
+
+MAX_PANELS = 12
+UNIT = 0.42
+FORMATS = ("png", "svg", "pdf")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of the given inches that needs no display and no global state.
+
+    Raises:
+        MissingFeatureError: matplotlib is not installed.
+    """
+    require("matplotlib", purpose="a picture")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def legend_below(figure: Figure, axis: Axes, *, columns: int = 3) -> None:
+    """One legend for the whole figure, under it, where it covers nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower left",
+        ncols=min(columns, max(1, len(labels))),
+        fontsize=8,
+        frameon=False,
+        handlelength=3.2,
+    )
+
+
+def check(path: Path | None) -> None:
+    """Refuse before the work what could not be drawn after it.
+
+    Raises:
+        InputError: a name that ends like no picture.
+        MissingFeatureError: matplotlib is not installed.
+    """
+    if path is not None:
+        check_ending(path)
+        require("matplotlib", purpose="a picture")
+
+
+def check_ending(path: Path) -> str:
+    """The format that the file's name ends with.
+
+    Raises:
+        InputError: another ending.
+    """
+    ending = path.suffix.lower().lstrip(".")
+    if ending not in FORMATS:
+        what = f"ends in {path.suffix!r}" if path.suffix else "has no ending"
+        raise InputError(f"{path}: {what}; pictures are written as .png, .svg or .pdf")
+    return ending
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the file's name ends with.
+
+    Raises:
+        InputError: another ending.
+        FileProblem: the file cannot be written.
+    """
+    ending = check_ending(path)
+    write_file(path, render(figure, ending))
+
+
+def render(figure: Figure, ending: str) -> bytes:
+    """The bytes of a figure; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    buffer = BytesIO()
+    metadata = {"Date": None} if ending == "svg" else {"CreationDate": None} if ending == "pdf" else None
+    with mpl.rc_context({"svg.hashsalt": "partreduce", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format=ending, dpi=150, metadata=metadata)
+    return buffer.getvalue()
+
+
+def draw_schedule(grid: Grid) -> Figure:
+    """The worker × phase table on the left and, for few nodes, the groups of each distinct phase over the nodes."""
+    nodes = sorted(set(grid.nodes))
+    distinct = distinct_phases(grid)[:MAX_PANELS] if len(nodes) <= 16 else []
+    columns = min(len(distinct), 4 if len(nodes) <= 6 else 2)
+    rows = -(-len(distinct) // columns) if columns else 0
+    left = 1.4 + 0.42 * min(32, max(4, grid.num_phases))
+    panel = 0.7 + UNIT * len(nodes)
+    needed = rows * (0.75 + UNIT * (max(grid.locals_) + 1))
+    height = max(1.0 + 0.24 * len(grid.workers), needed + 0.2) + 0.5
+    figure = new_figure(left + columns * panel, height)
+    figure.suptitle(grid.title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    if columns:
+        split = figure.add_gridspec(1, 2, width_ratios=[left, columns * panel])
+        _draw_table(figure.add_subfigure(split[0, 0]).subplots(), grid)
+        beside = figure.add_subfigure(split[0, 1])
+        halves = beside.add_gridspec(2, 1, height_ratios=[needed, max(0.01, height - 0.5 - needed)])
+        axes = beside.add_subfigure(halves[0, 0]).subplots(rows, columns, squeeze=False)
+        for index, axis in enumerate(axes.flat):
+            if index < len(distinct):
+                _draw_nodes(axis, grid, distinct[index], nodes)
+                if index % columns == 0:
+                    axis.set_ylabel("local rank", fontsize=8, color=INK)
+            else:
+                axis.axis("off")
+    else:
+        _draw_table(figure.subplots(), grid)
+    if grid.note:
+        figure.supxlabel(grid.note, x=0.01, ha="left", fontsize=8, color=PALE)
+    return figure
+
+
+def distinct_phases(grid: Grid) -> list[list[int]]:
+    """The shown phases with equal groups put together, in order of first appearance."""
+    phases_of: dict[bytes, list[int]] = {}
+    for t in range(grid.num_phases):
+        phases_of.setdefault(grid.group[:, t].tobytes(), []).append(t)
+    return list(phases_of.values())
+
+
+def _draw_table(axis: Axes, grid: Grid) -> None:
+    from matplotlib.patches import Rectangle
+
+    count = len(grid.workers)
+    for row in range(count):
+        for t in range(grid.num_phases):
+            index = int(grid.group[row, t])
+            if index < 0:
+                continue
+            look = grid.styles[index]
+            axis.add_patch(
+                Rectangle(
+                    (t, row), 1, 1, facecolor=look.colour, edgecolor=EDGE, linewidth=1.2,
+                    hatch=look.hatch if grid.num_phases <= 24 else "",
+                )
+            )  # fmt: skip
+            if grid.num_phases <= 24 and count <= 64:
+                clear = {"boxstyle": "round,pad=0.25", "facecolor": look.colour, "linewidth": 0}
+                axis.text(
+                    t + 0.5, row + 0.52, grid.letter(index), ha="center", va="center", fontsize=7, color=look.text,
+                    bbox=clear if look.hatch else None,
+                )  # fmt: skip
+    starts = [row for row in range(1, count) if grid.nodes[row] != grid.nodes[row - 1]]
+    for row in starts:
+        axis.axhline(row, color=INK, linewidth=0.8)
+    for row, nxt in zip([0, *starts], [*starts, count], strict=True):
+        axis.annotate(
+            f"node {grid.nodes[row]}", (0, (row + nxt) / 2), (-14 - 6 * len(str(grid.workers[-1])), 0),
+            xycoords=("axes fraction", "data"), textcoords="offset points", rotation=90, ha="center", va="center",
+            fontsize=8, color=PALE,
+        )  # fmt: skip
+    axis.set_xlim(0, grid.num_phases)
+    axis.set_ylim(count, 0)
+    step = max(1, grid.num_phases // 16)
+    axis.set_xticks(
+        [t + 0.5 for t in range(0, grid.num_phases, step)], [str(t) for t in range(0, grid.num_phases, step)]
+    )
+    axis.set_yticks([row + 0.5 for row in range(count)], [str(worker) for worker in grid.workers], fontsize=7)
+    axis.tick_params(length=0)
+    axis.set_xlabel("step", color=INK)
+    axis.set_title("worker × phase", fontsize=9, color=PALE, loc="left")
+    for side in axis.spines.values():
+        side.set_color(PALE)
+
+
+def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> None:
+    """One phase: nodes from left to right, local ranks downwards, the members of a group joined in its colour."""
+    from matplotlib.patches import Rectangle
+
+    place = {node: index for index, node in enumerate(nodes)}
+    points: dict[int, list[tuple[int, int]]] = {}
+    deepest = max(grid.locals_) + 1
+    for node in nodes:
+        axis.add_patch(Rectangle((place[node] - 0.4, -0.5), 0.8, deepest, facecolor=SURFACE, edgecolor=FRAME, zorder=0))
+    for row, node in enumerate(grid.nodes):
+        index = int(grid.group[row, phases[0]])
+        spot = (place[node], grid.locals_[row])
+        if index < 0:
+            axis.plot(*spot, "o", markersize=9, markerfacecolor="white", markeredgecolor=FRAME, zorder=2)
+        else:
+            points.setdefault(index, []).append(spot)
+    for index, spots in points.items():
+        look = grid.styles[index]
+        _join(axis, spots, look.colour)
+        axis.plot([x for x, _ in spots], [y for _, y in spots], "o", ms=13, color=look.colour, zorder=3, mec=EDGE)
+        for x, y in spots:
+            axis.text(
+                x, y, grid.letter(index), ha="center", va="center_baseline", fontsize=7, color=look.text, zorder=4
+            )
+    axis.set_title(_phase_title(phases), fontsize=9, color=PALE, loc="left")
+    axis.set_xlim(-0.6, len(nodes) - 0.4)
+    axis.set_ylim(deepest - 0.4, -0.6)
+    axis.set_aspect("equal", anchor="NW")
+    long = max(len(str(node)) for node in nodes) > 3
+    axis.set_xticks(range(len(nodes)), [str(node) for node in nodes], fontsize=7, rotation=60 if long else 0)
+    axis.set_yticks(range(deepest), [str(local) for local in range(deepest)], fontsize=7)
+    axis.tick_params(length=0)
+    for side in axis.spines.values():
+        side.set_visible(False)
+    axis.set_xlabel("node", fontsize=8, color=INK)
+
+
+def _join(axis: Axes, spots: list[tuple[int, int]], colour: str) -> None:
+    """Thick lines inside nodes; across nodes a line along the group's first local rank, bowed over nodes in between."""
+    for column in {x for x, _ in spots}:
+        inside = sorted(y for x, y in spots if x == column)
+        axis.plot([column] * len(inside), inside, color=colour, linewidth=6, alpha=0.7, zorder=1)
+    level = min(y for _, y in spots)
+    across = sorted({x for x, _ in spots})
+    for start, end in pairwise(across):
+        bow = 0.0 if end - start == 1 else 0.24 + 0.05 * (start % 4)
+        share = [i / 24 for i in range(25)]
+        axis.plot(
+            [start + (end - start) * s for s in share],
+            [level - 4 * bow * s * (1 - s) for s in share],
+            color=colour, linewidth=2.5, alpha=0.8, zorder=1.5,
+        )  # fmt: skip
+
+
+def _phase_title(phases: list[int]) -> str:
+    runs: list[list[int]] = []
+    for t in phases:
+        if runs and t == runs[-1][1] + 1:
+            runs[-1][1] = t
+        else:
+            runs.append([t, t])
+    parts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    shown = ", ".join(parts[:6]) + (", …" if len(parts) > 6 else "")
+    return f"step {shown}" if len(phases) == 1 else f"steps {shown}"

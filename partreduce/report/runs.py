@@ -1,0 +1,27 @@
+"""How a schedule runs, in a few words, for tables and titles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partreduce.topo.strategies.axes import Codec, Form, Sending, Where
+from partreduce.topo.strategies.routes import ALIKE
+
+if TYPE_CHECKING:
+    from partreduce.topo.strategies.axes import How, When
+    from partreduce.topo.strategies.base import Pace
+    from partreduce.topo.strategies.routes import Routes
+
+
+def runs(pace: Pace, when: When, how: How, form: Form | None = None, *, what: Routes = ALIKE) -> str:
+    """What differs from float32 sums around rings, in one piece, in lockstep, after every step; may be empty."""
+    words = [] if pace == 1 else [f"every {pace}" if isinstance(pace, int) else "paced"]
+    words += [when.in_words] if when.in_words else []
+    if (form or how.form) is not Form.RING:
+        words.append(str(form or how.form))
+    if how.codec is not Codec.NONE:
+        words.append(str(how.codec) + (" across" if how.where is Where.ACROSS_NODES else ""))
+    if how.sending is Sending.LAYERS:
+        words.append("layers")
+    words += [what.in_words] if what.apart else []
+    return " ".join(words)

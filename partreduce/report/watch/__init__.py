@@ -1,0 +1,1 @@
+"""What `partreduce run --watch` shows while workers run."""

@@ -1,0 +1,89 @@
+"""Standard output and error as they really are: readers that leave, and encodings that lack our signs.
+
+Libraries below the command line (typer, rich) answer a closed pipe with exit code 1, which means "refuted" here. So
+while a command runs the two streams raise an error that those libraries do not know; the entry point ends on it with 0.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PLAIN = {
+    "→": "->", "←": "<-", "−": "-", "–": "-", "—": "-", "×": "x", "·": ".", "•": "*", "…": "...", "∞": "inf",
+    "≤": "<=", "≥": ">=", "≠": "!=", "√": "sqrt", "α": "alpha", "β": "beta", "λ": "lambda", "Σ": "sum", "µ": "u",
+    "μ": "u", "“": '"', "”": '"', "’": "'", "‘": "'", "±": "+-", "²": "^2", "₂": "_2", "‖": "||", "⪰": ">=",
+    "σ": "sigma", "∅": "{}", "∩": "and", "∈": "in", "ü": "ue", "ö": "oe", "ä": "ae", "é": "e", "á": "a", "č": "c",
+    "│": "|", "─": "-", "╭": "+", "╮": "+", "╰": "+", "╯": "+", "━": "-", "╸": "-", "╺": "-", "┃": "|",
+}  # fmt: skip
+"""Signs that we print, as they are written where the terminal's encoding lacks them."""
+
+
+class ReaderLeftError(Exception):
+    """Whoever read our output (such as `head`) has gone. No OSError, so that no library below us handles it."""
+
+
+class _Watched(io.FileIO):
+    """A descriptor whose reader's leaving is told by ReaderLeftError."""
+
+    def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer, as in FileIO
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise ReaderLeftError from None
+
+
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Replace the process's own standard output and error while a command runs; streams of a caller are left alone."""
+    before = (sys.stdout, sys.stderr)
+    codecs.register_error("partreduce-plain", _plainly)
+    sys.stdout, sys.stderr = _guarded(sys.stdout, sys.__stdout__, 1), _guarded(sys.stderr, sys.__stderr__, 2)
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+def silence() -> None:
+    """Point both streams elsewhere, so that the interpreter's last flush of what nobody reads is silent."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _guarded(stream: TextIO | None, own: TextIO | None, descriptor: int) -> TextIO:
+    if stream is None:  # the descriptor was closed by whoever started us
+        return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - lives as long as the process
+    if stream is not own or not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    raw = _Watched(descriptor, "wb", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="partreduce-plain",
+        newline="\n",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """What stands for text that the encoding lacks: the plain spelling of our signs, else Python's escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lost = error.object[error.start : error.end]
+    return "".join(PLAIN.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in lost), error.end

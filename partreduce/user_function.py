@@ -1,0 +1,81 @@
+"""A function of the user's own file, `FILE.py:NAME`: what `--model`, `--step` and `partreduce pilot` take.
+
+`partreduce verify FILE.py:NAME` reads its function by `partreduce.verify.functions`, which runs the file apart.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partreduce.topo.errors import FileProblem, InputError, PartreduceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def function_of(text: str, place: str) -> Callable[..., Any]:
+    """`train.py:step` → the function. The file is executed here, with its own folder first on the path.
+
+    Args:
+        text: `FILE.py:NAME`.
+        place: the option or argument that refusals name.
+
+    Raises:
+        FileProblem: there is no such file.
+        InputError: it is not written so, has no such function, or fails when it is executed.
+    """
+    file, sign, name = text.rpartition(":")
+    path = Path(file)
+    if not sign or not name.isidentifier() or path.suffix != ".py":
+        raise InputError(f"{place} {text}: write FILE.py:NAME, a file and a function in it")
+    if not path.is_file():
+        raise FileProblem(f"{path}: cannot be read: there is no such file")
+    spec = importlib.util.spec_from_file_location(f"_partreduce_user_{path.stem}", path.resolve())
+    assert spec is not None, "a file that ends in .py has a loader"
+    assert spec.loader is not None, "likewise"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # classes of the file find themselves
+    with _as_if_run(path):
+        try:
+            spec.loader.exec_module(module)
+        except PartreduceError:
+            raise
+        except SystemExit:
+            guard = 'put what makes it a program under `if __name__ == "__main__":`'
+            raise InputError(f"{place} {text}: {path} ended the program when it was executed; {guard}") from None
+        except Exception as error:
+            raise InputError(f"{place} {text}: {path} raised {one_line(error)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        near = get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InputError(f"{place} {text}: {path} has no function {name}{hint}")
+    found: Callable[..., Any] = function
+    return found
+
+
+@contextmanager
+def _as_if_run(path: Path) -> Iterator[None]:
+    """The file's folder first on the path and no arguments; afterwards the folder is last, for imports in functions."""
+    folder, arguments = str(path.resolve().parent), sys.argv
+    sys.path.insert(0, folder)
+    sys.argv = [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        with suppress(ValueError):  # the file may have taken it out itself
+            sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+def one_line(error: BaseException) -> str:
+    """An error of a user's code in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -1,1 +1,0 @@
-"""What `preduce run --watch` shows while workers run."""

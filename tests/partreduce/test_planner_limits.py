@@ -1,0 +1,208 @@
+"""What ends the planner and what it may then say: effort, time, four answers, exact limits, and random jobs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from benchmarks.planner.brute_force import all_schedules
+from benchmarks.planner.random_checks import run
+from benchmarks.planner.random_jobs import draw_job
+from partreduce import Data, Job, Limits, Objective, plan
+from partreduce.__main__ import main
+from partreduce.schedulers.synthesis import Problem, Status, clock, synthesise
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.topo import figures
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InfeasibleError, InputError, UnknownError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.units import parse_number
+
+HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
+
+
+def job(shape: str, *, hardware: Hardware = HARDWARE, **options: object) -> Job:
+    limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith(("max_", "min_"))})
+    return Job(cluster=replace(Cluster.parse(shape), hardware=hardware), limits=limits, **options)
+
+
+@pytest.mark.parametrize("number", range(0, 200, 10))
+def test_random_jobs_are_answered_truly(number):
+    assert not run(draw_job(77, number, tiny=number % 40 == 0), exhaust=number % 40 == 0, overrun=20.0).wrong
+
+
+def test_the_same_effort_answers_the_same_in_another_process_beside_busy_loops():
+    """Neither load nor the seed of string hashes, which differs from process to process, changes a byte."""
+    arguments = ["design", "3,2", "--model-bytes", "552MB", "--slow", "1:2x", "--data", "per-worker", "--effort", "0.5"]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        environment = os.environ | {"PYTHONHASHSEED": "1"}
+        loaded = subprocess.run(
+            [sys.executable, "-m", "partreduce", *arguments, "--time-limit", "600s", "--json"],
+            env=environment,
+            capture_output=True,
+            check=True,
+        )
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    slowed = replace(HARDWARE, slowdown=((1, 2.0),))
+    quiet = plan(job("3,2", hardware=slowed, effort=0.5, time_limit=600.0, data=Data.PER_WORKER))
+    document = json.loads(loaded.stdout)
+    assert document["answer"]["capped"] is False
+    assert json.dumps(document) == json.dumps(quiet.to_json())
+
+
+@pytest.mark.parametrize("effort", [None, 1e6])
+def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
+    """A clock on which every look takes a second: ten looks and the time is over, whatever is being done."""
+    looks = iter(range(10**9))
+    monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
+    answer = plan(job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE))
+    assert answer.answer.capped
+    assert "its time limit of 10 s" in answer.answer.ended
+    assert len(answer.options) < 12
+    assert any(option.schedule.strategy.averages_gradients for option in answer.options)
+    assert any("did not reach" in caution for caution in answer.cautions)
+    assert next(looks) < 200
+
+
+def test_a_search_goes_on_until_its_time_is_over(monkeypatch):
+    """Each look takes a millisecond: what is kept for figures and the proof is the only time that stays unused."""
+    looks = iter(range(10**9))
+    monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 1000)
+    front = synthesise(Problem(cluster=replace(Cluster.parse("2x2"), hardware=HARDWARE)), time_limit=1.0)
+    assert 0.75 <= front.seconds <= 1.2
+
+
+def test_a_clock_says_what_ended_it():
+    counted = Clock(seconds=1e6, effort=2.0)
+    assert not counted.passed(1.0)
+    counted.charge(1.5)
+    assert counted.passed(1.0)
+    assert not counted.passed(2.0)
+    assert not counted.fits(0.6, 2.0)
+    assert not counted.capped
+    assert counted.stopped_by() == "its effort of 2 was used up"
+    capped = Clock(seconds=1e-9, effort=2.0)
+    assert capped.passed(1.0)
+    assert capped.capped
+    assert capped.stopped_by() == "its time limit of 1e-09 s cut its effort of 2 short"
+
+
+def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
+    base = ["design", "4x4", "--model-bytes", "552MB", "--form", "ring", "--effort", "0.5", "--json"]
+    asked = {
+        "feasible": (0, []),
+        "optimal": (0, ["--objective", "disagreement", "--max-communication", "207ms"]),
+        "infeasible": (4, ["--max-communication", "1us"]),
+        "unknown": (3, ["--max-communication", "110.4ms", "--max-disagreement", "3/10"]),
+    }
+    for status, (code, options) in asked.items():
+        assert main([*base, *options]) == code, status
+        captured = capsys.readouterr()
+        answer = json.loads(captured.out)["answer"]
+        assert answer["status"] == status
+        assert answer["because"]
+        assert captured.err.count("\n") == (code != 0)
+
+
+def test_optimal_is_a_word_about_the_question_and_names_its_class():
+    balanced = plan(job("2x2", effort=0.5))
+    assert balanced.answer.status is Status.FEASIBLE
+    assert "balanced" in balanced.answer.because
+    for shape, budget in (("2x1", 0.0552), ("3x1", 0.0736)):
+        asked = job(shape, form=Form.RING, effort=0.5, objective=Objective.DISAGREEMENT, max_communication=budget)
+        proved = plan(asked)
+        assert proved.answer.status is Status.OPTIMAL
+        assert "plain means, of any period, in lockstep, with sums in the form ring" in proved.answer.because
+        every = all_schedules(asked.cluster, Form.RING, 3)
+        least = every.disagreement[every.communication <= budget * (1 + 1e-9)].min()
+        assert float(proved.pick.disagreement) == pytest.approx(least)
+
+
+def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_search():
+    with pytest.raises(InfeasibleError, match="crossing bound"):
+        plan(job("4x4", effort=0.5, max_communication=1e-6))
+    with pytest.raises(InfeasibleError, match="in fewer than 4 rounds"):
+        plan(job("5x1", effort=0.5, objective=Objective.EXACT, max_group=2, max_period=3))
+    with pytest.raises(UnknownError, match=r"not proved impossible: the search ended because its effort of 0\.5"):
+        plan(job("4x4", form=Form.RING, effort=0.5, max_communication=0.1104, max_disagreement=Fraction(3, 10)))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8/7", Fraction(8, 7)), ("0/3", Fraction(0)), ("0.5", 0.5), ("1e-3", 1e-3)]
+)
+def test_limits_are_read_as_fractions_or_decimals(text, value):
+    assert parse_number(text) == value
+    assert type(parse_number(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["1/0", "-1", "a/b", "1/2/3", "0.5/2", "inf", "1 ms"])
+def test_other_numbers_are_refused(text):
+    with pytest.raises(InputError):
+        parse_number(text)
+
+
+def test_fractions_are_limits_exactly_and_rounding_loses_nothing():
+    exact = Limits(max_disagreement=Fraction(8, 7))
+    near = float(Fraction(8, 7))
+    for value in (near, math.nextafter(near, 2), math.nextafter(near, 1)):
+        assert exact.allow_disagreement(value, lambda: Fraction(8, 7))
+        assert not exact.allow_disagreement(value, lambda: Fraction(8, 7) + Fraction(1, 10**15))
+    assert Limits(max_disagreement=Fraction(0)).allow_disagreement(1e-33)
+    assert not Limits(max_disagreement=0.5).allow_disagreement(0.500001)
+    assert Limits(max_communication=0.0).allow_communication(0.0)
+    assert Limits(max_communication=0.1104).allow_communication(0.1104 * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("limit", [0.0, Fraction(0), Fraction(8, 7)])
+def test_options_on_the_edge_of_a_limit_are_kept(limit):
+    answer = plan(job("4x4", effort=0.6, max_disagreement=limit, objective=Objective.COMMUNICATION))
+    assert float(answer.pick.disagreement) <= limit + 1e-12
+    figure_10 = next(option for option in answer.options if option.name == "prague-figure-10")
+    assert figures.exact_disagreement(figure_10.schedule) == Fraction(8, 7)
+    if limit:
+        assert answer.pick.communication <= figure_10.communication
+
+
+@pytest.mark.parametrize("effort", [0.0, -1.0, math.inf, math.nan])
+def test_an_effort_is_positive_and_finite(effort):
+    with pytest.raises(InputError, match="effort"):
+        job("2x2", effort=effort)
+
+
+def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
+    hardware = replace(HARDWARE, slowdown=((3, 2.0),))
+    answer = plan(job("300x2", hardware=hardware, effort=0.3))
+    assert answer.pick.status == "catalogue"
+    not_weighed = "weighted graphs, unequal paces, neighbours that keep a gap and quorums are weighed for at most 256"
+    assert f"{not_weighed} workers, not 600; --when quorum weighs quorums of all workers" in answer.cautions
+    front = synthesise(Problem(cluster=replace(Cluster.parse("300x2"), hardware=hardware)), effort=0.3)
+    assert front.status is Status.UNKNOWN
+    assert "up to 512 workers" in front.reason
+
+
+def test_brute_force_knows_the_golden_disagreements():
+    """The exhaustion that statements are checked against gives the figures that `topo` gives, by another way."""
+    cluster = replace(Cluster.parse("4x1"), hardware=HARDWARE)
+    every = all_schedules(cluster, Form.RING, 2)
+    assert len(every.period) == 15 + 15**2
+    phases = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [(1, 2), (0, 3)])))
+    schedule = Schedule("pairs", cluster, Static(phases=phases))
+    assert np.isclose(every.disagreement, float(figures.disagreement(schedule))).any()
+    assert np.isclose(every.disagreement, 0.0).any()
+    assert np.isinf(every.disagreement[every.largest == 0]).all()

@@ -1,0 +1,309 @@
+"""The terminal as users have it: narrow, closed early by `head`, without UTF-8, and at the end of a pipe."""
+
+import json
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import partreduce
+from helpers import children
+from helpers.warm import WARM
+from partreduce.__main__ import main
+from partreduce.commands import EXIT_CODES, VERBS
+from partreduce.console import console, fresh_terminal
+from partreduce.report.table import Column, table
+from partreduce.topo.document.schedule import load_schedule
+
+ROOT = Path(partreduce.__file__).parent.parent
+EACH = """
+import json, sys
+from partreduce.__main__ import main
+for arguments in json.loads(sys.argv[1]):
+    code = main(arguments)
+    assert code == 0, (arguments, code)
+"""
+"""Several commands in one process, whose standard streams are as its variables say."""
+
+
+def run(*arguments, code=0, stdin="", **environment):
+    done = WARM.run("partreduce", *arguments, stdin=stdin, environment=children.environment(**environment))
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def each(*commands, **environment):
+    """What commands print, as bytes, in a process that begins with these variables."""
+    commands = json.dumps([[str(one) for one in command] for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, commands], capture_output=True, check=False, cwd=ROOT, timeout=100,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def shell(command, **environment):
+    """A line of bash in which `partreduce` is ours; its own exit code is printed last on standard error."""
+    text = f'partreduce() {{ {sys.executable} -m partreduce "$@"; }}\n{command}'
+    return subprocess.run(
+        ["bash", "-c", text], capture_output=True, text=True, check=False, cwd=ROOT, timeout=100,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def figure_10(tmp_path_factory):
+    path = tmp_path_factory.mktemp("schedules") / "figure10.json"
+    assert main(["design", "4x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("others")
+    paths = []
+    for every in (2, 4):
+        paths.append(folder / f"{every}.json")
+        arguments = ["--using", "allreduce", "-p", f"every={every}", "-o", str(paths[-1])]
+        assert main(["design", "4x4", *arguments, "--name", f"allreduce-every-{every}-steps"]) == 0
+    return paths
+
+
+# Tables
+
+
+def drawn(made, width):
+    console = Console(file=StringIO(), width=width, highlight=False, soft_wrap=True)
+    console.print(made)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
+def test_names_stay_whole_and_columns_leave_by_priority(width):
+    made = table("Title", "name", "first", *(Column(f"column-{i}", drop=i) for i in range(1, 8)))
+    names = [f"allreduce-every-{every}-steps" for every in (2, 4, 8)]
+    for name in names:
+        made.add(name, "51.75 ms", *["123.4 ms"] * 7)
+    lines = drawn(made, width)
+    assert all(len(line.rstrip()) <= width for line in lines)
+    for name in names:
+        assert sum(name in line and "51.75 ms" in line for line in lines) == 1
+    left = [i for i in range(1, 8) if f"column-{i}" in lines[2]]
+    assert left == list(range(1, len(left) + 1)), "the highest priority to leave leaves first"
+    gone = ", ".join(f"column-{i}" for i in range(len(left) + 1, 8))
+    assert gone in " ".join(" ".join(lines).split())
+    assert ("Too narrow" in " ".join(lines)) == bool(gone)
+
+
+def test_a_table_that_cannot_fit_folds_and_cuts_nothing():
+    made = table("", "name", "value")
+    made.add("a-name-that-is-wider-than-the-terminal-1", "1")
+    made.add("a-name-that-is-wider-than-the-terminal-2", "2")
+    lines = drawn(made, 20)
+    text = "".join(line[:16].strip() for line in lines)
+    assert "…" not in text
+    assert "a-name-that-is-wider-than-the-terminal-1" in text
+    assert "a-name-that-is-wider-than-the-terminal-2" in text
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_every_row_of_a_comparison_is_told_apart(figure_10, others, width):
+    lines = run("compare", figure_10, *others, COLUMNS=str(width)).stdout.splitlines()
+    for name in ("prague-figure-10", "allreduce-every-2-steps", "allreduce-every-4-steps"):
+        assert sum(line.startswith(name + " ") for line in lines) == 1
+    assert "…" not in "".join(lines)
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_every_entry_of_the_catalogue_is_named_whole(width):
+    lines = run("catalogue", COLUMNS=str(width)).stdout.splitlines()
+    first = {line.split(" ")[0] for line in lines}
+    assert set(partreduce.catalogue()) <= first
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "wide", "9" * 5000])
+def test_a_width_that_is_none_is_as_if_it_were_not_stated(monkeypatch, columns):
+    """rich printed nothing at all in 0 columns, as some containers state."""
+    monkeypatch.setenv("COLUMNS", columns)
+    with fresh_terminal():
+        assert console().width == 120
+    monkeypatch.setenv("COLUMNS", "77")
+    with fresh_terminal():
+        assert console().width == 77
+
+
+def test_a_long_schedule_is_shown_in_parts_that_fit(tmp_path):
+    path = tmp_path / "long.json"
+    assert main(["design", "2x2", "--using", "node-then-all", "-p", "node_rounds=39", "-o", str(path)]) == 0
+    lines = run("show", path, COLUMNS="60").stdout.splitlines()
+    assert max(map(len, lines)) <= 60
+    steps = [int(word) for line in lines if line.split()[:2] == ["node", "worker"] for word in line.split()[2:]]
+    assert steps == list(range(40))
+
+
+# Readers that leave
+
+
+def test_a_reader_of_the_help_that_leaves_is_no_refutation():
+    done = shell("partreduce --help | true; exit ${PIPESTATUS[0]}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_reader_of_a_verbs_help_that_leaves_is_no_refutation(verb, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with (tmp_path / "err").open("w") as err:
+        code = WARM.start("partreduce", verb, "--help", streams=[0, writing, err.fileno()]).wait()
+    os.close(writing)
+    assert (code, (tmp_path / "err").read_text()) == (0, "")
+
+
+def test_a_reader_of_errors_that_leaves_is_no_refutation():
+    done = shell("partreduce verify /nowhere 2>&1 | true; exit ${PIPESTATUS[0]}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_of_a_document_that_leaves_is_no_refutation():
+    done = shell("partreduce design 64x8 --using node-then-all -p node_rounds=400 -o - | true; exit ${PIPESTATUS[0]}")
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_standard_output_is_no_internal_error(figure_10):
+    done = shell(f"partreduce verify {figure_10} >&-; echo $? >&2")
+    assert done.stderr.strip() == "0"
+
+
+# Encodings
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "ascii:strict"])
+def test_encodings_that_lack_our_signs_get_plain_ones(figure_10, encoding):
+    commands = [["--help"], ["verify", figure_10, "--explain"], ["show", figure_10], ["gaps", "ring:4"]]
+    done = each(*commands, PYTHONIOENCODING=encoding)
+    printed = done.stdout.decode(encoding.partition(":")[0])
+    assert b"Traceback" not in done.stderr
+    assert "Step(i) - Step(j)" in printed or "ascii" not in encoding
+
+
+def test_the_c_locale_raises_nothing(figure_10):
+    each(["verify", figure_10, "--explain"], LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+
+
+def test_json_stays_json_in_every_encoding(figure_10):
+    command = ["verify", figure_10, "--explain", "--json"]
+    assert json.loads(each(command, PYTHONIOENCODING="ascii").stdout) == json.loads(run(*command).stdout)
+
+
+# Standard input and output
+
+
+def test_a_schedule_comes_from_standard_input_and_its_certificate_goes_to_standard_output(figure_10, tmp_path):
+    done = run("verify", "-", "--certificate", "-", stdin=figure_10.read_text())
+    assert json.loads(done.stdout)["claims"]
+    assert "proved" in done.stderr
+    certificate = tmp_path / "certificate.json"
+    certificate.write_text(done.stdout)
+    checker = [sys.executable, "-I", ROOT / "verify" / "checker", certificate, figure_10]
+    assert subprocess.run(checker, capture_output=True, check=False).returncode == 0
+
+
+def test_a_designed_schedule_goes_through_a_pipe():
+    done = shell("set -o pipefail; partreduce design 2x4 --using prague-figure-10 -o - | partreduce show -")
+    assert done.returncode == 0, done.stderr
+    assert "prague-figure-10" in done.stdout
+
+
+def test_process_substitution_can_be_read(figure_10):
+    slow = f"<(sleep 0.3; cat {figure_10})"
+    assert shell(f"partreduce verify {slow}").returncode == 0
+    in_yaml = "<(echo '{num_nodes: 4, workers_per_node: 4}' | sed 's/^/# YAML starts with a comment here\\n/')"
+    document = '{"format": "partreduce.cluster", "version": 1, "num_nodes": 4, "workers_per_node": 4}'
+    assert shell(f"partreduce compare {figure_10} --cluster <(echo '{document}')").returncode == 0
+    assert shell(f"partreduce compare {figure_10} --cluster {in_yaml}").returncode == 0
+
+
+def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
+    document = "format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n"
+    text = run("design", "-", "--using", "node-then-all", stdin=document).stdout
+    assert json.loads(text)["cluster"] == {"num_nodes": 2, "workers_per_node": 2}
+    assert "3 workers" in run("gaps", "-", stdin="0 1\n1 2\n").stdout
+    imported = json.loads(run("import", "-", "-o", "-", stdin="0 1\n1 2\n").stdout)
+    assert imported["format"] == "partreduce.schedule"
+
+
+def test_standard_output_takes_one_document(figure_10):
+    assert "one document" in run("design", "2x2", "--using", "ring", "-o", "-", "--json", code=65).stderr
+    assert "has no ending" in run("show", figure_10, "-o", "-", code=65).stderr
+
+
+def test_a_closed_descriptor_is_a_file_problem():
+    assert "cannot be read" in run("verify", "/dev/fd/987", code=74).stderr
+
+
+@pytest.mark.processes
+def test_workers_get_a_file_also_for_a_piped_schedule(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, partreduce\nprint(partreduce.load_schedule(os.environ['PARTREDUCE_SCHEDULE']).num_workers)\n"
+    )
+    text = run("design", "1x2", "--using", "allreduce").stdout
+    done = run("run", "--schedule", "-", script, stdin=text)
+    assert done.stdout.count("2") >= 2
+
+
+# Exit codes, completion, start-up
+
+
+def test_every_exit_code_stands_in_the_help_and_in_the_documentation():
+    from partreduce import __main__
+    from partreduce.topo import errors
+
+    raised = {
+        e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.PartreduceError)
+    }
+    everything = raised | {0, 2, __main__.INTERNAL, __main__.INTERRUPTED}
+    assert everything == set(EXIT_CODES)
+    text = (ROOT / "docs" / "command-line.md").read_text()
+    words = " ".join(run("--help", COLUMNS="200").stdout.split())
+    for code, meaning in EXIT_CODES.items():
+        assert f"{code} {meaning}" in words
+        assert f"| {code} |" in text
+
+
+def completed(words, current):
+    environment = {"_PARTREDUCE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(current)}
+    return run(**environment).stdout.split()
+
+
+def test_a_shell_completes_verbs_catalogue_names_and_choices():
+    assert completed("partreduce ca", 1) == ["catalogue"]
+    assert completed("partreduce design 4x4 --using prague", 4) == ["prague-figure-10", "prague-inter-intra"]
+    assert completed("partreduce catalogue node-then", 2) == ["node-then-all"]
+    assert completed("partreduce compare a.json --form h", 4) == ["hierarchical"]
+    assert "per-worker" in completed("partreduce design 4x4 --data p", 4)
+
+
+@pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
+def test_completion_scripts_exist_for_the_common_shells(shell_name):
+    script = run(_PARTREDUCE_COMPLETE=f"source_{shell_name}").stdout
+    assert "_PARTREDUCE_COMPLETE=complete_" + shell_name in script
+
+
+def test_the_words_that_a_shell_offers_are_those_that_are_understood():
+    from partreduce.commands import design
+    from partreduce.planner.job import Data
+    from partreduce.schedulers.synthesis.problem import Objective
+
+    assert set(design.OBJECTIVES) == set(Objective)
+    assert set(design.DATA) == set(Data)
+
+
+def test_a_written_schedule_reads_back(figure_10):
+    assert load_schedule(figure_10).num_workers == 16

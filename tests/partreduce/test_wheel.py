@@ -1,0 +1,322 @@
+"""The wheel: nobody else's package or folder can break an installed partreduce, nor partreduce break theirs."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+
+import partreduce
+
+ROOT = Path(partreduce.__file__).parent.parent
+FLOORS = ("topo", "schedulers", "verify", "runtime")
+
+EACH = """
+import json
+import os
+import sys
+from partreduce.__main__ import main
+from partreduce.commands import build_app
+
+build_app()  # once, for all commands
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        os.dup2(os.open(f"said-{number}", os.O_WRONLY | os.O_CREAT), 2)
+        code = main(arguments)
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+"""Each command in a process of its own, forked from one that has imported them."""
+
+BLOCK = """
+import sys
+
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {modules}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        return None
+
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+PROVE = """
+import partreduce
+schedule = partreduce.design("2x4", using="prague-figure-10")
+assert partreduce.topo.__name__ == "partreduce.topo"
+print(partreduce.__file__)
+print(partreduce.prove(schedule).verdict)
+print(partreduce.Job.__module__, partreduce.plan.__module__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return Path(next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")))))
+
+
+class Environment:
+    """A virtual environment without anything in it but what a test installs; the libraries come from this one."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        self.python = folder / "bin" / "python"
+        self.site = Path(self._output("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+
+    def pip(self, *arguments):
+        command = [sys.executable, "-m", "pip", "--python", self.python, *arguments]
+        subprocess.run([*command, "--disable-pip-version-check", "--quiet"], check=True, env=clean_environment())
+
+    def install(self, *wheels):
+        self.pip("install", "--no-index", "--no-deps", "--no-compile", *wheels)
+
+    def lend_libraries(self):
+        """numpy and the others from here, after the environment's own packages. A .pth file in them is not followed."""
+        (self.site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def block(self, *modules):
+        """Make libraries that are lent look as if nobody had installed them."""
+        (self.site / "blocked.py").write_text(BLOCK.format(modules=set(modules)))
+        (self.site / "blocked.pth").write_text("import blocked\n")
+
+    def run(self, code, cwd):
+        """The three lines that `PROVE` prints, from a script in a folder."""
+        script = cwd / "train.py"
+        script.write_text(code)
+        return self._output(script, cwd=cwd).splitlines()
+
+    def command(self, *arguments, cwd):
+        return self._output("-m", "partreduce", *arguments, cwd=cwd)
+
+    def refusals(self, commands, cwd):
+        """What each of some commands that cannot be done says, and its exit code."""
+        codes = self._output("-c", EACH, json.dumps(commands), cwd=cwd).split()
+        return [((cwd / f"said-{number}").read_text(), int(code)) for number, code in enumerate(codes)]
+
+    def _output(self, *arguments, cwd=None):
+        done = subprocess.run(
+            [self.python, *arguments], cwd=cwd, env=clean_environment(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def clean_environment():
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP"))}
+
+
+def foreign_wheel(folder, name):
+    """A package of PyPI's kind: the name of one of our folders, with a module of the name of one of our modules."""
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}/__init__.py": f"NAME = 'the other {name}'\n",
+        f"{name}/base.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(member, text)
+    return path
+
+
+def damaged_files(site):
+    """The installed files of partreduce whose content is no longer that of the wheel."""
+    distribution = importlib.metadata.PathDistribution(next(site.glob("partreduce-*.dist-info")))
+    damaged = []
+    for file in distribution.files:
+        if file.hash is not None:
+            digest = hashlib.new(file.hash.mode, file.locate().read_bytes()).digest()
+            if urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
+                damaged.append(str(file))
+    return damaged
+
+
+def test_the_wheel_holds_the_five_packages_under_one_name(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names} == {
+        "partreduce",
+        f"partreduce-{partreduce.__version__}.dist-info",
+    }
+    ours = {"partreduce": ROOT / "partreduce", **{f"partreduce/{floor}": ROOT / floor for floor in FLOORS}}
+    sources = {
+        f"{package}/{path.relative_to(folder).as_posix()}"
+        for package, folder in ours.items()
+        for suffix in ("py", "pyi", "typed")
+        for path in folder.rglob(f"*.{suffix}")
+    }
+    sources |= {"partreduce/py.typed"}
+    assert {name for name in names if name.startswith("partreduce/")} >= sources
+    assert "partreduce/__init__.pyi" in names
+
+
+def test_the_source_distribution_builds_the_same_wheel(wheel, tmp_path):
+    source = next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path / "dist")))
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("partreduce-*")
+    again = Path(next(WheelBuilder(str(unpacked)).build(directory=str(tmp_path / "dist"))))
+
+    def contents(path):
+        with zipfile.ZipFile(path) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
+    assert contents(again) == contents(wheel)
+
+
+def test_packages_of_our_folders_names_and_partreduce_leave_each_other_alone(wheel, tmp_path):
+    place = Environment(tmp_path / "environment")
+    foreign = {name: foreign_wheel(tmp_path, name) for name in FLOORS}
+    place.install(foreign["verify"], foreign["topo"])
+    place.install(wheel)
+    place.install(foreign["runtime"], foreign["schedulers"])
+    place.lend_libraries()
+    home = str(place.site / "partreduce" / "__init__.py")
+    expected = [home, "proved", "partreduce.planner.job partreduce.planner.plan"]
+    theirs = "".join(f"import {name}; assert {name}.NAME == 'the other {name}'\n" for name in FLOORS)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert place.run(theirs + PROVE, empty) == expected
+
+    # A user's own modules and packages of these names, in the folder of the script and of `python -m partreduce`.
+    users = tmp_path / "users"
+    users.mkdir()
+    for index, name in enumerate(FLOORS):
+        file = users / f"{name}.py" if index % 2 else users / name / "__init__.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"NAME = 'my own {name}'\n")
+    mine = "".join(f"import {name}; assert {name}.NAME == 'my own {name}'\n" for name in FLOORS)
+    assert place.run(mine + PROVE, users) == expected
+    assert place.command("--version", cwd=users) == f"{partreduce.__version__}\n"
+
+    place.pip("uninstall", "--yes", *FLOORS)
+    assert not damaged_files(place.site)
+    assert place.run(PROVE, empty) == expected
+    place.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=empty)
+    assert "proved" in place.command("verify", "schedule.json", cwd=empty)
+
+
+@pytest.fixture(scope="module")
+def base_install(wheel, tmp_path_factory):
+    """The wheel with its base libraries and none of the extras."""
+    from partreduce.topo.extras import EXTRAS
+
+    place = Environment(tmp_path_factory.mktemp("base") / "environment")
+    place.install(wheel)
+    place.lend_libraries()
+    place.block(*EXTRAS)
+    return place
+
+
+def test_every_extra_is_declared_and_brings_what_is_asked_for():
+    import tomllib
+
+    from partreduce.topo.extras import EXTRAS
+
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for module, (name, extra) in EXTRAS.items():
+        packages = {line.partition(">")[0] for line in declared[extra]}
+        assert name.lower().replace("-", "") in {package.lower().replace("-", "") for package in packages}, module
+
+
+def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
+    run = base_install.command
+    run("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
+    for verb in ("show", "simulate", "compare"):
+        run(verb, "schedule.json", cwd=tmp_path)
+    run("simulate", "schedule.json", "-o", "trace.json", cwd=tmp_path)
+    run("design", "2x4", "--time-limit", "3s", cwd=tmp_path)
+    run("gaps", "ring:4", cwd=tmp_path)
+    run("catalogue", cwd=tmp_path)
+
+
+def test_a_base_install_proves_figure_10(base_install, tmp_path):
+    base_install.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
+    answer = base_install.command("verify", "schedule.json", "--certificate", "certificate.json", cwd=tmp_path)
+    assert ": proved" in answer
+    assert "not proved" not in answer
+
+
+NEEDING = [
+    ("plot", ["show", "schedule.json", "-o", "picture.png"]),
+    ("plot", ["show", "schedule.json", "-o", "page.html"]),
+    ("plot", ["verify", "schedule.json", "--plot", "picture.png"]),
+    ("plot", ["compare", "schedule.json", "-o", "picture.png"]),
+    ("plot", ["simulate", "schedule.json", "-o", "picture.png"]),
+    ("plot", ["gaps", "ring:4", "--plot", "picture.png"]),
+    ("plot", ["design", "2x4", "--plot", "front.png"]),
+    ("torch", ["run", "--workers", "2", "script.py"]),
+    ("torch", ["profile", "--workers", "2"]),
+    ("service", ["generator", "generated.json", "--keys", "keys.json"]),
+    ("torch,demo,plot", ["demo"]),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(base_install, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("refusals")
+    partreduce.write_schedule(folder / "schedule.json", partreduce.design("2x4", using="prague-figure-10"))
+    cluster = partreduce.Cluster.regular(2, 4)
+    partreduce.write_schedule(folder / "generated.json", partreduce.Schedule("g", cluster, partreduce.Generated()))
+    return base_install.refusals([arguments for _, arguments in NEEDING], folder)
+
+
+@pytest.mark.parametrize(("number", "extras"), list(enumerate(extras for extras, _ in NEEDING)))
+def test_a_missing_extra_is_one_line_that_says_how_to_get_it(refusals, number, extras):
+    said, code = refusals[number]
+    assert code == 77, said
+    assert said.count("\n") == 1
+    assert f"pip install 'partreduce[{extras}]'" in said
+
+
+def test_a_script_learns_the_extra_as_well(base_install, tmp_path):
+    code = (
+        "import partreduce\n"
+        "try:\n    partreduce.DistributedOptimizer\n"
+        "except partreduce.MissingFeatureError as error:\n    print(error)\n"
+    )
+    assert base_install.run(code, tmp_path) == [
+        "partreduce.DistributedOptimizer needs torch; install it with: pip install 'partreduce[torch]'"
+    ]
+
+
+@pytest.mark.processes
+def test_what_the_demonstration_says_next_works_from_the_wheel(wheel, tmp_path):
+    import shlex
+
+    place = Environment(tmp_path / "environment")
+    place.install(wheel)
+    place.lend_libraries()
+    folder = tmp_path / "work"
+    folder.mkdir()
+    code = (
+        "from pathlib import Path\n"
+        "from partreduce.demo.report import next_commands\n"
+        "from partreduce.demo.stages import make_folder, prepare\n"
+        "make_folder(Path('my demo'))\n"
+        "print('\\n'.join(next_commands(prepare(Path('my demo'), '2x2'))))\n"
+    )
+    lines = place.run(code, folder)
+    assert len(lines) == 4
+    for line in lines:
+        verb, *arguments = shlex.split(line)
+        assert verb == "partreduce"
+        answer = place.command(*arguments, cwd=folder)
+        if arguments[0] == "run":
+            assert "test accuracy of the mean model" in answer

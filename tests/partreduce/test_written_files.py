@@ -1,0 +1,89 @@
+"""Files are written by one helper, so that nobody ever reads half of one."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+import partreduce
+from partreduce.__main__ import main
+from partreduce.topo.document import writer
+from partreduce.topo.document.writer import write_file
+from partreduce.topo.errors import FileProblem
+
+ROOT = Path(partreduce.__file__).parent.parent
+PLACES = ("partreduce", "runtime/profile", "verify", "topo", "schedulers")
+ALLOWED = {
+    "topo/document/writer.py": "the helper itself",
+    "partreduce/__main__.py": "a fresh file for a traceback, and the null device",
+    "partreduce/streams.py": "the null device",
+    "partreduce/demo/stages.py": "the output of the workers, while they write it",
+}
+
+
+def writes(path):
+    """Lines that open a file for writing by another way than the helper."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        texts = [a.value for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
+        words = [text for text in texts if isinstance(text, str) and set(text) <= set("rwaxbt+")]
+        modes = [text for text in words if set(text) & set("wax+")]
+        saves = name == "savefig" and not (node.args and getattr(node.args[0], "id", "") == "buffer")
+        if (
+            (name in {"write_text", "write_bytes"} and isinstance(function, ast.Attribute))
+            or saves
+            or (name in {"open", "fdopen"} and modes)
+        ):
+            yield node.lineno
+
+
+def test_no_other_place_writes_files():
+    for place in PLACES:
+        for path in sorted((ROOT / place).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            linked = any((ROOT / parent).is_symlink() for parent in Path(name).parents)
+            assert name in ALLOWED or linked or not list(writes(path)), name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "SCHEDULE", "-o", "out.png"],
+        ["show", "SCHEDULE", "-o", "out.html"],
+        ["verify", "SCHEDULE", "--certificate", "out.json"],
+        ["simulate", "SCHEDULE", "-o", "out.json"],
+        ["schema", "-o", "out.json"],
+        ["compare", "SCHEDULE", "-o", "out.svg"],
+    ],
+)
+def test_what_stood_there_stands_until_the_new_file_is_whole(arguments, tmp_path, monkeypatch):
+    schedule = tmp_path / "schedule.json"
+    assert main(["design", "2x2", "--using", "prague-figure-10", "-o", str(schedule)]) == 0
+    target = tmp_path / arguments[-1]
+    target.write_text("old")
+    seen = []
+
+    def full(descriptor):
+        seen.append(target.read_text())
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer.os, "fsync", full)
+    words = [{"SCHEDULE": str(schedule), arguments[-1]: str(target)}.get(word, word) for word in arguments]
+    assert main(words) == 74
+    assert seen == ["old"]
+    assert target.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([arguments[-1], "schedule.json"])
+
+
+def test_a_descriptor_is_written_as_it_is():
+    reading, writing = os.pipe()
+    write_file(f"/dev/fd/{writing}", b"text")
+    os.close(writing)
+    assert os.read(reading, 10) == b"text"
+    os.close(reading)
+    with pytest.raises(FileProblem, match="/dev/fd/987: cannot be written"):
+        write_file("/dev/fd/987", b"text")
