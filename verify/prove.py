@@ -166,7 +166,8 @@ def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Clai
 class Prover:
     """How a kind is proved: its claims, and those without which a schedule of that kind should not be run.
 
-    `of_rules` are essential as well where the groups come from rules and every worker can be asked for its own, and what `more` says of the schedule.
+    `of_rules` are essential as well where the groups come from rules and every worker can be asked for its own, and
+    what `more` says of the schedule.
     `certified`: what it proves is confirmed also where rounds are not fixed, with so many phases or graphs in the file.
     """
 
