@@ -207,7 +207,7 @@ BROKEN = [
     (BASE + "hardware: {nic: {seconds_per_byte: 1.0e+300}}", "hardware.nic.seconds_per_byte", "must be <= 1000000000"),
     (BASE + "hardware: {nic: {bandwidth: 1e-300B/s}}", "hardware.nic.bandwidth", "must be at least 1e-09"),
     (BASE + "hardware: {model_bytes: 1.5B}", "hardware.model_bytes", "whole number of bytes"),
-    (BASE + "hardware: {model_bytes: 0.5}", "hardware.model_bytes", "whole bytes"),
+    (BASE + "hardware: {model_bytes: 0.5}", "hardware.model_bytes", "has no unit"),
     ("a: &x [1]\nb: *x", "1:4", "anchor or an alias"),
     ("b: *x", "1:4", "anchor or an alias"),
     ("a: !!python/object/apply:os.system [ls]", "1:4", "uses the tag"),
