@@ -56,6 +56,7 @@ AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedulers/protocols/adpsgd.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
+    "schedulers/protocols/shards.py": (("tests/schedulers/test_protocol_shards.py",),),
     "schedulers/protocols/digraph.py": (
         ("tests/schedulers/test_protocol_digraph.py", "tests/schedulers/test_protocol_adpsgd.py"),
     ),
