@@ -20,7 +20,6 @@ RUN_LAWS = "tests/verify/test_run_claim_laws.py"
 PAYLOADS = "tests/verify/test_payload_claims.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
-READING = "tests/verify/test_reading_laws.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
 CORRUPTED = "tests/verify/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
 FORGED = ("tests/verify/test_checker_attacks.py", "tests/verify/test_certificate_mutations.py", ORACLE)
@@ -87,11 +86,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/budget.py": (PROVER,),
     "verify/certificate.py": ((SAYS,), PROVER),
     "verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
-    "verify/membership.py": (
-        ("tests/verify/test_membership_laws.py", READING),
-        ("tests/verify/test_membership_zoo.py",),
-    ),
-    **{f"verify/{name}.py": ((READING,), ("tests/verify/test_membership_zoo.py",)) for name in ("affine", "reading")},
+    "verify/membership.py": (("tests/verify/test_membership_laws.py",), ("tests/verify/test_membership_zoo.py",)),
     "verify/on_request.py": ((ON_REQUEST,),),
     **{f"verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction", "norm_bound")},
     **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "disagreement", "drift")},
