@@ -166,6 +166,20 @@ def test_sums_wait_by_round_and_are_lent_again_once_nobody_needs_them():
     assert sums.made == made + 1, "for the send buffer"
 
 
+def test_a_result_that_is_to_be_taken_again_is_not_lent_meanwhile():
+    """With `missed: latest` a call that finds no newer one takes the last one once more."""
+    model = Two()
+    sums = sums_of(model)
+    one = brought(sums)
+    sums.keep(0, one)
+    for _ in range(2):
+        assert sums.take([0]) == [one]
+        sums.retain([0])
+        sums.release([one])
+        for _ in range(2):
+            assert sums.depart() is not one
+
+
 def test_a_new_segment_has_nothing_of_the_last_one():
     model = Two()
     sums = sums_of(model)

@@ -150,7 +150,7 @@ class GradientSums:
             self._give_back(one)
 
     def _give_back(self, one: GradientSum) -> None:
-        if not any(one is other for other in self._in_use):
+        if not any(one is other for other in (*self._in_use, *self._kept.values())):
             self._spare.append(one)
 
     def clear(self) -> None:
