@@ -58,8 +58,9 @@ BLOCK = How().block
 HEAD = """# Codecs of parameters: steps and losses
 
 `python -m benchmarks.codecs_of_parameters`: digits, 16 workers on 4 nodes in one process, batch 16, lockstep, a mean
-after each step; median of three seeds [lowest, highest]. "float16", "bfloat16" and "int8" round what was added since the last
-mean over all, which is what the run-time does; "int8 of parameters" rounds parameters themselves, which it refuses.
+after each step; median of three seeds [lowest, highest]. "float16", "bfloat16" and "int8" round what was added since
+the last mean over all, which is what the run-time does; "int8 of parameters" rounds parameters themselves, which it
+refuses.
 """
 
 
