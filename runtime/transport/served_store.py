@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DESCRIPTORS = "/dev/fd"
 
 _listeners: set[int] = set()
-"""The inodes of the sockets at which this process serves a store: a port may be somebody else's by the time of a fork."""
+"""Inodes of the sockets at which this process serves a store; a port may be somebody else's by the time of a fork."""
 
 
 def let_forks_go_without(port: int) -> None:

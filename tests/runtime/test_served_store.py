@@ -36,6 +36,11 @@ def forked(action):
     return pid
 
 
+def ask_for_ever(notes):
+    while True:
+        notes.has("anything")
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -73,8 +78,7 @@ def test_a_killed_host_of_the_store_is_missed_at_once_though_its_forked_children
         os.waitpid(host, 0)
         host, killed = None, time.monotonic()
         with pytest.raises(StoreLostError) as caught:
-            while True:
-                notes.has("anything")
+            ask_for_ever(notes)
         assert "gave no answer" not in str(caught.value)
         assert time.monotonic() - killed < stretched(5)
         for child in children:
