@@ -1,12 +1,13 @@
-"""What form, lateness and steps of a round add to the planner's picks: the same questions before and after.
+"""What form, lateness and steps of a round add to the planner's recommendations: the same questions before and after.
 
     python -m benchmarks.planner.axes --rows FILE.json [--time-limit 10] [--only default ...]
     python -m benchmarks.planner.axes --rows AFTER.json --before BEFORE.json -o FILE.md
 
-The first command answers every question and writes the picks; it asks nothing that an older planner does not know, so
-that it can be run against one. The second writes both side by side. The questions are the worked example, the job of
-`partreduce design 4x4`, 8 nodes with a rail for each of 8 workers, and five clusters of bandwidths drawn at random (NIC
-1 to 32 GB/s, inside 1 to 20 times that), 552 MB and 50 ms of computing per step but for the second, shuffled data.
+The first command answers every question and writes the recommendations; it asks nothing that an older planner does not
+know, so that it can be run against one. The second writes both side by side. The questions are the worked example, the
+job of `partreduce design 4x4`, 8 nodes with a rail for each of 8 workers, and five clusters of bandwidths drawn at
+random (NIC 1 to 32 GB/s, inside 1 to 20 times that), 552 MB and 50 ms of computing per step but for the second,
+shuffled data.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ SHAPES = (("4x4", 1), ("8x4", 1), ("3,3,2", 1), ("2x8", 4), ("6x2", 2))
 DRAW = 712
 HEAD = [
     "cluster",
-    "before: pick",
+    "before: recommendation",
     "ms to a loss",
-    "after: pick",
+    "after: recommendation",
     "ms to a loss",
     "less time",
     "fastest of all",
@@ -57,16 +58,16 @@ def questions() -> dict[str, tuple[str, Hardware]]:
 
 
 def answered(shape: str, hardware: Hardware, time_limit: float) -> dict[str, Any]:
-    """The pick of one question and what the planner says it gains."""
+    """The recommendation of one question and what the planner says it gains."""
     clock, work = time.monotonic(), time.process_time()
     found = plan(Job(cluster=replace(Cluster.parse(shape), hardware=hardware), time_limit=time_limit))
-    pick, document = found.pick, found.to_json()
+    recommendation, document = found.recommendation, found.to_json()
     return {
-        "pick": pick.name,
-        "period": pick.period,
-        "step_seconds": pick.step_seconds,
-        "stretch": pick.stretch,
-        "time": pick.time,
+        "recommendation": recommendation.name,
+        "period": recommendation.period,
+        "step_seconds": recommendation.step_seconds,
+        "steps_ratio": recommendation.steps_ratio,
+        "time": recommendation.time,
         "gain": document.get("gain"),
         "fastest": min(option.time for option in found.options),
         "seconds": round(time.monotonic() - clock, 1),
@@ -90,14 +91,14 @@ def markdown(before: dict[str, Any], after: dict[str, Any]) -> str:
     lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     for name, new in after["rows"].items():
         old = before["rows"][name]
-        cells = [name, f"{old['pick']}, period {old['period']}", f"{1e3 * old['time']:.2f}"]
-        cells += [f"{new['pick']}, period {new['period']}", f"{1e3 * new['time']:.2f}"]
+        cells = [name, f"{old['recommendation']}, period {old['period']}", f"{1e3 * old['time']:.2f}"]
+        cells += [f"{new['recommendation']}, period {new['period']}", f"{1e3 * new['time']:.2f}"]
         cells += [f"{1 - new['time'] / old['time']:.0%}", f"{1e3 * new['fastest']:.2f}", told(new)]
         lines.append(f"| {' | '.join(cells)} |")
     spent = [sum(row["cpu_seconds"] for row in side["rows"].values()) for side in (before, after)]
     return "\n".join(lines) + (
         "\n\n*ms to a loss*: milliseconds per step × predicted steps over All-Reduce's, each side by its own planner; "
-        "*fastest*: the least among all options after, from which the pick cannot be told where it is simpler. "
+        "*fastest*: the least among all options after; where the recommendation is simpler, they cannot be told apart. "
         "Inside and NIC bandwidths are drawn at random in the last five. CPU seconds of all answers at --time-limit "
         f"{after['time_limit']:g} on a loaded machine: {spent[0]:.0f} before, {spent[1]:.0f} after.\n"
     )
@@ -105,7 +106,9 @@ def markdown(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, required=True, help="where the picks are written, or read with --before")
+    parser.add_argument(
+        "--rows", type=Path, required=True, help="where the recommendations are written, or read with --before"
+    )
     parser.add_argument("--before", type=Path, help="rows of an older planner; nothing is asked then")
     parser.add_argument("--time-limit", type=float, default=10.0)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="questions whose name begins so")

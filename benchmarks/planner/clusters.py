@@ -3,8 +3,8 @@
     python -m benchmarks.planner.clusters [--time-limit 28] [--seed 0] [--only 3,3,2 ...]
 
 552 MB, 10 GB/s inside a node, 5 GB/s NIC, 50 ms of computing per step. For every cluster: the size of the front, the
-pick with its predicted step, the seconds it took, and the ratios to the best catalogue entry at equal communication and
-at equal disagreement, taken at the catalogue's own entries. Writes FILE.json and FILE.md.
+recommendation with its predicted step, the seconds it took, and the ratios to the best catalogue entry at equal
+communication and at equal consensus distance, taken at the catalogue's own entries. Writes FILE.json and FILE.md.
 """
 
 from __future__ import annotations
@@ -28,14 +28,28 @@ CLUSTERS = {
     "5,3": ("5,3", EVEN),
     "4x4, node 0 at half speed, NIC of node 3 halved": ("4x4", UNEVEN),
 }
-HEAD = ["cluster", "front", "pick", "step ms", "s (CPU)", "less disagreement", "less communication", f"≥ {TARGET}x"]
+HEAD = [
+    "cluster",
+    "front",
+    "recommendation",
+    "step ms",
+    "s (CPU)",
+    "less consensus distance",
+    "less communication",
+    f"≥ {TARGET}x",
+]
 
 
 def row(name: str, found: Answer) -> str:
-    pick, proof = found.plan.pick, found.plan.proof
-    figures = f"{1e3 * pick.communication:.2f} ms, disagreement {float(pick.disagreement):.4f}, period {pick.period}"
-    cells = [name, str(len(found.plan.front)), f"{pick.name}: {figures}, {pick.status}, {proof.verdict}"]
-    cells += [f"{1e3 * pick.step_seconds:.2f}", found.spent, found.most_disagreement.calmer()]
+    chosen, proof = found.plan.recommendation, found.plan.proof
+    distance = float(chosen.consensus_distance)
+    figures = f"{1e3 * chosen.communication:.2f} ms, consensus distance {distance:.4f}, period {chosen.period}"
+    cells = [
+        name,
+        str(len(found.plan.front)),
+        f"{chosen.name}: {figures}, {chosen.status}, {proof.verdict}",
+    ]
+    cells += [f"{1e3 * chosen.step_seconds:.2f}", found.spent, found.most_consensus_distance.calmer()]
     cells += [found.most_communication.cheaper(), "yes" if found.meets_target else "no"]
     return f"| {' | '.join(cells)} |"
 

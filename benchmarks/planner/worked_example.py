@@ -2,12 +2,12 @@
 
     python -m benchmarks.planner.worked_example [--time-limit 25] [--seeds 0 1 2] [--ratios 5] [--draw 2026]
 
-Two questions, for every seed of the search: the least disagreement within 110.4 ms of communication per step (what
-Prague's Figure 10 costs), and the least communication at Figure 10's disagreement, 8/7, in periods up to 48. Then the
-first question's kind on bandwidths drawn at random (NIC 1 to 32 GB/s, inside 1 to 20 times that): the whole front
-against the catalogue's. The catalogue beside it has all its parameters swept. "Bound" is the proved least disagreement
-of any schedule of the named class, of any period, that communicates no more than the one found. Writes FILE.json and
-FILE.md.
+Two questions, for every seed of the search: the least consensus distance within 110.4 ms of communication per step
+(what Prague's Figure 10 costs), and the least communication at Figure 10's consensus distance, 8/7, in periods up to
+48. Then the first question's kind on bandwidths drawn at random (NIC 1 to 32 GB/s, inside 1 to 20 times that): the
+whole front against the catalogue's. The catalogue beside it has all its parameters swept. "Bound" is the proved least
+consensus distance of any schedule of the named class, of any period, that communicates no more than the one found.
+Writes FILE.json and FILE.md.
 """
 
 from __future__ import annotations
@@ -40,33 +40,38 @@ def questions(seed: int, time_limit: float, form: Form) -> dict[str, Job]:
     example = cluster(10e9, 5e9)
     return {
         f"at most {1e3 * BUDGET:g} ms": Job(
-            cluster=example, objective=Objective.DISAGREEMENT, limits=Limits(max_communication=BUDGET), form=form,
+            cluster=example, objective=Objective.CONSENSUS_DISTANCE, limits=Limits(max_communication=BUDGET), form=form,
             time_limit=time_limit, seed=seed,
         ),
-        "disagreement at most 8/7": Job(
+        "consensus distance at most 8/7": Job(
             cluster=example, objective=Objective.COMMUNICATION, form=form,
-            limits=Limits(max_disagreement=VALUE, max_period=48), time_limit=time_limit, seed=seed,
+            limits=Limits(max_consensus_distance=VALUE, max_period=48), time_limit=time_limit, seed=seed,
         ),
     }  # fmt: skip
 
 
 def question_row(form: Form, words: str, job: Job, found: Answer) -> list[str]:
-    pick, budget = found.plan.pick, job.limits.max_communication
-    entry = best_within(found.catalogue, **({"seconds": budget} if budget else {"disagreement": VALUE}))
+    recommendation, budget = found.plan.recommendation, job.limits.max_communication
+    entry = best_within(found.catalogue, **({"seconds": budget} if budget else {"consensus_distance": VALUE}))
     assert entry is not None
-    gain = entry.disagreement / float(pick.disagreement) if budget else entry.seconds / pick.communication
-    bound = "-" if pick.bound is None else f"{pick.bound:.5f}"
+    gain = (
+        entry.consensus_distance / float(recommendation.consensus_distance)
+        if budget
+        else entry.seconds / recommendation.communication
+    )
+    bound = "-" if recommendation.bound is None else f"{recommendation.bound:.5f}"
     return [
-        str(form), words, str(job.seed), f"{1e3 * pick.communication:.3f} ms, {float(pick.disagreement):.5f}",
-        str(pick.period), bound, pick.status,
-        f"{entry.name}: {1e3 * entry.seconds:.2f} ms, {entry.disagreement:.4f}", f"{gain:.2f}x",
+        str(form), words, str(job.seed),
+        f"{1e3 * recommendation.communication:.3f} ms, {float(recommendation.consensus_distance):.5f}",
+        str(recommendation.period), bound, recommendation.status,
+        f"{entry.name}: {1e3 * entry.seconds:.2f} ms, {entry.consensus_distance:.4f}", f"{gain:.2f}x",
         found.spent,
     ]  # fmt: skip
 
 
 def ratio_row(inside: float, nic: float, seed: int, found: Answer) -> list[str]:
     bandwidths, verdict = f"{inside / 1e9:.2f}, {nic / 1e9:.2f}", "yes" if found.meets_target else "no"
-    gains = [found.most_disagreement.calmer(), found.most_communication.cheaper()]
+    gains = [found.most_consensus_distance.calmer(), found.most_communication.cheaper()]
     return [bandwidths, str(seed), str(len(found.plan.front)), *gains, verdict, found.spent]
 
 
@@ -134,7 +139,7 @@ class Report:
         about = (
             f"`{self.command}`; {machine()}, shared, load average {min(self.loads):.1f} to {max(self.loads):.1f}: the "
             "CPU seconds in brackets say how much of the wall-clock time the planner really had. Figure 10 has "
-            "disagreement 1.1429 at 110.4 ms (ring)."
+            "consensus distance 1.1429 at 110.4 ms (ring)."
         )
         head = [
             "form",
@@ -150,7 +155,7 @@ class Report:
         ]
         text = f"# The worked example\n\n{about}\n\n" + markdown(head, self.asked)
         if self.drawn:
-            head = ["inside, NIC (GB/s)", "seed", "front", "less disagreement", "less communication"]
+            head = ["inside, NIC (GB/s)", "seed", "front", "less consensus distance", "less communication"]
             text += "\n## Random bandwidths\n\n" + markdown([*head, f"≥ {TARGET}x", "s (CPU)"], self.drawn)
             text += "\nEvery entry of the catalogue's own front, so that nothing hides in the best ratio:\n"
             text += "\n".join(self.fronts) + "\n"

@@ -24,7 +24,7 @@ SWEPT = {"every": range(1, 25), "node_rounds": range(1, 24), "pair_rounds": rang
 class Point:
     name: str
     seconds: float
-    disagreement: float
+    consensus_distance: float
 
 
 def catalogue_points(problem: Problem, *, skip: Collection[str] = ()) -> list[Point]:
@@ -42,7 +42,7 @@ def catalogue_points(problem: Problem, *, skip: Collection[str] = ()) -> list[Po
             try:
                 schedule = registry.build(name, problem.cluster, **parameters)
                 seconds = communication(schedule, problem.hardware, form=problem.form).per_step
-                value = float(figures.disagreement(schedule))
+                value = float(figures.consensus_distance(schedule))
             except PartreduceError:
                 continue
             if math.isfinite(value):
@@ -54,12 +54,12 @@ def catalogue_points(problem: Problem, *, skip: Collection[str] = ()) -> list[Po
 
 @dataclass(frozen=True)
 class Gain:
-    disagreement_ratio: float
+    consensus_distance_ratio: float
     communication_ratio: float
     at_seconds: Candidate | None
-    at_disagreement: Candidate | None
+    at_consensus_distance: Candidate | None
     against_seconds: Point | None
-    against_disagreement: Point | None
+    against_consensus_distance: Point | None
 
 
 def gain(points: list[Point], found: tuple[Candidate, ...]) -> Gain:
@@ -68,17 +68,17 @@ def gain(points: list[Point], found: tuple[Candidate, ...]) -> Gain:
     d_ratio, c_ratio = 0.0, 0.0
     a = b = pa = pb = None
     for point in points:
-        # At the catalogue's own communication, and at its own disagreement: the fairest places to compare.
+        # At the catalogue's own communication, and at its own consensus distance: the fairest places to compare.
         rivals = [p for p in points if p.seconds <= point.seconds * (1 + 1e-9)]
-        rival = min(rivals, key=lambda p: p.disagreement)
+        rival = min(rivals, key=lambda p: p.consensus_distance)
         ours = [c for c in found if c.communication_seconds_per_step <= point.seconds * (1 + 1e-9)]
-        if ours and rival.disagreement > 1e-9:
-            mine = min(ours, key=lambda c: c.disagreement)
-            if mine.disagreement > 1e-9 and rival.disagreement / mine.disagreement > d_ratio:
-                d_ratio, a, pa = rival.disagreement / mine.disagreement, mine, rival
-        rivals = [p for p in points if p.disagreement <= point.disagreement * (1 + 1e-9)]
+        if ours and rival.consensus_distance > 1e-9:
+            mine = min(ours, key=lambda c: c.consensus_distance)
+            if mine.consensus_distance > 1e-9 and rival.consensus_distance / mine.consensus_distance > d_ratio:
+                d_ratio, a, pa = rival.consensus_distance / mine.consensus_distance, mine, rival
+        rivals = [p for p in points if p.consensus_distance <= point.consensus_distance * (1 + 1e-9)]
         rival = min(rivals, key=lambda p: p.seconds)
-        ours = [c for c in found if c.disagreement <= point.disagreement * (1 + 1e-9)]
+        ours = [c for c in found if c.consensus_distance <= point.consensus_distance * (1 + 1e-9)]
         if ours and rival.seconds > 0:
             mine = min(ours, key=lambda c: c.communication_seconds_per_step)
             ratio = rival.seconds / mine.communication_seconds_per_step

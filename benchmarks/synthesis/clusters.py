@@ -49,21 +49,26 @@ def main() -> None:
         result = gain(points, front.candidates)
         print(f"{name}: {len(points)} catalogue points, {len(front.candidates)} on the front, {front.seconds:.1f} s")
         for word, ratio, mine, rival in (
-            ("disagreement", result.disagreement_ratio, result.at_seconds, result.against_seconds),
-            ("communication", result.communication_ratio, result.at_disagreement, result.against_disagreement),
+            ("consensus_distance", result.consensus_distance_ratio, result.at_seconds, result.against_seconds),
+            (
+                "communication",
+                result.communication_ratio,
+                result.at_consensus_distance,
+                result.against_consensus_distance,
+            ),
         ):
             if mine is None or rival is None:
                 print(f"  {word}: no comparison")
                 continue
             print(
                 f"  {ratio:.2f}x less {word}: {1e3 * mine.communication_seconds_per_step:.2f} ms, "
-                f"{mine.disagreement:.4f} (period {mine.period}) against {rival.name}: "
-                f"{1e3 * rival.seconds:.2f} ms, {rival.disagreement:.4f}"
+                f"{mine.consensus_distance:.4f} (period {mine.period}) against {rival.name}: "
+                f"{1e3 * rival.seconds:.2f} ms, {rival.consensus_distance:.4f}"
             )
         if options.front:
             for c in front.candidates:
                 print(
-                    f"    {1e3 * c.communication_seconds_per_step:9.3f} ms {c.disagreement:9.4f} {c.drift:9.3f} "
+                    f"    {1e3 * c.communication_seconds_per_step:9.3f} ms {c.consensus_distance:9.4f} {c.drift:9.3f} "
                     f"step {1e3 * c.step_seconds:8.2f} ms period {c.period:3d} {c.status} {c.bound}"
                 )
 

@@ -28,7 +28,7 @@ def describe(front: Front) -> str:
         return f"{front.status}: {front.reason}"
     bound = "none" if best.bound is None else f"{best.bound:.5f}"
     return (
-        f"{1e3 * best.communication_seconds_per_step:.3f} ms, disagreement {best.disagreement:.5f}, "
+        f"{1e3 * best.communication_seconds_per_step:.3f} ms, consensus distance {best.consensus_distance:.5f}, "
         f"period {best.period}, {best.status}, proved bound {bound}, {front.seconds:.1f} s"
     )
 
@@ -45,10 +45,10 @@ def main() -> None:
             problem = Problem(cluster=example, limits=Limits(max_communication=budget))
             front = synthesise(problem, time_limit=options.time_limit, seed=seed)
             print(f"seed {seed}, at most {1e3 * budget:g} ms: {describe(front)}", flush=True)
-        limits = Limits(max_disagreement=8 / 7, max_period=48)
+        limits = Limits(max_consensus_distance=8 / 7, max_period=48)
         problem = Problem(cluster=example, objective=Objective.COMMUNICATION, limits=limits)
         front = synthesise(problem, time_limit=options.time_limit, seed=seed)
-        print(f"seed {seed}, disagreement at most 8/7, period up to 48: {describe(front)}", flush=True)
+        print(f"seed {seed}, consensus distance at most 8/7, period up to 48: {describe(front)}", flush=True)
     rng = np.random.default_rng(2026)
     for draw in range(options.ratios):
         nic = 10 ** rng.uniform(9.0, 10.5)
@@ -59,10 +59,10 @@ def main() -> None:
         result = gain(points, front.candidates)
         print(
             f"inside {inside / 1e9:.2f} GB/s, NIC {nic / 1e9:.2f} GB/s, seed {draw}: "
-            f"{result.disagreement_ratio:.2f}x less disagreement "
+            f"{result.consensus_distance_ratio:.2f}x less consensus distance "
             f"(against {result.against_seconds and result.against_seconds.name}), "
             f"{result.communication_ratio:.2f}x less communication "
-            f"(against {result.against_disagreement and result.against_disagreement.name})",
+            f"(against {result.against_consensus_distance and result.against_consensus_distance.name})",
             flush=True,
         )
 
