@@ -77,7 +77,7 @@ GAP_MEMBERS = ("at_least", "less_than", "measure")
 
 CLAIMS: dict[str, Claim] = {
     "conflict-free": Claim(conflict_free.check, ("phases",), of_matrices=True),
-    "membership": Claim(membership.check, ("digits", "across", "steps", "answers"), of_matrices=True),
+    "membership": Claim(membership.check, ("answers",), of_matrices=True),
     "doubly-stochastic": Claim(stochastic.check_doubly_stochastic, ("smallest_weight",), of_matrices=True),
     "unit-sums": Claim(stochastic.check_unit_sums, ("smallest_weight",), of_matrices=True),
     "consensus/trees": Claim(consensus.check_by_trees, ("trees",), of_matrices=True),
