@@ -1,7 +1,7 @@
 """What each stage of the search is worth: the front and the pick with all of them, and with each left out.
 
-    python -m benchmarks.synthesis.stages --rows FILE.json [--effort 10] [--seeds 0 1] [--only 3,3,2 ...] [--without ...]
-    python -m benchmarks.synthesis.stages --rows FILE.json -o FILE.md
+    python -m benchmarks.planner.stages --rows FILE.json [--effort 10] [--seeds 0 1] [--only 3,3,2 ...] [--without ...]
+    python -m benchmarks.planner.stages --rows FILE.json -o FILE.md
 
 The first command plans and adds rows to FILE.json (those that are there already are not made again); the second writes
 the table. A stage that is left out leaves its part of the effort to the others. Fronts are compared at budgets spread
