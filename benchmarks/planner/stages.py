@@ -121,7 +121,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     for problem, *_, time in excess[""]:
         full.setdefault(problem, time)
     lines = [
-        "| left out | disagreement above the best, mean | worst | worst at | time to the loss of the pick, mean | worst |",
+        "| left out | disagreement above the best, mean | worst | worst at | time of the pick, mean | worst |",
         "|---|---|---|---|---|---|",
     ]
     for name in ("", *STAGES):
