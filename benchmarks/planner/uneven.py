@@ -26,7 +26,7 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.planner.comparison import RESULTS, machine
+from benchmarks.kit import RESULTS, machine
 from partreduce import Job
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import front as planner_front

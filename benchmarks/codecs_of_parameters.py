@@ -1,9 +1,9 @@
 """Codecs for parameters: is it harmless to round what workers added since all were equal, and what if one does not?
 
-    python -m benchmarks.codecs.parameters              # about 9 minutes of one core
-    python -m benchmarks.codecs.parameters --quick      # one seed, few steps
-    python -m benchmarks.codecs.parameters --only 0     # one case of three; its rows are kept
-    python -m benchmarks.codecs.parameters --redraw     # table and picture from the rows of all cases
+    python -m benchmarks.codecs_of_parameters              # about 9 minutes of one core
+    python -m benchmarks.codecs_of_parameters --quick      # one seed, few steps
+    python -m benchmarks.codecs_of_parameters --only 0     # one case of three; its rows are kept
+    python -m benchmarks.codecs_of_parameters --redraw     # table and picture from the rows of all cases
 
 Sixteen workers train the lab's digits network in one process, without a clock, under node-then-all and under a
 recommendation of the planner (benchmarks/results/lab-nodes.json), at learning rates of the lab's grid, with its
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from benchmarks.lab.tasks import Samples
     from partreduce.topo.schedule import Schedule
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parent / "results"
 CLUSTER = Cluster.regular(4, 4)
 EVERY = 8
 STEPS = 96
@@ -57,9 +57,10 @@ BLOCK = How().block
 
 HEAD = """# Codecs of parameters: steps and losses
 
-`python -m benchmarks.codecs.parameters`: digits, 16 workers on 4 nodes in one process, batch 16, lockstep, a mean after
-each step; median of three seeds [lowest, highest]. "float16", "bfloat16" and "int8" round what was added since the last
-mean over all, which is what the run-time does; "int8 of parameters" rounds parameters themselves, which it refuses.
+`python -m benchmarks.codecs_of_parameters`: digits, 16 workers on 4 nodes in one process, batch 16, lockstep, a mean
+after each step; median of three seeds [lowest, highest]. "float16", "bfloat16" and "int8" round what was added since
+the last mean over all, which is what the run-time does; "int8 of parameters" rounds parameters themselves, which it
+refuses.
 """
 
 

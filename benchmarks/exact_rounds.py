@@ -1,8 +1,8 @@
 """Rounds to exact consensus: relaxed pairs for n ≤ 64, plain means for groups ≤ 8; writes docs/exact-rounds.md.
 
-python -m benchmarks.synthesis.exact_rounds [--output docs/exact-rounds.md]
-python -m benchmarks.synthesis.exact_rounds --search [all|cp-sat|random|cyclic]:N:T:SECONDS:SEED ...
-python -m benchmarks.synthesis.exact_rounds --prove N:T ...   (CP-SAT enumerates, Gröbner bases exclude; N = 7, T = 4)
+python -m benchmarks.exact_rounds [--output docs/exact-rounds.md]
+python -m benchmarks.exact_rounds --search [all|cp-sat|random|cyclic]:N:T:SECONDS:SEED ...
+python -m benchmarks.exact_rounds --prove N:T ...   (CP-SAT enumerates, Gröbner bases exclude; N = 7, T = 4)
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from partreduce.schedulers.exact_rounds.cyclic_search import search_cyclic
+from benchmarks.matchings.cyclic import search_cyclic
+from benchmarks.matchings.enumeration import all_matchings
+from benchmarks.matchings.search import search_matchings, search_pairs, search_rounds
+from benchmarks.matchings.weights import has_weights
 from partreduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds
-from partreduce.schedulers.exact_rounds.matchings import all_matchings
 from partreduce.schedulers.exact_rounds.pair_constructions import base_2_length
-from partreduce.schedulers.exact_rounds.pair_search import search_matchings, search_pairs, search_rounds
-from partreduce.schedulers.exact_rounds.pair_weights import has_weights
 from partreduce.schedulers.synthesis.problem import Status
 from partreduce.topo.mixing import exact_product
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
 
-This page is written by `python -m benchmarks.synthesis.exact_rounds`; every schedule behind it has been multiplied out
+This page is written by `python -m benchmarks.exact_rounds`; every schedule behind it has been multiplied out
 in exact fractions while it was written.
 
 ## One partner per round, relaxed pairs
