@@ -12,7 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.lab.contestants import PICK, Contestant, contestants
+from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
 from benchmarks.lab.crew import Crew, LabError
 from benchmarks.lab.head import head, target_of
 from benchmarks.lab.job import Job
@@ -154,7 +154,7 @@ class Campaign:
             fitting.append(contestant)
         for key in (setting.name, f"{setting.name}, corrected", f"{setting.name}, codec"):
             if key in self._planner.words:
-                self.notes.append(f"{key}: the planner picked {self._planner.words[key]}")
+                self.notes.append(f"{key}: the planner recommended {self._planner.words[key]}")
         return fitting
 
     def _job(self, setting: Setting, folder: Path, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
@@ -298,7 +298,9 @@ class Campaign:
             "cells": [asdict(cell) for cell in self.cells],
             "notes": self.notes,
             "profiles": self.profile_errors,
-            "picks": {where: dump_schedule(made) for (where, name), made in self.schedules.items() if name == PICK},
+            "recommendations": {
+                where: dump_schedule(made) for (where, name), made in self.schedules.items() if name == RECOMMENDED
+            },
             "prediction": self._predicted() if predict else None,
         }
 

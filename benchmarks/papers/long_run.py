@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks.lab.contestants import PICK, contestants
+from benchmarks.lab.contestants import RECOMMENDED, contestants
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import Setting
 from benchmarks.papers.rows import Curve, Results, Row, add, read, value
@@ -38,25 +38,26 @@ EVERY = 50
 RATE = 0.2
 PAPER = "pipe-sgd"
 PLANNED = Setting(name="40 Mbit/s", rate="40mbit", compute=0.16, task="text")
-"""What the pick is planned for."""
+"""What the recommendation is planned for."""
 SHAPE = (4, 2)
 STEPS = 1000
 FIGURE, PLOT = "Loss after 1,000 steps of the text model", "Long run: loss of the text model over steps"
-NAMES = ("flat ring", "pipeline", PICK, f"{PICK}, codec", f"{PICK}, codec left out")
+NAMES = ("flat ring", "pipeline", RECOMMENDED, f"{RECOMMENDED}, codec", f"{RECOMMENDED}, codec left out")
 WORDS = {
     "flat ring": "All-Reduce",
     "pipeline": "Pipe",
-    PICK: "planner's pick",
-    f"{PICK}, codec": "planner's pick with a codec",
-    f"{PICK}, codec left out": "the same pick without its codec",
+    RECOMMENDED: "planner's recommendation",
+    f"{RECOMMENDED}, codec": "planner's recommendation with a codec",
+    f"{RECOMMENDED}, codec left out": "the same recommendation without its codec",
 }
 
 
 WHY = {
-    FIGURE: "the paper has no such figure. One rate for all, three seeds. The ranges of All-Reduce, Pipe and the pick "
-    "with its codec overlap; seed by seed Pipe ends 0.00 to 0.03 above All-Reduce, and the pick, which averages "
-    "parameters one step late, 0.01. Its codec changes less than 0.01. The pick without codecs allowed averages two "
-    "halves in turn, every third step and late, and ends 0.04 to 0.05 higher: that is what averaging less costs.",
+    FIGURE: "the paper has no such figure. One rate for all, three seeds. The ranges of All-Reduce, Pipe and the "
+    "recommendation with its codec overlap; seed by seed Pipe ends 0.00 to 0.03 above All-Reduce, and the "
+    "recommendation, which averages parameters one step late, 0.01. Its codec changes less than 0.01. The "
+    "recommendation without codecs allowed averages two halves in turn, every third step and late, and ends 0.04 to "
+    "0.05 higher: that is what averaging less costs.",
 }
 
 
@@ -130,7 +131,7 @@ def rows_of(curves: Sequence[Curve]) -> tuple[Row, ...]:
 
 
 def schedules_of(names: Sequence[str]) -> dict[str, Schedule]:
-    """What the contestants of the lab would run, the pick planned for nominal links."""
+    """What the contestants of the lab would run, the recommendation planned for nominal links."""
     planner = Planner({})
     cluster = Cluster.regular(*SHAPE)
     made = {}

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 NAME = "prague"
 RULE = "generator, smart, paper's rule"
 IMPROVED = "generator, node-then-all 24"
-PICK = "planner's pick"
+RECOMMENDED = "planner's recommendation"
 EVERY_STEP = ("DDP", "flat ring", "hierarchical", "flat ring, overlapped", "hierarchical, overlapped")
 WORDS = {
     "Figure 10": "Figure 10's static schedule",
     RULE: "smart generator, the paper's rule",
     IMPROVED: "generator, node-then-all",
-    PICK: "planner's pick",
+    RECOMMENDED: "planner's recommendation",
 }
 
 ALIKE, SLOW = "Over All-Reduce, all workers alike", "Over All-Reduce, one worker 5× slower"
@@ -34,12 +34,12 @@ PAIRS, SERVER = "Over AD-PSGD, all workers alike", "Over a parameter server"
 
 WHY = {
     ALIKE: "a step computes 160 ms here and a flat ring takes 822 ms of wire, so more was to be gained than on the "
-    "paper's links; the picks average less often than any schedule of the paper.",
+    "paper's links; the recommendations average less often than any schedule of the paper.",
     SLOW: "the paper compares with a flat ring that hides nothing; the best All-Reduce here is hierarchical and "
     "overlaps, so it hides behind the slow worker. The paper's rule sends 1.8 to 2.1 MB per NIC and step, and that "
     "decides its step.",
-    PAIRS: "AD-PSGD here averages beside its computing and is not slow by the step; the picks gain by fewer steps to "
-    "the loss.",
+    PAIRS: "AD-PSGD here averages beside its computing and is not slow by the step; the recommendations gain by fewer "
+    "steps to the loss.",
     SERVER: "four shards, one on each node, whose workers share its NIC: the ratio is one of wires, and the paper's "
     "server had others.",
 }
@@ -47,7 +47,7 @@ WHY = {
 EXPERIMENTS = {
     "40mbit homogeneous": (*EVERY_STEP[2:], "AD-PSGD", *WORDS),
     "40mbit slow x5": (*EVERY_STEP[1:], *WORDS),
-    "200mbit homogeneous": ("server, synchronous", "server, asynchronous", RULE, PICK),
+    "200mbit homogeneous": ("server, synchronous", "server, asynchronous", RULE, RECOMMENDED),
     "40mbit slow x2": (*EVERY_STEP[2:], *WORDS),
 }
 """The most important first. Cells run to the loss."""
@@ -87,8 +87,8 @@ def rows(blocks: dict[str, list[Contestant]]) -> tuple[Row, ...]:
         made.append(_over_all(SLOW, slow, name, 4.4))
         made.append(_over(SLOW, slow, "flat ring", name, 4.4, ", against the flat ring"))
     made += [_over_all(SLOW_2, slow_2, name, None) for name in WORDS]
-    made += [_over(PAIRS, alike, "AD-PSGD", name, 3.7) for name in (RULE, IMPROVED, PICK)]
-    for name in (RULE, PICK):
+    made += [_over(PAIRS, alike, "AD-PSGD", name, 3.7) for name in (RULE, IMPROVED, RECOMMENDED)]
+    for name in (RULE, RECOMMENDED):
         made.append(_over(SERVER, fast, "server, synchronous", name, 5.3, ", against the synchronous one"))
         made.append(_over(SERVER, fast, "server, asynchronous", name, 5.3, ", against the asynchronous one"))
     return only(made)
