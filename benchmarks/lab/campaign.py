@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.lab.contestants import PICK, Contestant, contestants
+from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
 from benchmarks.lab.crew import LabError
 from benchmarks.lab.measure import Measured, read_cell
 from benchmarks.lab.plan import Planner
@@ -181,7 +181,7 @@ class Campaign:
         asked = (self.experiment.planned_for or setting).name
         for key in (asked, f"{asked}, corrected", f"{asked}, codec"):
             if key in self._planner.words:
-                self.notes.append(f"{key}: the planner picked {self._planner.words[key]}")
+                self.notes.append(f"{key}: the planner recommended {self._planner.words[key]}")
         return fitting
 
     def _job(self, setting: Setting, name: str, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
@@ -320,7 +320,9 @@ class Campaign:
             "cells": [asdict(cell) for cell in self.cells],
             "notes": self.notes,
             "profiles": self.profile_errors,
-            "picks": {where: dump_schedule(made) for (where, name), made in self.schedules.items() if name == PICK},
+            "recommendations": {
+                where: dump_schedule(made) for (where, name), made in self.schedules.items() if name == RECOMMENDED
+            },
             "prediction": self._predicted() if predict else None,
         }
 

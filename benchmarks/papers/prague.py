@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 RULE = "generator, smart, paper's rule"
 IMPROVED = "generator, node-then-all 24"
-PICK = "planner's pick"
+RECOMMENDED = "planner's recommendation"
 EVERY_STEP = ("DDP", "flat ring", "hierarchical", "flat ring, overlapped", "hierarchical, overlapped")
 WORDS = {
     "Figure 10": "Figure 10's static schedule",
     RULE: "smart generator, the paper's rule",
     IMPROVED: "generator, node-then-all",
-    PICK: "planner's pick",
+    RECOMMENDED: "planner's recommendation",
 }
 
 ALIKE, SLOW = "Over All-Reduce, all workers alike", "Over All-Reduce, one worker 5× slower"
@@ -37,12 +37,12 @@ PAIRS, SERVER = "Over AD-PSGD, all workers alike", "Over a parameter server"
 
 WHY = {
     ALIKE: "a step computes 160 ms here and a flat ring takes 822 ms of wire, so more was to be gained than on the "
-    "paper's links; the picks average less often than any schedule of the paper.",
+    "paper's links; the recommendations average less often than any schedule of the paper.",
     SLOW: "the paper compares with a flat ring that hides nothing; the best All-Reduce here is hierarchical and "
     "overlaps, so it hides behind the slow worker. The paper's rule sends 1.8 to 2.1 MB per NIC and step, and that "
     "decides its step.",
-    PAIRS: "AD-PSGD here averages beside its computing and is not slow by the step; the picks gain by fewer steps to "
-    "the loss.",
+    PAIRS: "AD-PSGD here averages beside its computing and is not slow by the step; the recommendations gain by fewer "
+    "steps to the loss.",
     SERVER: "four shards, one on each node, whose workers share its NIC: the ratio is one of wires, and the paper's "
     "server had others.",
 }
@@ -50,7 +50,7 @@ WHY = {
 EXPERIMENTS = {
     "40mbit homogeneous": (*EVERY_STEP[2:], "AD-PSGD", *WORDS),
     "40mbit slow x5": (*EVERY_STEP[1:], *WORDS),
-    "200mbit homogeneous": ("server, synchronous", "server, asynchronous", RULE, PICK),
+    "200mbit homogeneous": ("server, synchronous", "server, asynchronous", RULE, RECOMMENDED),
     "40mbit slow x2": (*EVERY_STEP[2:], *WORDS),
 }
 STORED = ("nodes", "slow-x2", "baselines")
@@ -76,9 +76,9 @@ def rows(cells: Cells) -> Iterator[Row]:
     yield from over(SLOW, slow, _best(slow), WORDS, 4.4)
     yield from over(SLOW, slow, "flat ring", WORDS, 4.4, ", against the flat ring")
     yield from over(SLOW_2, slow_2, _best(slow_2), WORDS, None)
-    yield from over(PAIRS, alike, "AD-PSGD", (RULE, IMPROVED, PICK), 3.7)
+    yield from over(PAIRS, alike, "AD-PSGD", (RULE, IMPROVED, RECOMMENDED), 3.7)
     for kind in ("synchronous", "asynchronous"):
-        yield from over(SERVER, fast, f"server, {kind}", (RULE, PICK), 5.3, f", against the {kind} one")
+        yield from over(SERVER, fast, f"server, {kind}", (RULE, RECOMMENDED), 5.3, f", against the {kind} one")
 
 
 def _best(block: Block) -> str:

@@ -145,8 +145,8 @@ def test_a_table_shows_paper_measured_runs_and_why():
 
 def test_pragues_rows_come_from_the_kept_cells():
     found = {kept.key: kept for kept in prague.stored().rows}
-    pick = found[prague.ALIKE, "planner's pick, 40 Mbit/s"]
-    assert pick.measured == pytest.approx(39.08 / 8.61, rel=1e-3)
+    recommendation = found[prague.ALIKE, "planner's recommendation, 40 Mbit/s"]
+    assert recommendation.measured == pytest.approx(39.08 / 8.61, rel=1e-3)
     assert found[prague.SLOW, "smart generator, the paper's rule, against the flat ring"].measured == pytest.approx(
         2.05, abs=0.01
     )
@@ -252,7 +252,7 @@ def test_every_experiment_names_contestants_of_the_lab():
     for part, listed in pipe_sgd.PARTS.items():
         for experiment in listed():
             assert set(experiment.contestants) <= known, (part, set(experiment.contestants) - known)
-            assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.PICKED))
+            assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.RECOMMENDED))
     for names in prague.EXPERIMENTS.values():
         assert set(names) <= known
     wanted = [(e.setting.name, name) for made in hop.PARTS.values() for e in made() for name in e.contestants]

@@ -173,7 +173,7 @@ class Known:
 
     @cached_property
     def _planned_dense_part(self) -> Schedule:
-        """What the planner picks for everything but the tables, codecs allowed; the tables' time is computing to it."""
+        """The planner's recommendation for all but the tables, codecs allowed; the tables' time is computing to it."""
         from partreduce import Job as Planned
         from partreduce import plan
 
@@ -182,7 +182,7 @@ class Known:
         form = Form.HIERARCHICAL if self.session.shape[1] > 1 else Form.RING
         cluster = replace(self.session.cluster, hardware=hardware)
         found = plan(Planned(cluster=cluster, form=form, codec=None, fastest=True, time_limit=8.0))
-        return replace(found.pick.schedule, certificate=None)
+        return replace(found.recommendation.schedule, certificate=None)
 
     def said(self) -> list[str]:
         """What the planner chose and why."""

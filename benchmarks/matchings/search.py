@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.schedulers.exact_rounds.cyclic_search import search_cyclic
-from partreduce.schedulers.exact_rounds.matchings import all_matchings
-from partreduce.schedulers.exact_rounds.pair_weights import PairSearchReport, reaches_all, solve_pairs
+from benchmarks.matchings.cyclic import search_cyclic
+from benchmarks.matchings.enumeration import all_matchings
+from benchmarks.matchings.weights import PairSearchReport, reaches_all, solve_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from partreduce.schedulers.exact_rounds.matchings import Partners
-    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
+    from benchmarks.matchings.enumeration import Partners
+    from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound
 
     Ints = npt.NDArray[np.int64]
 

@@ -14,20 +14,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.schedulers.exact_rounds.weight_fit import SOLVED, Linearised, as_fractions, fit
+from benchmarks.matchings.fit import SOLVED, Linearised, as_fractions, fit
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
-from partreduce.topo.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
+    from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound
+
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]
 
-Pair = tuple[int, int]
-WeightedRound = tuple[tuple[int, int, Fraction], ...]
 
 HALF = Fraction(1, 2)
 NEAR = 0.02
@@ -170,7 +169,6 @@ def has_weights(sequence: Sequence[Sequence[int]]) -> bool:
     False is therefore a proof, as good as sympy's arithmetic over the rationals; True says nothing about real weights
     between 0 and 1. Doubly exponential at worst; instant for the six weights of 7 workers in 4 rounds.
     """
-    require("sympy", purpose="the search for weights")
     from sympy import QQ, ring
     from sympy.polys.groebnertools import groebner
 

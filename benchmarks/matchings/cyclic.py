@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.schedulers.exact_rounds.pair_weights import PairSearchReport, contracts, is_exact, reaches_all
-from partreduce.schedulers.exact_rounds.weight_fit import SOLVED, Linearised, as_fractions, fit
+from benchmarks.matchings.fit import SOLVED, Linearised, as_fractions, fit
+from benchmarks.matchings.weights import PairSearchReport, contracts, is_exact, reaches_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
+    from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]
