@@ -252,7 +252,7 @@ def test_every_experiment_names_contestants_of_the_lab():
     for part, listed in pipe_sgd.PARTS.items():
         for experiment in listed():
             assert set(experiment.contestants) <= known, (part, set(experiment.contestants) - known)
-            assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.RECOMMENDED))
+            assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.TO_TARGET))
     for names in prague.EXPERIMENTS.values():
         assert set(names) <= known
     wanted = [(e.setting.name, name) for made in hop.PARTS.values() for e in made() for name in e.contestants]
