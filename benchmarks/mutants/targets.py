@@ -25,7 +25,7 @@ CORRUPTED = "tests/verify/test_certificate_mutations.py::test_corrupted_certific
 FORGED = ("tests/verify/test_checker_attacks.py", "tests/verify/test_certificate_mutations.py", ORACLE)
 EDGES = "tests/verify/test_checker_edges.py"
 NUMBERS = "tests/verify/test_checker_numbers.py"
-FACTS = ("tests/verify/test_facts.py", "tests/verify/test_gap_facts.py")
+FACTS = ("tests/verify/test_facts.py", "tests/verify/test_gap_facts.py::test_the_checker_finds_the_bounds_of_the_prover")
 READ = "tests/verify/test_what_the_checker_reads.py"
 CLAIMED = (
     "after_a_loss", "consensus", "consensus_distance", "contraction", "drift", "exact_consensus", "limit",

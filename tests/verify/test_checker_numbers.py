@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 
 from benchmarks.forgery.dense import dense, steady_figures
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule
-from helpers.edges import HALF, groups, said
+from helpers.edges import EDGES, HALF, groups, said
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.verify import checker, prove
 from partreduce.verify.checker import definite, linear_algebra
+from partreduce.verify.checker.facts import FACTS
 from partreduce.verify.checker.refusal import MAX_WORK, Refusal, TooLarge, Work, confirm_equal, one_line
 from partreduce.verify.checker.steady_state import with_places
 
@@ -229,6 +231,44 @@ def test_work_is_counted_before_it_is_done_up_to_its_limit():
     with pytest.raises(TooLarge, match="here: too large"):
         work.spend(1, "here")
     assert Work().limit == MAX_WORK == 10**10
+
+
+def test_what_every_check_is_counted_to_cost(monkeypatch):
+    """The answer "too large" is the same on every machine, so what is counted is part of the answer."""
+    spent = Counter()
+
+    def spend(self, amount, place):
+        spent[name] += amount
+
+    monkeypatch.setattr(Work, "spend", spend)
+    for edge in EDGES:
+        name = edge.file
+        assert said(*edge.true) is None
+    for schedule in ("rule", "explicit", "graph", "gap-robust", "gap-searched"):
+        read = checker.read_schedule(dump_schedule(SCHEDULES[schedule]))
+        name = f"facts of {schedule}"
+        for stated in FACTS[read.mode].values():
+            stated(read, Work())
+    assert dict(spent) == COSTS
+
+
+COSTS = {
+    "claims/consensus.py": 757444,
+    "claims/contraction.py": 397510,
+    "linear_algebra.py": 1680,
+    "claims/exact_consensus.py": 1560,
+    "claims/after_a_loss.py": 8660,
+    "claims/limit.py": 18840,
+    "steady_state.py": 39605,
+    "claims/consensus_distance.py": 10000,
+    "claims/drift.py": 35516,
+    "claims/spectral_gap.py": 10110,
+    "facts of rule": 9120,
+    "facts of explicit": 12200,
+    "facts of graph": 6960,
+    "facts of gap-robust": 30400,
+    "facts of gap-searched": 38980,
+}
 
 
 def test_a_list_that_differs_is_named_by_its_first_difference():
