@@ -4,11 +4,11 @@
 
 Three tasks, 16 workers on 4 nodes, shuffled data, plain SGD: the planner's task (a multilayer perceptron on digits,
 `virtual_training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce
-in lockstep, in a pipeline of width 2 and 3, with and without warm-up, with parameters late by a round, and with each
-codec; and by node-then-all 23, whose parameters travel as differences to the last mean of all, with each codec. At each
-learning rate the *stretch* of a run is its steps over those of All-Reduce in lockstep with the same seed (of
-node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature of the loss, which a
-pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
+in lockstep, in a pipeline of width 2 and 3, with and without warm-up, with parameters late by a round of one step or
+more, and with each codec; and by node-then-all 23, whose parameters travel as differences to the last mean of all, with
+each codec. At each learning rate the *stretch* of a run is its steps over those of All-Reduce in lockstep with the same
+seed (of node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature of the
+loss, which a pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
 
 Writes benchmarks/results/late_and_small.json and .md. About half an hour on a quiet core, most of it for the lab's.
 """
@@ -52,6 +52,8 @@ CLUSTER = Cluster.parse("4x4")
 EVERY = 4
 """Steps between two looks at the loss; between them it is taken for linear."""
 WARM_UP = 16
+LATE_PACES = (3, 5)
+"""Steps of a round whose parameters come late."""
 POWER_STEPS = 12
 NUDGE = 1e-3
 
@@ -145,6 +147,8 @@ class Workers:
     _late: deque[Floats] = field(default_factory=deque)
     _common: Floats | None = None
     """The last mean of all, which every worker knows: (count,)."""
+    _began: Floats | None = None
+    """What the round began with, where it is averaged a round late."""
 
     def step(self, task: Task) -> None:
         """One step of everybody."""
@@ -154,10 +158,13 @@ class Workers:
             gradients = np.stack([task.gradient(worker, at) for worker in range(len(self.models))])
             self._apply(coded_mean(gradients, how, self.rng))
         else:
-            began = self.models.copy() if strategy.mixes_late else None
+            pace = int(self.schedule.paces()[0])
+            if strategy.mixes_late and self._done % pace == 0:
+                self._began = self.models.copy()
             for worker in range(len(self.models)):
                 self.models[worker] -= self.rate * task.gradient(worker, self.models[worker])
-            self._average(began, how)
+            if (self._done + 1) % pace == 0:
+                self._average(self._began, how)
         self._done += 1
 
     def _apply(self, mean: Floats) -> None:
@@ -175,7 +182,7 @@ class Workers:
             return
         if self._common is None:
             self._common = np.zeros_like(self.models[0])  # before the first round of all, numbers travel as they are
-        phase = self.schedule.phase(self._done % self.schedule.period)
+        phase = self.schedule.phase(self._done // int(self.schedule.paces()[0]) % self.schedule.period)
         for group in phase:
             members = list(group.members)
             if how.codec is Codec.NONE:
@@ -240,6 +247,9 @@ def variants() -> Iterator[tuple[str, str, Schedule]]:
     yield "pipeline, warm-up", "lockstep", with_(everyone, when=Pipeline(warm_up=WARM_UP))
     yield "pipeline of 3", "lockstep", with_(everyone, when=Pipeline(width=3, wider=True))
     yield "parameters late", "lockstep", with_(everyone, when=Late())
+    for pace in LATE_PACES:
+        yield f"parameters every {pace}", "lockstep", with_(everyone, pace=pace)
+        yield f"parameters late every {pace}", "lockstep", with_(everyone, pace=pace, when=Late())
     codecs = {
         "float16": How(codec=Codec.FLOAT16),
         "bfloat16": How(codec=Codec.BFLOAT16),
@@ -257,8 +267,8 @@ def variants() -> Iterator[tuple[str, str, Schedule]]:
 
 TASKS = {
     "perceptron, digits": (0.15, (0.4, 0.2, 0.1), 3000),
-    "lab, digits": (0.1, (0.4, 0.2), 160),
-    "lab, text": (2.6, (0.4, 0.2), 200),
+    "lab, digits": (0.1, (0.8, 0.4, 0.2), 400),
+    "lab, text": (2.6, (1.6, 0.8, 0.4, 0.2), 400),
 }
 """Target, learning rates, and the most steps."""
 

@@ -92,7 +92,10 @@ def command(
         ),
     ] = None,
     fastest: Annotated[
-        bool, typer.Option("--fastest", help="Take the least predicted time, though a simpler one may be as good.")
+        bool,
+        typer.Option(
+            "--fastest", help="Take the least predicted time, though simpler ones, or none late, may be as good."
+        ),
     ] = False,
     effort: Annotated[
         str | None,

@@ -74,13 +74,14 @@ class Job:
     may travel and what of it may come a round late; None leaves it to the planner, which takes what is best for each.
     `codec` is what sums may be written in, where a strategy allows it and it pays: nothing but numbers as they are, as
     long as nobody allows more; None allows float16 and int8. `curvature` is the learning rate times the largest
-    curvature of the loss: it prices gradients that come late. `fastest` takes the least predicted time also where the
-    prediction cannot tell it from something simpler. `gap` asks for neighbours that keep a gap, and
-    for nothing else (True) or for none (False); None weighs a few of them where step times differ. `max_queues` is the
-    most bytes that their queues may take of a worker. `quorum` asks for rounds that a quorum starts, and for nothing
-    else (True) or for none (False); None weighs a few of them where step times differ. `tables` says that tables go
-    their own way beside it in every step, so that only schedules whose workers have common steps will do. A `pilot` of
-    the user's own job brings the prices of disagreement, drift and lateness that stand in for the shipped ones.
+    curvature of the loss: it prices gradients that come late. `fastest` takes the least predicted time also where
+    something simpler is as good within 2 %, and what comes late at its predicted price. `gap` asks for neighbours that
+    keep a gap, and for nothing else (True) or for none (False); None weighs a few of them where step times differ.
+    `max_queues` is the most bytes that their queues may take of a worker. `quorum` asks for rounds that a quorum
+    starts, and for nothing else (True) or for none (False); None weighs a few of them where step times differ.
+    `tables` says that tables go their own way beside it in every step, so that only schedules whose workers have
+    common steps will do. A `pilot` of the user's own job brings the prices of disagreement, drift and lateness that
+    stand in for the shipped ones.
     """
 
     cluster: Cluster

@@ -163,10 +163,15 @@ def rounds_of(base: Option, setting: Quorum, job: Job, seconds: npt.NDArray[np.f
 
 
 def work_of_run(schedule: Schedule, setting: Quorum, num_rounds: int) -> float:
-    """Nominal seconds: under a number all members of a group tell all, else one tells all."""
+    """Nominal seconds: under a number all members of a group tell all, else one tells all.
+
+    In groups a state says something of every worker, and there are figures.
+    """
     count = schedule.num_workers
     told = [phase.sizes if isinstance(setting.quorum, Start) else phase.sizes**2 for phase in phases_of(schedule)]
     messages = float(np.mean([sizes.sum() for sizes in told]))
+    if schedule.strategy.averages_everyone:
+        return num_rounds * PER_MESSAGE * (messages + 4 * count)
     return num_rounds * ((PER_MESSAGE + PER_WORKER * count) * (messages + 4 * count) + PER_ENTRY * count**2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.planner.gain import gain
+from partreduce.planner.gain import decisive_time, gain
 from partreduce.planner.job import Data
 from partreduce.planner.pick import permitted
 from partreduce.planner.quorums import all_reduce
@@ -54,7 +54,9 @@ def _not_picked(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     best = min(tried, key=lambda option: (option.time, option.name))
     against = gain(best, chosen, job.data)
     assert best.quorum is not None, "kept above"
-    pays = "it does not pay" if against.ratio <= 1 else "not distinguishable, and the pick is simpler"
+    dear = decisive_time(best, job) > decisive_time(chosen, job)
+    pays = "it does not pay at the highest price of lateness that was measured" if dear else "the pick is simpler"
+    pays = "it does not pay" if against.ratio <= 1 else pays
     what = f"a quorum is predicted to be {against} as fast at best ({best.quorum.words})"
     return [f"{what}: {pays}"]
 
