@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from partreduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
 from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.deadline import Deadline, own_time
 from partreduce.runtime.transport.doorbell import Doorbell
-from partreduce.runtime.transport.own_time import Deadline, own_time
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import Ask

@@ -26,7 +26,7 @@ from partreduce.runtime.generator.wire import (
     unpack_request,
     unpack_state,
 )
-from partreduce.runtime.transport.own_time import OwnTime
+from partreduce.runtime.transport.deadline import OwnTime
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
 from partreduce.topo.errors import InputError, UnavailableError

@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes, deaths_of
-from partreduce.runtime.transport.own_time import Deadline
 from partreduce.runtime.transport.rendezvous import hosts_store
 from partreduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
 

@@ -10,8 +10,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.own_time import Deadline
 from partreduce.runtime.transport.waiting import Wait
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group

@@ -56,7 +56,7 @@ class AsynchronousServer(OneSided):
 
     def end_round(self, step: int, round_: int) -> None:
         """Send the round's progress and take the model that comes back."""
-        self.run.reducer.refuse_if_gone(self._lookout, step, round_)
+        self.run.reducer.refuse_if_gone(self._peer_watch, step, round_)
         self._open(round_)
         progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
         if self._factor != 1.0:

@@ -32,7 +32,7 @@ class LackError(GoneError):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Limits:
     """What ends a wait for something missing before its time, and the words for it."""
 
     heartbeat: SignsOfLife
@@ -52,7 +52,7 @@ def wait_for_missing(
     done: Callable[[], bool],
     missing: Callable[[], Missing | None],
     condition: threading.Condition,
-    patience: Patience,
+    limits: Limits,
 ) -> None:
     """Wait until `done`, which is asked under the condition's lock.
 
@@ -60,31 +60,31 @@ def wait_for_missing(
         done: what the wait is for.
         missing: what is lacking for it; None if it is there, or is somebody else's to wait for.
         condition: told of every message.
-        patience: what ends it.
+        limits: what ends it.
 
     Raises:
         LackError: as said, with the worker whose message is missing.
     """
     lack: Missing | None = None
-    heartbeat = patience.heartbeat
+    heartbeat = limits.heartbeat
 
     def why() -> str | None:
-        return None if lack is None else patience.why(lack)
+        return None if lack is None else limits.why(lack)
 
-    wait = Wait(heartbeat, (), patience.timeout, why=why)
+    wait = Wait(heartbeat, (), limits.timeout, why=why)
     while True:
         with condition:
             if condition.wait_for(done, GLANCE_SECONDS):
                 return
-        patience.refuse_failure()
+        limits.refuse_failure()
         known, lack = lack, missing()
         if lack is None:
             wait.begin_anew()
             continue
         if lack != known:
-            heartbeat.doing(f"waits {patience.place}for {lack.what}", lack.of)
+            heartbeat.doing(f"waits {limits.place}for {lack.what}", lack.of)
             wait.turn_to(lack.of)
         try:
             wait.look()
         except GoneError as error:
-            raise LackError(f"{error} ({patience.told(lack)})", lack) from None
+            raise LackError(f"{error} ({limits.told(lack)})", lack) from None

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.own_time import Deadline
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS
 
 if TYPE_CHECKING:

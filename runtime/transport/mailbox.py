@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 from partreduce.runtime.transport.admission import Admission
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.credit import Account, Bound, Tally
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.doorbell import Doorbell
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.own_host import own_host
-from partreduce.runtime.transport.own_time import Deadline
 from partreduce.runtime.transport.waiting import GoneError, LateError, NoSigns, Wait
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.extras import load

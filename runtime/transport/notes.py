@@ -10,7 +10,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from partreduce.runtime.transport.own_time import Deadline
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.store_line import line_to, root_store
 from partreduce.topo.errors import UnavailableError
 

@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.own_time import Deadline
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.torch_api import PrefixStore, TCPStore
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS
 from partreduce.topo.errors import StoreLostError

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
-from partreduce.runtime.transport.own_time import Deadline
+from partreduce.runtime.transport.deadline import Deadline
 
 if TYPE_CHECKING:
     import threading
@@ -104,7 +104,7 @@ class NoSigns:
         return True
 
 
-class Lookout:
+class PeerWatch:
     """When somebody who waits for `members` looks at what the others have noted: often at no cost, closely at times."""
 
     def __init__(self, heartbeat: SignsOfLife, members: Iterable[int], round_: int | None = None) -> None:
@@ -146,7 +146,7 @@ class Lookout:
         return self._heartbeat.gone(self._members, self._round) if self.is_due() else None
 
 
-class Wait(Lookout):
+class Wait(PeerWatch):
     """One wait for `members`: it ends early where one can no longer come, and else by a timeout.
 
     Time in which this process itself was stopped does not count. Where the timeout has passed and nobody is known yet

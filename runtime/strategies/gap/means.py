@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
+from partreduce.runtime.strategies.gap.deadline import gap_limits
 from partreduce.runtime.strategies.gap.driver import GapDriver, Outcome
 from partreduce.runtime.strategies.gap.log import GapLog
-from partreduce.runtime.strategies.gap.patience import gap_patience
 from partreduce.runtime.strategies.gap.sizes import message_bound
 from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
 from partreduce.runtime.strategies.missing import LackError, Missing, wait_for_missing
@@ -291,7 +291,7 @@ class GapMeans(OneSided):
             if self._mailbox.has_failed:  # says of what
                 self._mailbox.until(lambda: False, reducer.heartbeat, (), None)
 
-        patience = gap_patience(
+        limits = gap_limits(
             reducer.heartbeat,
             step=self._round,
             timeout=reducer.timeout,
@@ -300,7 +300,7 @@ class GapMeans(OneSided):
             paused=frozenset if pausing else self.driver.paused,
         )
         try:
-            wait_for_missing(done, missing, self.driver.condition, patience)
+            wait_for_missing(done, missing, self.driver.condition, limits)
         except GoneError as error:
             if isinstance(error, LackError):
                 operation.members = tuple(sorted({self.run.rank, *error.missing.of}))

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.strategies.base import Runner
-from partreduce.runtime.strategies.missing import Missing, Patience, wait_for_missing
+from partreduce.runtime.strategies.missing import Limits, Missing, wait_for_missing
 from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
 from partreduce.runtime.strategies.quorum.log import QuorumLog
 from partreduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
@@ -181,9 +181,9 @@ class QuorumRunner(Runner, Generic[Sum]):
         def told(lack: Missing) -> str:
             return f"this worker waited for {lack.what}"
 
-        patience = Patience(reducer.heartbeat, reducer.timeout, why, self._look, told)
+        limits = Limits(reducer.heartbeat, reducer.timeout, why, self._look, told)
         try:
-            wait_for_missing(done, self.driver.missing, self.driver.condition, patience)
+            wait_for_missing(done, self.driver.missing, self.driver.condition, limits)
         except GoneError as error:
             round_ = self.clock()
             operation = reducer.recorder.begin("wait for a partial sum", round_, round_, self.run.everyone, 0)
