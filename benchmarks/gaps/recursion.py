@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from partreduce.runtime.virtual_time.gap_record import GapRecord
+from partreduce.runtime.virtual_time.record import GapRecord
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.strategies.gap import Gap, Order
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from partreduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
 from partreduce.runtime.virtual_time.network import Network
+from partreduce.runtime.virtual_time.record import Observed
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Ages
-from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.shards import Answer, Opened, Plan, Push, Shards, Take, shards_of
 from partreduce.topo.strategies.server import Server
