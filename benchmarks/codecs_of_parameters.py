@@ -5,11 +5,11 @@
     python -m benchmarks.codecs_of_parameters --only 0     # one case of three; its rows are kept
     python -m benchmarks.codecs_of_parameters --redraw     # table and picture from the rows of all cases
 
-Sixteen workers train the lab's digits network in one process, without a clock, under node-then-all and under a pick of
-the planner (benchmarks/results/lab-nodes.json), at learning rates of the lab's grid, with its batches. Means of groups
-are exact, or coded with the run-time's own kernels and in its order of stages (flat form; 16 bits are added one after
-the other, where a ring begins at another member for each part): of differences to the last mean over all, as the
-run-time does, and of parameters themselves, which it refuses. Writes the table and the picture of
+Sixteen workers train the lab's digits network in one process, without a clock, under node-then-all and under a
+recommendation of the planner (benchmarks/results/lab-nodes.json), at learning rates of the lab's grid, with its
+batches. Means of groups are exact, or coded with the run-time's own kernels and in its order of stages (flat form; 16
+bits are added one after the other, where a ring begins at another member for each part): of differences to the last
+mean over all, as the run-time does, and of parameters themselves, which it refuses. Writes the table and the picture of
 benchmarks/results/codecs-parameters.md.
 """
 
@@ -201,10 +201,10 @@ def train(samples: Samples, case: Case, variant: Variant, seed: int, steps: int)
 def cases() -> list[Case]:
     """The lab's best rate under two schedules, and its smallest one, where updates are smaller against parameters."""
     nested = build("node-then-all", CLUSTER, node_rounds=3)
-    picked = json.loads((RESULTS / "lab-nodes.json").read_text())["picks"]["40mbit homogeneous"]
+    recommended = json.loads((RESULTS / "lab-nodes.json").read_text())["recommendations"]["40mbit homogeneous"]
     return [
         Case("node-then-all 3, rate 0.4", nested, 0.4, VARIANTS),
-        Case("planner's pick, rate 0.4", schedule_of(picked), 0.4, FEW),
+        Case("planner's recommendation, rate 0.4", schedule_of(recommended), 0.4, FEW),
         Case("node-then-all 3, rate 0.1", nested, 0.1, FEW),
     ]
 

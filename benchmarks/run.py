@@ -81,7 +81,7 @@ BENCHMARKS = (
         "--seeds 1 --random 2 --output {out}.json", "", 300,
     ),
     Benchmark(
-        "second-network", "the price of disagreement on a second network", "steps_to_loss.second_task",
+        "second-network", "the price of consensus distance on a second network", "steps_to_loss.second_task",
         "--seeds 1 --random 0 --output {out}.json", "", 300,
     ),
     Benchmark(

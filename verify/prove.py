@@ -16,9 +16,9 @@ from partreduce.verify.codec_error import prove_codec_error
 from partreduce.verify.conflict_free import NAME as CONFLICT_FREE
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
+from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction
 from partreduce.verify.deadlock_free import prove_deadlock_free
-from partreduce.verify.disagreement import prove_disagreement
 from partreduce.verify.drift import prove_drift
 from partreduce.verify.equal_replicas import prove_equal_replicas
 from partreduce.verify.exact_consensus import prove_exact
@@ -97,7 +97,7 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         prove_consensus(schedule),
         prove_deadlock_free(schedule),
         prove_contraction(schedule),
-        prove_disagreement(schedule),
+        prove_consensus_distance(schedule),
         prove_drift(schedule, "worker"),
         prove_drift(schedule, "node"),
         exact,
@@ -112,7 +112,7 @@ EXACT = (
     "unit-sums",
     "consensus",
     "contraction",
-    "disagreement",
+    "consensus-distance",
     "drift-worker",
     "drift-node",
     "exact-consensus",

@@ -106,7 +106,7 @@ LIMIT = {
 }
 EXCHANGE = {"claim": "deadlock-free", "ticks": [1], "height": 1, "prologue": 0}
 FACTOR = {"claim": "contraction", "method": "factor", "operator": OPERATOR, "squared": "2"}
-NOISE = {"claim": "disagreement", "at_most": "9", "bits": 8, "covariance": [[9**9, 0, 9**9]]}
+NOISE = {"claim": "consensus-distance", "at_most": "9", "bits": 8, "covariance": [[9**9, 0, 9**9]]}
 PUSH = {"claim": "drift-worker", "at_most": "9", "bits": 8, "squared": "1/2", "state": [[9**9, 0, 0, 9**9]]}
 LONG_PACE = document(2, 1, kind="static", phases=[[{"group": [0, 1]}]], pace=10**9)
 ALL = document(2, 2, kind="allreduce")

@@ -1,4 +1,4 @@
-"""The pick: one option of the front, and why, in plain words."""
+"""The recommendation: one option of the front, and why, in plain words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from partreduce.planner.option import Option
 
 
-def pick(options: Sequence[Option], job: Job) -> Option:
+def recommend(options: Sequence[Option], job: Job) -> Option:
     """The option that the objective prefers within the job's limits, the simplest of those that it cannot tell apart.
 
     Predicted times that differ by less than the error of the prediction are not told apart, unless the job asks for the
@@ -77,23 +77,23 @@ def most_queues(job: Job) -> float:
 
 
 def _exactly(option: Option) -> Fraction | None:
-    """The disagreement as a fraction where it can be had."""
-    from partreduce.topo.figures import exact_disagreement
+    """The consensus distance as a fraction where it can be had."""
+    from partreduce.topo.figures import exact_consensus_distance
 
     try:
-        return exact_disagreement(option.schedule)
+        return exact_consensus_distance(option.schedule)
     except PartreduceError:  # no rule, or one of too many local ranks
         return None
 
 
 def gain_of(chosen: Option, options: Sequence[Option], job: Job) -> Gain | None:
-    """The pick against the best plain alternative, within the limits if there is one; None without any."""
+    """The recommendation against the best plain alternative, within the limits if there is one; None without any."""
     plain = best_plain(permitted(options, job)) or best_plain(options)
     return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
 
 
 def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """Why the pick was picked, against All-Reduce as a user would otherwise run it. One sentence each."""
+    """Why it is recommended, against All-Reduce as a user would otherwise run it. One sentence each."""
     costs = f"it communicates {ms(chosen.communication)} per step and takes {ms(chosen.step_seconds)} per step in all"
     said = [f"{costs}, of which {ms(chosen.waiting)} are waiting"]
     said += _compared(chosen, options, job)
@@ -101,8 +101,8 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
         said.append("it averages gradients in every step, which is what other schedules' steps are counted against")
     else:
         said.append(
-            f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
-            f"({chosen.basis} lay within {chosen.stretch_error(job.data):.0%} of the prediction)"
+            f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps on {job.data} data "
+            f"({chosen.basis} lay within {chosen.steps_ratio_error(job.data):.0%} of the prediction)"
         )
     if chosen.lateness is Lateness.LATE and not chosen.gap:
         said.append(
@@ -115,7 +115,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             "say --form ring, since NCCL chooses by itself"
         )
     if chosen.corrected:
-        without = job.steps_model.stretch(float(chosen.disagreement), float(chosen.drift))
+        without = job.steps_model.steps_ratio(float(chosen.consensus_distance), float(chosen.drift))
         said.append(
             f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
             f"{without:.2f} times All-Reduce's steps"
@@ -128,7 +128,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
 
 
 def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """The pick against the best plain alternative, against what was set aside for it, and against every-step sums."""
+    """The recommendation against the best plain alternative, what was set aside for it, and sums in every step."""
     allowed, said = permitted(options, job), []
     against = gain_of(chosen, options, job)
     fastest = min(allowed, key=lambda option: option.time)
@@ -140,7 +140,7 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
         said.append(
             f"{fastest.name} is predicted to be {gain(fastest, chosen, job.data)} as fast as it: not distinguishable, "
-            f"and the pick is simpler: {_phases(chosen)}, against {_phases(fastest)}"
+            f"and the recommendation is simpler: {_phases(chosen)}, against {_phases(fastest)}"
         )
     elif chosen.is_plain and fastest is chosen:
         said.append("no schedule that averages over fewer workers is predicted to train faster")
@@ -188,10 +188,12 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
     if chosen.form is Form.TREE:
         said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
     if chosen.status == "feasible":
-        bound = "" if chosen.bound is None else f" of its class, with a disagreement of {chosen.bound:.4g} or more,"
+        bound = (
+            "" if chosen.bound is None else f" of its class, with a consensus distance of {chosen.bound:.4g} or more,"
+        )
         said.append(f"better schedules{bound} may exist: the search ended because {ended}, not at a proof")
     elif chosen.status == "catalogue" and not chosen.is_plain:
-        said.append("the pick is a published construction; that nothing better exists is not proved")
+        said.append("the recommendation is a published construction; that nothing better exists is not proved")
     if job.pilot is not None and job.pilot.num_workers != job.cluster.num_workers:
         said.append(
             f"the pilot had {job.pilot.num_workers} workers and this cluster has {job.cluster.num_workers}: its prices "
@@ -204,7 +206,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
-        slower = job.steps_model.stretch(0.0, drift)
+        slower = job.steps_model.steps_ratio(0.0, drift)
         said.append(
             f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
@@ -229,7 +231,7 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
             return "no graph on which a gap could be kept was found within the limits; leave out --when gap"
         if min(sizes) > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
-    usable = [option for option in options if math.isfinite(option.stretch)]
+    usable = [option for option in options if math.isfinite(option.steps_ratio)]
     if job.objective is Objective.EXACT:
         return "no schedule with exact consensus was found within the limits; raise --period or --max-group"
     if not usable:
@@ -240,10 +242,11 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
             f"max-communication {ms(budget)}: nothing that reaches consensus was found below "
             f"{ms(cheapest.communication)} per step ({cheapest.name}); raise the budget or the period"
         )
-    calmest = min(usable, key=lambda option: float(option.disagreement))
+    calmest = min(usable, key=lambda option: float(option.consensus_distance))
     return (
-        f"max-disagreement {job.limits.max_disagreement}: the least found is {float(calmest.disagreement):.4g} at "
-        f"{ms(calmest.communication)} per step ({calmest.name}); raise a limit"
+        f"max-consensus-distance {job.limits.max_consensus_distance}: the least found is "
+        f"{float(calmest.consensus_distance):.4g} at {ms(calmest.communication)} per step ({calmest.name}); "
+        "raise a limit"
     )
 
 

@@ -1,4 +1,4 @@
-"""Claim `disagreement`: at most so much in the steady state, for the noise of the steps that the schedule states.
+"""Claim `consensus-distance`: at most so much in the steady state, for the noise of the steps that the schedule states.
 
 Certified by a covariance X that one period makes smaller: X ≻ F(X), where F is the period with its noise. The prover
 solves X = F(X) + ε·I in floats, with an ε that rounding X to integers does not use up, and costs the bound little.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Matrix = npt.NDArray[np.float64]
 
-NAME = "disagreement"
+NAME = "consensus-distance"
 NEGLIGIBLE = 1e-18
 SMALL = 64
 LOOSE, TIGHT = 1e-3, 1e-6
@@ -43,8 +43,8 @@ FLOATS = 1e-9
 """By which part a sum of floats may be wrong here."""
 
 
-def prove_disagreement(schedule: Schedule) -> Claim:
-    """Prove a bound a little above the figure `disagreement`."""
+def prove_consensus_distance(schedule: Schedule) -> Claim:
+    """Prove a bound a little above the figure `consensus_distance`."""
     motion = motion_of(schedule)
     if isinstance(motion, str):
         return not_proved(NAME, motion)
@@ -75,7 +75,7 @@ def prove_disagreement(schedule: Schedule) -> Claim:
     exact = _bound(motion, [np.ldexp(x, -bits) for x in rounded])
     at_most = rounded_up(exact * (1 + FLOATS) + motion.size * units)
     text = (
-        f"disagreement ≤ {shown(at_most)}: a covariance of the workers is listed that one period with its noise "
+        f"consensus distance ≤ {shown(at_most)}: a covariance of the workers is listed that one period with its noise "
         "makes smaller, and what averaging does keeps that order; so no period that starts with equal workers leads "
         "above it, nor does the steady state."
     )

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from partreduce.runtime.strategies.gap.deadline import LackError, wait_until
 from partreduce.runtime.strategies.gap.driver import Missing
-from partreduce.runtime.strategies.gap.patience import LackError, wait_until
 
 
 class Heartbeat:

@@ -1,4 +1,4 @@
-"""Patience: how long a worker that keeps a gap waits for what it lacks, and whom it names when that cannot come.
+"""Deadline: how long a worker that keeps a gap waits for what it lacks, and whom it names when that cannot come.
 
 Somebody's end is of no concern as long as what this worker needs now can come from others: with backup workers or
 staleness it goes on as far as its setting allows, and whoever is gone far away is found out by who needs him.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.runtime.liveness.culprit import listed
-from partreduce.runtime.transport.patience import Patience
-from partreduce.runtime.transport.waiting import GoneError, Lookout
+from partreduce.runtime.liveness.wait_chain import listed
+from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.waiting import GoneError, PeerWatch
 
 if TYPE_CHECKING:
     import threading
@@ -59,22 +59,22 @@ def wait_until(
     with condition:
         if done():
             return
-    patience = Patience(heartbeat, timeout)
-    lookout: Lookout | None = None
+    deadline = Deadline(heartbeat, timeout)
+    watch: PeerWatch | None = None
     lack: Missing | None = None
-    while not patience.glance(condition, done):
+    while not deadline.glance(condition, done):
         failed()
         known, lack = lack, missing()
         if lack is None:
             continue  # it has just come
-        if lookout is None or known != lack:
+        if watch is None or known != lack:
             heartbeat.doing(f"waits in step {step} for {lack.what}", lack.of)
-            lookout = Lookout(heartbeat, lack.of)
-        if lookout.is_due():
+            watch = PeerWatch(heartbeat, lack.of)
+        if watch.is_due():
             why = _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, paused())
             if why is not None:
                 raise LackError(_told(why, heartbeat.rank, step, lack), lack)
-        if patience.is_over(lack.of):
+        if deadline.is_over(lack.of):
             raise LackError(_told(heartbeat.waits_for(lack.of, timeout), heartbeat.rank, step, lack), lack)
 
 

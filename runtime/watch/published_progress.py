@@ -1,4 +1,4 @@
-"""Board: a piece of memory that the launcher shares with its workers, in which each says how far it is.
+"""Published progress: a piece of memory that the launcher shares with its workers, in which each says how far it is.
 
 It is memory and not notes in the run's store, because all workers of `partreduce run` are forked from one process: to
 say a step is then one store of eight bytes, which costs the training nothing, asks no server and works while the store
@@ -62,7 +62,7 @@ class Report:
         return cls(content["beat"], content["doing"], waits, content["pace"], gap, content["rests"])
 
 
-class Board:
+class PublishedProgress:
     """A slot for each of `num_workers` workers; made before they are forked."""
 
     def __init__(self, num_workers: int) -> None:
@@ -105,10 +105,10 @@ class Board:
 
 
 class Slot:
-    """A worker's place on the board; written by one optimizer of its process at a time."""
+    """A worker's place in the published progress; written by one optimizer of its process at a time."""
 
     own: Slot | None = None
-    """This process's place, where its launcher has a board."""
+    """This process's place, where its launcher watches."""
 
     def __init__(self, memory: mmap.mmap, rank: int) -> None:
         self._memory, self._start = memory, rank * SLOT_BYTES

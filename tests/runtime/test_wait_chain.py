@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 
-from partreduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
 from partreduce.runtime.liveness.heartbeat import UNEQUAL, Heartbeat
 from partreduce.runtime.liveness.lifelines import closed_notes
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
+from partreduce.runtime.liveness.wait_chain import SILENCE_SECONDS, Sign, clause
 from partreduce.runtime.transport import waiting
 from partreduce.runtime.transport.notes import DEATHS, Notes
 from partreduce.topo.errors import PeerLostError, UnavailableError

@@ -1,4 +1,4 @@
-"""Teller: the thread in which a watched worker says about twice a second what it does."""
+"""Progress publisher: the thread in which a watched worker says about twice a second what it does."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import threading
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.transport.background import Background
-from partreduce.runtime.watch.board import Report
+from partreduce.runtime.watch.published_progress import Report
 
 if TYPE_CHECKING:
     from partreduce.runtime.strategies.base import Run, Runner
     from partreduce.runtime.worker.ending import Ending
 
-TELL_SECONDS = 0.5
+PUBLISH_SECONDS = 0.5
 RESTS = "has ended its steps, and takes part in the others' rounds"
 
 
-def tell(run: Run, runner: Runner, ending: Ending) -> None:
+def publish(run: Run, runner: Runner, ending: Ending) -> None:
     """Let the launcher see this worker, where it watches; the thread ends with the run.
 
     A thread of its own, and not the heartbeat's: whatever goes wrong in here, the others still see signs of life.
@@ -40,6 +40,6 @@ def _tell(run: Run, runner: Runner, ending: Ending, pause: threading.Event) -> N
         if rests := runner.rests:
             doing, waits = RESTS, ()
         run.progress.report(Report(beat, doing, waits, pace, runner.status(), rests))
-        pause.wait(TELL_SECONDS)
+        pause.wait(PUBLISH_SECONDS)
     run.progress.report(Report(beat + 1, f"is {ending.state}", (), pace, runner.status()))
     run.progress.end()

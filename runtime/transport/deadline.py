@@ -1,4 +1,4 @@
-"""Patience: the time that a thread waits for what others bring about, and when that is too long."""
+"""Deadline: the time that a thread waits for what others bring about, and when that is too long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from partreduce.runtime.liveness.heartbeat import Heartbeat
 
 
-class Patience:
+class Deadline:
     """Counts how long one wait has taken, in glances at a condition.
 
     A process that was stopped itself does not count the time for which it was. Where the timeout has passed and nobody

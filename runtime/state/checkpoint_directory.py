@@ -1,4 +1,4 @@
-"""Shelf: the checkpoints that lie in a directory: which are whole, which is the newest, which are one run's to delete.
+"""Checkpoint directory: which checkpoints are whole, which is the newest, which are one run's to delete.
 
 A checkpoint's manifest carries a number, one more than the highest that any worker saw in the directory, and a lineage:
 the run that wrote it together with the runs that it resumed from and that resumed from it. Numbers tell what is newest,

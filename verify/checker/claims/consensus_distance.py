@@ -1,6 +1,6 @@
-"""Claim `disagreement`: at most so much, in the steady state.
+"""Claim `consensus-distance`: at most so much, in the steady state.
 
-Each step adds noise of unit variance to its worker, independent of all other noise. The disagreement is the mean
+Each step adds noise of unit variance to its worker, independent of all other noise. The consensus distance is the mean
 squared distance to the mean under this noise (`steady_state.py` says when it is looked at, and what classes are).
 
 Let Σ be the covariance of the workers off the mean at the start of a period. A phase makes it W·(Σ + D)·Wᵀ, or, late,

@@ -1,4 +1,4 @@
-"""Quorum patience: how long the training waits for a round to be started, and whom it names when that cannot come.
+"""Quorum deadline: how long the training waits for a round to be started, and whom it names when that cannot come.
 
 A sum needs every worker's process, so the end of any of them is everybody's; how slow one may be is another matter. A
 round that runs has a limit of its own, which the collective thread keeps.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.runtime.transport.patience import Patience
-from partreduce.runtime.transport.waiting import GoneError, Lookout
+from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.waiting import GoneError, PeerWatch
 
 if TYPE_CHECKING:
     import threading
@@ -34,19 +34,19 @@ def wait_until(
     Raises:
         GoneError: a worker is gone, or nobody started a round within the timeout.
     """
-    patience = Patience(heartbeat, timeout)
-    lookout: Lookout | None = None
+    deadline = Deadline(heartbeat, timeout)
+    watch: PeerWatch | None = None
     lack: Missing | None = None
-    while not patience.glance(condition, done):
+    while not deadline.glance(condition, done):
         refuse_failure()
         known, lack = lack, missing()
         if lack is None:
-            patience.begin_anew()
+            deadline.begin_anew()
             continue  # a round runs, which has a limit of its own
-        if lookout is None or known != lack:
+        if watch is None or known != lack:
             heartbeat.doing(f"waits for {lack.what}", lack.of)
-            lookout = Lookout(heartbeat, everyone)
-        if (why := lookout.gone()) is not None:
+            watch = PeerWatch(heartbeat, everyone)
+        if (why := watch.gone()) is not None:
             raise GoneError(f"{why} (this worker waited for {lack.what})")
-        if patience.is_over(lack.of):
+        if deadline.is_over(lack.of):
             raise GoneError(f"{heartbeat.waits_for(lack.of, timeout)} (this worker waited for {lack.what})")

@@ -1,7 +1,7 @@
-"""Verdicts: what a device has still to say about operations that the host has only queued, and a watch over them.
+"""Device checks: what a device has still to say about operations that the host has only queued, and a watch over them.
 
 On CUDA no step waits for the device: whether all members meant the same operation is decided there (a commit with a
-false verdict changes nothing, and neither does any later one), and the host reads it a few operations later. A thread
+false check changes nothing, and neither does any later one), and the host reads it a few operations later. A thread
 looks once a second at the oldest operation, since the training loop may stand in a call that waits for the device: when
 a member can no longer come, or the timeout has passed, it destroys the groups, which ends their kernels.
 """
@@ -40,11 +40,11 @@ class _Pending:
     since: float
     begun: Marker | None = None
     ended: Marker | None = None
-    verdict: torch.Tensor | None = None
+    check: torch.Tensor | None = None
     complaint: str = ""
 
 
-class Verdicts:
+class DeviceChecks:
     """The operations of one reducer that the device has still to finish, oldest first; any thread may add and look."""
 
     def __init__(self, world: World, recorder: Recorder, heartbeat: Heartbeat, *, timeout: float) -> None:
@@ -72,9 +72,9 @@ class Verdicts:
                 self._watch = Background(self._look_now_and_then, name="partreduce-device-watch", stop=self.close)
                 self._watch.start()
 
-    def add(self, operation: Operation, verdicts: list[torch.Tensor], streams: Streams, complaint: str) -> torch.Tensor:
-        """The verdict on an operation together with all earlier ones, on the device; the host reads it later."""
-        healthy = torch.stack(verdicts).all()
+    def add(self, operation: Operation, checks: list[torch.Tensor], streams: Streams, complaint: str) -> torch.Tensor:
+        """The check on an operation together with all earlier ones, on the device; the host reads it later."""
+        healthy = torch.stack(checks).all()
         with self._lock:
             if self._healthy is not None:
                 healthy = healthy & self._healthy
@@ -83,7 +83,7 @@ class Verdicts:
         mark = streams.mark(timed=self.recorder.directory is not None)
         with self._lock:
             pending = next(one for one in self._pending if one.operation is operation)
-            pending.verdict, pending.ended, pending.complaint = host, mark, complaint
+            pending.check, pending.ended, pending.complaint = host, mark, complaint
             pending.since = time.monotonic()
         return healthy
 
@@ -94,7 +94,7 @@ class Verdicts:
             self._healthy = None
 
     def look(self, most: int = MAX_IN_FLIGHT - 1, given_up: Callable[[], str | None] | None = None) -> None:
-        """Read the verdicts that are there, and wait until at most `most` operations are in flight.
+        """Read the checks that are there, and wait until at most `most` operations are in flight.
 
         Raises:
             GoneError: an operation failed, or did not finish within the timeout.
@@ -127,7 +127,7 @@ class Verdicts:
         self._closed = True
 
     def flush(self, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait until the device has finished everything that was queued, and read all verdicts.
+        """Wait until the device has finished everything that was queued, and read all checks.
 
         Raises:
             GoneError: an operation failed, or did not finish within the timeout.
@@ -135,19 +135,19 @@ class Verdicts:
         self.look(0, given_up)
 
     def _read(self, pending: _Pending) -> None:
-        """The verdict of an operation that the device has finished."""
-        assert pending.verdict is not None, "set with its mark"
-        assert pending.ended is not None, "set with its verdict"
+        """The check of an operation that the device has finished."""
+        assert pending.check is not None, "set with its mark"
+        assert pending.ended is not None, "set with its check"
         with self._lock:
             if pending not in self._pending:
                 return  # another thread has read it
             self._pending.remove(pending)
         self._raise_what_the_watch_saw()
-        good = bool(pending.verdict)
+        good = bool(pending.check)
         times = None
         if self._clock is not None and pending.begun is not None:
             times = self._clock.time_of(pending.begun), self._clock.time_of(pending.ended)
-        self.recorder.end(pending.operation, "ok" if good else "failed: the device's verdict", times=times)
+        self.recorder.end(pending.operation, "ok" if good else "failed: the device's check", times=times)
         if not good:
             raise GoneError(f"in {pending.operation} {pending.complaint}")
 
