@@ -136,7 +136,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/runtime/test_gap_driver.py",),
         ("tests/runtime/test_gap_replay.py", "tests/runtime/test_strategy_gap.py"),
     ),
-    "runtime/liveness/heartbeat.py": (("tests/runtime/test_wait_chain.py",), ("tests/runtime/test_who_has_gone_on.py",)),
+    "runtime/liveness/heartbeat.py": (
+        ("tests/runtime/test_wait_chain.py",),
+        ("tests/runtime/test_who_has_gone_on.py",),
+    ),
     "runtime/launcher/launch.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_processes.py",)),
     "runtime/launcher/supervision.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_orphans.py",)),
 }
