@@ -8,7 +8,6 @@ import typer
 from partreduce.commands.options import Json
 
 if TYPE_CHECKING:
-    from partreduce.schedulers.protocols.digraph import Digraph
     from partreduce.topo.strategies.gap import Gap
     from partreduce.verify.gaps import Gaps
 
@@ -34,10 +33,6 @@ def command(
     ] = None,
     directed: Annotated[bool, typer.Option("--directed", help="Lines of an edge list go one way.")] = False,
     max_states: Annotated[int, typer.Option(help="Explore so many states at most; 0 explores none.", min=0)] = 30_000,
-    certificate: Annotated[
-        Path | None, typer.Option(help="Write a certificate of the exact bounds here.", metavar="FILE")
-    ] = None,
-    every_pair: Annotated[bool, typer.Option("--every-pair", help="Certify all pairs, not only the worst.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the gap matrices.", metavar="FILE")] = None,
     as_json: Json = False,
 ) -> int:
@@ -45,12 +40,12 @@ def command(
     from partreduce.console import claim_stdout, console, emit_json
     from partreduce.graph_input import load_gap_graph
     from partreduce.report.picture import check
-    from partreduce.topo.errors import InputError, UnknownError
+    from partreduce.topo.errors import UnknownError
     from partreduce.topo.strategies.gap import Gap, Skip
     from partreduce.verify.gaps import gaps
 
     check(plot)
-    claim_stdout(certificate, as_json=as_json)
+    claim_stdout(as_json=as_json)
     loaded, runs = load_gap_graph(graph, directed=directed)
     if loaded.num_workers > MAX_MATRIX:
         raise UnknownError(f"graph {graph}: {loaded.num_workers} workers; the matrices are made for up to {MAX_MATRIX}")
@@ -63,10 +58,6 @@ def command(
     )
     if setting == Gap() and runs is not None:  # what was not asked for otherwise is as it will run
         setting = Gap(**{name: getattr(runs, name) for name in WAITS})
-    if every_pair and certificate is None:
-        raise InputError("--every-pair: says what goes into a certificate; name its file with --certificate FILE")
-    if certificate is not None:  # before the exploration, so that what cannot be written or certified shows at once
-        _write(loaded, setting, certificate, every_pair=every_pair)
     found = gaps(loaded, setting, max_states=max_states)
     if plot is not None:
         from partreduce.report.gaps import draw_gaps
@@ -76,12 +67,6 @@ def command(
         emit_json(found.to_json())
     else:
         _print(found, graph)
-        if certificate is not None:
-            from partreduce.verify import checker
-
-            console().print(f"certificate written to {certificate}; check it with", style="dim", markup=False)
-            folder = Path(checker.__file__).parent
-            console().print(f"  python -I {folder} {certificate}", style="dim", markup=False)
     if found.exploration is not None and not found.exhausted and found.live:
         console(errors=True).print(
             f"exploration stopped at {found.exploration.states} states; `attained` comes from one run for each worker "
@@ -90,16 +75,6 @@ def command(
             else f"exploration stopped at {found.exploration.states} states"
         )
     return 0 if found.live else 1
-
-
-def _write(graph: "Digraph", setting: "Gap", path: Path, *, every_pair: bool) -> None:
-    import json
-
-    from partreduce.console import write_text
-    from partreduce.verify.gaps.certificate import gap_certificate
-
-    document = gap_certificate(graph, setting, every_pair=every_pair)
-    write_text(path, json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n")
 
 
 def words(setting: "Gap") -> str:

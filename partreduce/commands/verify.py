@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
     from partreduce.verify.base import Claim, Proof
 
-MARK = {"proved": "[green]proved[/]", "refuted": "[bold red]refuted[/]", "not proved": "[yellow]not proved[/]"}
+MARK = {
+    "proved": "[green]proved[/]",
+    "fact": "[green]fact[/]",
+    "follows from the rules": "[green]follows from the protocol's rules[/]",
+    "refuted": "[bold red]refuted[/]",
+    "not proved": "[yellow]not proved[/]",
+}
+"""Proved by a witness; a fact of the file; holding of a program that obeys its protocol's rules; and the other two."""
 
 
 def command(
@@ -154,15 +161,11 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
             f"[bold]{escape(schedule.name)}[/] on {schedule.cluster}: {schedule.num_workers} workers, strategy "
             f"{schedule.strategy.kind}: {MARK[proof.verdict.value]}"
         )
-    claims = table("Claims", "claim", "status")
-    for claim in proof.claims:
-        aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
-        claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
-    out.print(claims)
+    _print_claims(proof)
     if schedule is not None and schedule.strategy.when.word == "pipeline" and schedule.strategy.when.lag > 1:
         out.print(f"[bold]A pipeline of {schedule.strategy.when.lag + 1}[/] was asked for, although {WIDER}.")
     for claim in proof.claims:
-        if explain or claim.status.value != "proved":
+        if explain or not claim.holds:
             out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")
     if schedule is not None and not schedule.is_mixing:
         out.print(f"No figures: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
@@ -179,3 +182,19 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
     if explain:
         for name, label in how.items():
             out.print(f"[bold]{name}[/]: {escape(label['how'])}")
+
+
+def _print_claims(proof: "Proof") -> None:
+    from rich.markup import escape
+
+    from partreduce.console import console
+    from partreduce.report.table import table
+
+    claims = table("Claims", "claim", "status")
+    for claim in proof.claims:
+        aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
+        claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
+    console().print(claims)
+    if proof.verdict.value == "proved" and proof.assumed:
+        names = ", ".join(proof.assumed)
+        console().print(f"Assumed: the program obeys its protocol's rules, which {names} follows from.")
