@@ -16,7 +16,7 @@ import pytest
 
 from helpers.command_runs import runner
 from helpers.warm_checker import run_checker
-from partreduce.commands.gaps import command
+from partreduce.commands.verify import command
 from partreduce.graph_input import load_graph
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.cluster import Cluster
@@ -411,7 +411,7 @@ run = runner(command)
 
 def test_the_command_writes_a_certificate_that_the_program_confirms(tmp_path):
     path = tmp_path / "c.json"
-    shown = run("ring:6", "--max-ig", "2", "--backup", "1", "--certificate", str(path), "--every-pair").stdout
+    shown = run("ring:6", "--set", "max-ig=2", "--set", "backup=1", "--certificate", str(path), "--every-pair").stdout
     assert f"python -I {CHECKER} {path}" in shown.replace("\n", "")
     result = run_checker(path)
     assert result.returncode == 0, result.stdout
