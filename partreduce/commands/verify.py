@@ -13,11 +13,18 @@ if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
     from partreduce.verify.base import Claim, Proof
 
-MARK = {"proved": "[green]proved[/]", "refuted": "[bold red]refuted[/]", "not proved": "[yellow]not proved[/]"}
+MARK = {
+    "proved": "[green]proved[/]",
+    "fact": "[green]fact[/]",
+    "follows from the rules": "[green]follows from the protocol's rules[/]",
+    "refuted": "[bold red]refuted[/]",
+    "not proved": "[yellow]not proved[/]",
+}
+"""Proved by a witness; a fact of the file; holding of a program that obeys its protocol's rules; and the other two."""
 
 
-OF_GAPS = ("directed", "max_states", "every_pair")
-OF_SCHEDULES = ("explain", "spectral_gap", "cluster", "period", "export", "max_bytes")
+OF_GAPS = ("directed", "max_states")
+OF_SCHEDULES = ("certificate", "explain", "spectral_gap", "cluster", "period", "export", "max_bytes")
 
 
 def command(
@@ -64,9 +71,6 @@ def command(
     max_states: Annotated[
         int, typer.Option(help="Gaps: explore so many states at most; 0 explores none.", min=0)
     ] = 30_000,
-    every_pair: Annotated[
-        bool, typer.Option("--every-pair", help="Gaps: certify all pairs, not only the worst.")
-    ] = False,
 ) -> int:
     """Prove that a schedule cannot conflict or deadlock and reaches consensus; exit 1 if a claim is refuted."""
     from partreduce.console import claim_stdout
@@ -80,8 +84,7 @@ def command(
 
         options.refuse(context, OF_SCHEDULES, "is about a schedule's claims; leave it or --gaps out")
         return verify_gaps(
-            str(schedule), settings, directed=directed, max_states=max_states, certificate=certificate,
-            every_pair=every_pair, plot=plot, as_json=as_json,
+            str(schedule), settings, directed=directed, max_states=max_states, plot=plot, as_json=as_json
         )  # fmt: skip
     options.refuse(context, OF_GAPS, "is about iteration gaps; say --gaps, too")
     loaded, proof = _proved(schedule, cluster, period, export, quantity_of_bytes(max_bytes))
@@ -235,15 +238,11 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
             f"[bold]{escape(schedule.name)}[/] on {schedule.cluster}: {schedule.num_workers} workers, strategy "
             f"{schedule.strategy.kind}: {MARK[proof.verdict.value]}"
         )
-    claims = table("Claims", "claim", "status")
-    for claim in proof.claims:
-        aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
-        claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
-    out.print(claims)
+    _print_claims(proof)
     if schedule is not None and schedule.strategy.when.word == "pipeline" and schedule.strategy.when.lag > 1:
         out.print(f"[bold]A pipeline of {schedule.strategy.when.lag + 1}[/] was asked for, although {WIDER}.")
     for claim in proof.claims:
-        if explain or claim.status.value != "proved":
+        if explain or not claim.holds:
             out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")
     if schedule is not None and not schedule.is_mixing:
         out.print(f"No figures: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
@@ -260,3 +259,19 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
     if explain:
         for name, label in how.items():
             out.print(f"[bold]{name}[/]: {escape(label['how'])}")
+
+
+def _print_claims(proof: "Proof") -> None:
+    from rich.markup import escape
+
+    from partreduce.console import console
+    from partreduce.report.table import table
+
+    claims = table("Claims", "claim", "status")
+    for claim in proof.claims:
+        aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
+        claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
+    console().print(claims)
+    if proof.verdict.value == "proved" and proof.assumed:
+        names = ", ".join(proof.assumed)
+        console().print(f"Assumed: the program obeys its protocol's rules, which {names} follows from.")

@@ -8,7 +8,6 @@ from partreduce.commands.options import settings_of, whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from partreduce.schedulers.protocols.digraph import Digraph
     from partreduce.topo.strategies.gap import Gap
     from partreduce.verify.gaps import Gaps
 
@@ -24,8 +23,6 @@ def verify_gaps(
     *,
     directed: bool,
     max_states: int,
-    certificate: Path | None,
-    every_pair: bool,
     plot: Path | None,
     as_json: bool,
 ) -> int:
@@ -40,9 +37,9 @@ def verify_gaps(
         InputError: no graph, or a setting that is not understood.
         UnknownError: more workers than the matrices are made for.
     """
-    from partreduce.console import emit_json
+    from partreduce.console import console, emit_json
     from partreduce.graph_input import load_gap_graph
-    from partreduce.topo.errors import InputError, UnknownError
+    from partreduce.topo.errors import UnknownError
     from partreduce.topo.strategies.gap import Gap
     from partreduce.verify.gaps import gaps
 
@@ -52,10 +49,6 @@ def verify_gaps(
         raise UnknownError(f"graph {graph}: {loaded.num_workers} workers; the matrices are made for up to {MAX_MATRIX}")
     if asked == Gap() and runs is not None:  # what was not asked for otherwise is as it will run
         asked = Gap(**{name: getattr(runs, name) for name in WAITS})
-    if every_pair and certificate is None:
-        raise InputError("--every-pair: says what goes into a certificate; name its file with --certificate FILE")
-    if certificate is not None:  # before the exploration, so that what cannot be written or certified shows at once
-        _write(loaded, asked, certificate, every_pair=every_pair)
     found = gaps(loaded, asked, max_states=max_states)
     if plot is not None:
         from partreduce.report.gaps import draw_gaps
@@ -65,19 +58,6 @@ def verify_gaps(
         emit_json(found.to_json())
     else:
         _print(found, graph)
-    _say_the_rest(found, None if as_json else certificate)
-    return 0 if found.live else 1
-
-
-def _say_the_rest(found: "Gaps", certificate: Path | None) -> None:
-    """How a certificate is checked, and where an exploration ended early."""
-    from partreduce.console import console
-
-    if certificate is not None:
-        from partreduce.verify import checker
-
-        console().print(f"certificate written to {certificate}; check it with", style="dim", markup=False)
-        console().print(f"  python -I {Path(checker.__file__).parent} {certificate}", style="dim", markup=False)
     if found.exploration is not None and not found.exhausted and found.live:
         console(errors=True).print(
             f"exploration stopped at {found.exploration.states} states; `attained` comes from one run for each worker "
@@ -85,6 +65,7 @@ def _say_the_rest(found: "Gaps", certificate: Path | None) -> None:
             if found.attained
             else f"exploration stopped at {found.exploration.states} states"
         )
+    return 0 if found.live else 1
 
 
 def _setting(entries: list[str] | None) -> "Gap":
@@ -102,16 +83,6 @@ def _setting(entries: list[str] | None) -> "Gap":
     if "skip" in given:
         given["skip"] = Skip(limit=given["skip"])
     return Gap(**given)
-
-
-def _write(graph: "Digraph", setting: "Gap", path: Path, *, every_pair: bool) -> None:
-    import json
-
-    from partreduce.console import write_text
-    from partreduce.verify.gaps.certificate import gap_certificate
-
-    document = gap_certificate(graph, setting, every_pair=every_pair)
-    write_text(path, json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n")
 
 
 def words(setting: "Gap") -> str:

@@ -77,13 +77,13 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
             note=True,
         ),
         page.picture(draw_curves(measured, TARGET), "Dots mark the first evaluation at or below the target."),
-        page.heading("What was proved before a worker started"),
+        page.heading("What was known before a worker started"),
         page.rows(
             ("schedule", "claims", "contraction", "consensus_distance", "drift"),
             [
                 [
                     c.label,
-                    ", ".join(c.proved()),
+                    ", ".join(c.holding()),
                     *_figures(c),
                 ]
                 for c in candidates

@@ -21,7 +21,7 @@ from partreduce.topo.figures import (
     radius,
     rounds_to,
 )
-from partreduce.topo.figures.chain import Chain
+from partreduce.topo.figures.chain import Chain, on_workers
 from partreduce.topo.figures.circulant import circulant_sectors
 from partreduce.topo.figures.decomposition import dense_sectors
 from partreduce.topo.figures.lanczos import lanczos_norm
@@ -30,7 +30,7 @@ from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.graphs.hop import double_ring
 from partreduce.topo.graphs.random_graphs import random_regular
 from partreduce.topo.graphs.weights import weigh
-from partreduce.topo.mixing import period_product
+from partreduce.topo.mixing import mixing_matrix, period_product
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Averaging, GroupPhases, Late, Neighbor, Round, Static
@@ -115,6 +115,17 @@ def test_sampled_figures_lie_within_their_error(options: dict[str, object]) -> N
         error = (found.upper - found.value) / 3
         assert abs(found.value - exact) <= 5 * error + 1e-3 * exact
         assert error <= 0.05 * exact
+
+
+def test_what_a_round_leaves_of_each_workers_noise_is_known_from_its_columns() -> None:
+    n = 40
+    graph = weigh(double_ring(n))
+    lopsided = Round.from_edges(n, [(0, j, Fraction(1, 3)) for j in range(1, n)])
+    steps = [*random_groups(n, 2, 4, 5, relax=True).steps(), *random_groups(n, 1, 5, 6).steps(), graph, lopsided]
+    for step, ready in zip(steps, on_workers(steps), strict=True):
+        matrix = mixing_matrix(step)
+        centred = matrix - matrix.mean(axis=0)
+        assert ready.column_squares() == pytest.approx((centred**2).sum(axis=0), abs=1e-12)
 
 
 def test_sampled_radius_is_near_the_radius() -> None:

@@ -1,4 +1,4 @@
-"""Claim `end`: a finite run of any length ends for all workers after the same round, and nobody waits for one who left.
+"""`end`, by the rules of rounds: a finite run ends for all after the same round, and nobody waits for one who left.
 
 *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete. The
 operations of these rounds are a beginning of those of an endless run, each has all its members, and the argument of
@@ -16,34 +16,34 @@ more: k = m. And nobody leaves later, because round m is never begun. So every w
 
 *Theorem 4, unequal data without it.* A worker that leaves after its round r holds up everybody at most `behind`
 rounds later (the R of meetings.py, and R + lag in a pipeline of gradients), so unequal data cannot go unnoticed for
-longer than that. −1 where no such number is claimed.
+longer than that. −1 where somebody never meets somebody.
 
 *A pipeline* ends with operations in flight: all workers have begun each of them, so they complete, and are waited for
 as it drains.
 
-*The check is sound because* it computes both numbers from the schedule. *It assumes* what `deadlock-free` assumes,
-and of join mode that what one worker noted is seen by all who ask later.
+*Assumed of the program:* what `deadlock-free` assumes, and of join mode that what one worker noted is seen by all who
+ask later.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..meetings import rounds_to_meet
-from ..refusal import Work, confirm_equal
 
 if TYPE_CHECKING:
+    from ..refusal import Work
     from ..schedule import Schedule
+    from . import Numbers
 
 NONE = -1
-"""Nothing is claimed."""
+"""There is no bound."""
 
 
-def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def numbers(schedule: Schedule, work: Work) -> Numbers:
     """`steps` (of all workers in a round), `behind`."""
     paces = schedule.paces
     steps = paces[0] * schedule.num_workers if len(paces) == 1 else sum(paces)
-    confirm_equal(f"{place}.steps", entry["steps"], steps)
+    reach = rounds_to_meet(schedule, "end", work)
     ahead = schedule.lag if schedule.pipeline else 0
-    behind = NONE if entry["behind"] == NONE else ahead + rounds_to_meet(schedule, f"{place}.behind", Work())
-    confirm_equal(f"{place}.behind", entry["behind"], behind)
+    return {"steps": steps, "behind": NONE if reach is None else reach + ahead}

@@ -1,4 +1,4 @@
-"""Claim `staleness`: how old what a worker averages can be, in rounds and in steps.
+"""Fact `staleness`: how old what a worker averages can be, in rounds and in steps.
 
 *Directly.* With lockstep averages a member contributes its parameters after all of its steps of the round, so nothing
 is missing. A late average (`when`) is one of the parameters with which the round began: it lacks the newest `late` =
@@ -13,31 +13,32 @@ and have arrived everywhere R − 1 rounds later; a late average takes them in `
 `late`. (In a pipeline R = 1, and what a worker did in step k is the gradient that it took.) In steps
 these are at most `age_steps`, `age` times the largest pace.
 
-*The check is sound because* it computes all numbers from the schedule. *It assumes* that groups are disjoint, which
-`conflict-free` confirms. A round of the prologue averages over everybody, so none of the numbers grows by it.
+It is stated where the weights are such, and everybody meets everybody. A round of the prologue averages over everybody,
+so none of the numbers grows by it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..meetings import rounds_to_meet
-from ..refusal import Work, confirm, confirm_equal
-from .consensus import keeps_something
+from ..schedule import keeps_something
 
 if TYPE_CHECKING:
+    from ..refusal import Work
     from ..schedule import Schedule
+    from . import Numbers
 
 
-def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def numbers(schedule: Schedule, work: Work) -> Numbers | None:
     """`late`, `steps`, `reach`, `age`, `age_steps`."""
     sizes = [pair for phase_sizes in schedule.group_sizes() for pair in phase_sizes]
     keeps_own = all(relax >= 0 and relax * (size - 1) < size for size, relax in sizes)
-    keeps = keeps_own and all(map(keeps_something, schedule.rounds))
-    confirm(keeps, "schedule", "a weight", "positive weights on oneself, and none negative")
-    reach = rounds_to_meet(schedule, place, Work())
+    if not (keeps_own and all(map(keeps_something, schedule.rounds))):
+        return None
+    reach = rounds_to_meet(schedule, "staleness", work)
+    if reach is None:
+        return None
     late, pace = schedule.lag, max(schedule.paces)
     age = reach - 1 + late
-    expected = {"late": late, "steps": late * pace, "reach": reach, "age": age, "age_steps": age * pace}
-    for name, number in expected.items():
-        confirm_equal(f"{place}.{name}", entry[name], number)
+    return {"late": late, "steps": late * pace, "reach": reach, "age": age, "age_steps": age * pace}

@@ -1,4 +1,4 @@
-"""Claim `rounds`: no schedule with groups of at most g workers reaches the exact mean of n in fewer rounds than stated.
+"""Fact `rounds`: no schedule with groups of at most g workers reaches the exact mean of n in fewer rounds than stated.
 
 `at_least` is a number of rounds, or "never"; g is the largest group of this schedule. The bounds, each a theorem:
 
@@ -17,67 +17,60 @@ For plain means (relax 1 throughout) also, with p a prime that divides n:
 * `two-round`: two rounds of plain means are J iff their partitions are orthogonal, which needs n = a·b with a, b ≤ g.
   Without such a product at least 3.
 
-*The check is sound because* it computes n, g and the bound itself. It is a statement about what is possible, and does
-not say that this schedule reaches the mean.
+The largest bound is stated, `prime` being 0 where it needs none; of equal ones the first of this list, and of equal
+`p-adic` ones that of the smallest prime. It says what is possible, not that this schedule reaches the mean.
 """
 
 from __future__ import annotations
 
 from math import isqrt
-from typing import TYPE_CHECKING, Any
-
-from ..refusal import confirm, confirm_equal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..refusal import Work
     from ..schedule import Schedule
+    from . import Numbers
 
-Bound = tuple[int | str, int]
-"""(at least so many rounds, or "never"; the prime that it speaks about, or 0)."""
+NEVER = "never"
 
 
-def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`group` (g), `bound` (its name), `at_least`, `prime` (0 where the bound needs none)."""
-    confirm(schedule.form != "graph", place, "rounds", "a schedule of groups")
+def numbers(schedule: Schedule, _: Work) -> Numbers | None:
+    """`group` (g), `bound` (its name), `at_least`, `prime`."""
     sizes = set().union(*schedule.group_sizes())
-    confirm(sizes, place, "rounds", "a schedule with a group")
-    largest = max(size for size, _ in sizes)
-    all_plain = all(relax == 1 for _, relax in sizes)
-    bounds = _bounds(schedule.num_workers, largest, entry["prime"], all_plain=all_plain)
-    name = entry["bound"]
-    applies = isinstance(name, str) and name in bounds
-    confirm(applies, f"{place}.bound", name, f"one of {sorted(bounds)}")
-    at_least, prime = bounds[name]
-    confirm_equal(f"{place}.group", entry["group"], largest)
-    confirm_equal(f"{place}.prime", entry["prime"], prime)
-    confirm_equal(f"{place}.at_least", entry["at_least"], at_least)
-
-
-def _bounds(n: int, largest: int, prime: object, *, all_plain: bool) -> dict[str, Bound]:
-    """Every bound that applies, by name."""
+    if not sizes:
+        return None
+    n, largest = schedule.num_workers, max(size for size, _ in sizes)
     log = next(rounds for rounds in range(32) if largest**rounds >= n)
-    bounds: dict[str, Bound] = {"log": (log, 0)}
+    bounds: list[tuple[int, str, int]] = [(log, "log", 0)]
     if largest == 2 and n % 2 == 1:
-        bounds["gossip-parity"] = (log + 1, 0)
-    if not all_plain:
-        return bounds
-    if not _is_product_of_two(n, largest):
-        bounds["two-round"] = (3, 0)
-    if type(prime) is int and _is_prime_divisor(prime, n):
-        if prime > largest:
-            bounds["prime-factor"] = ("never", prime)
-        else:
-            bounds["p-adic"] = (_p_adic_bound(n, largest, prime), prime)
-    return bounds
+        bounds.append((log + 1, "gossip-parity", 0))
+    if all(relax == 1 for _, relax in sizes):
+        primes = prime_factors(n)
+        if primes[-1] > largest:
+            return {"group": largest, "bound": "prime-factor", "at_least": NEVER, "prime": primes[-1]}
+        if not _is_product_of_two(n, largest):
+            bounds.append((3, "two-round", 0))
+        bounds += [(_p_adic_bound(n, largest, prime), "p-adic", prime) for prime in primes]
+    at_least, bound, prime = max(bounds, key=lambda one: one[0])
+    return {"group": largest, "bound": bound, "at_least": at_least, "prime": prime}
+
+
+def prime_factors(n: int) -> list[int]:
+    """The primes that divide a number of at least 2, ascending."""
+    found, candidate = [], 2
+    while candidate <= isqrt(n):
+        if n % candidate == 0:
+            found.append(candidate)
+            while n % candidate == 0:
+                n //= candidate
+        candidate += 1
+    return [*found, n] if n > 1 else found
 
 
 def _is_product_of_two(n: int, largest: int) -> bool:
     """Whether n = a·b with a, b ≤ largest."""
     smallest_factor = -(-n // largest)
     return n <= largest or any(n % a == 0 for a in range(smallest_factor, isqrt(n) + 1))
-
-
-def _is_prime_divisor(number: int, n: int) -> bool:
-    return 1 < number <= n and n % number == 0 and all(number % q for q in range(2, isqrt(number) + 1))
 
 
 def _p_adic_bound(n: int, largest: int, prime: int) -> int:

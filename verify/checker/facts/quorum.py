@@ -1,6 +1,7 @@
-"""Claims about rounds that a quorum starts (`when.quorum`), whoever comes late.
+"""Rounds that a quorum starts (`when.quorum`), by the rules of partial all-reduce, whoever comes late.
 
-*The rules* that the runtime is assumed to obey. n workers; each has a *training* and a *thread*.
+*The rules,* which the program is assumed to obey, and whose machine is explored (docs/explorer.md). n workers; each has
+a *training* and a *thread*.
 
 1. A training computes a gradient with the results of the rounds 0 … v − 1 applied (v: its version), then *calls*: the
    gradient joins the worker's send buffer, and the worker counts as come for the next round that its thread enters (by
@@ -15,7 +16,7 @@
    whose number is a multiple of `synchronised` = k > 0 before its own model was averaged with all at this round.
 5. The first round in which all say that they have ended is the last.
 
-*Theorems.* (rounds-in-order) Every round is carried out once by each of the `threads` = n threads, in the order of
+*Theorems.* (rounds-in-order) Every round is carried out once by each of the n threads, in the order of
 numbers, and no thread is more than a round ahead of another: a sum is there only when all have entered it.
 
 (deadlock-free) Take the first round that is not done. If it is activated, word is on its way to all. A thread that has
@@ -28,7 +29,7 @@ who go on call, or end, and `needed` of them have come. Assumed: messages arrive
 before their threads entered it, and rule 2 takes what they brought. A worker that ends goes on in this sense until a
 round has told so: in the one that does it is among those that have come, without a gradient.
 
-(conservation) A gradient enters one of `buffers` = n send buffers once and leaves it once, into the sum of the next
+(conservation) A gradient enters one of n send buffers once and leaves it once, into the sum of the next
 round that its thread enters; whoever ends says so behind its last gradient, so the last round leaves all of them empty.
 
 (staleness) Number a gradient's age r − v: the rounds between the last one that its weights have, v − 1, and its own,
@@ -43,60 +44,52 @@ rounds, none left out: after as many rounds all hold the same parameters and opt
 `equal_replicas.py`. With latest and k > 0 (`of` = "models", `every` = k) all hold the mean of their parameters right
 after every k-th round. With sum, or latest alone, nothing is claimed.
 
-*The checks are sound because* they compute all numbers from the file's setting. *They assume* the rules, and for
-equal-replicas the same parameters at the start, and a deterministic optimizer that is set up alike on all workers.
+*Assumed of the program:* the rules, and for equal-replicas the same parameters at the start, and a deterministic
+optimizer that is set up alike on all workers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from ..refusal import confirm, confirm_equal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..quorum import StartedRounds
+    from ..refusal import Work
     from ..schedule import Schedule
+    from . import Numbers
 
 
 def setting_of(schedule: Schedule) -> StartedRounds:
     """The rounds' setting, of a schedule that has one."""
-    assert schedule.quorum is not None, "these claims are made of nothing else"
+    assert schedule.quorum is not None, "these facts are of nothing else"
     return schedule.quorum
 
 
-def check_rounds(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`threads` that carry out every round."""
-    confirm_equal(f"{place}.threads", entry["threads"], schedule.num_workers)
+def nothing_besides(_: Schedule, __: Work) -> Numbers:
+    """It holds of every setting."""
+    return {}
 
 
-def check_live(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def live(schedule: Schedule, _: Work) -> Numbers:
     """`needed` workers that a round waits for: fewer than all, as the reader has seen to."""
-    confirm_equal(f"{place}.needed", entry["needed"], setting_of(schedule).needed)
+    return {"needed": setting_of(schedule).needed}
 
 
-def check_contributors(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def contributors(schedule: Schedule, _: Work) -> Numbers:
     """`at_least` so many workers in a round, or of a group's members in its round."""
-    confirm_equal(f"{place}.at_least", entry["at_least"], setting_of(schedule).needed)
+    return {"at_least": setting_of(schedule).needed}
 
 
-def check_conservation(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`buffers` that are empty at the end."""
-    confirm_equal(f"{place}.buffers", entry["buffers"], schedule.num_workers)
-
-
-def check_staleness(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def staleness(schedule: Schedule, _: Work) -> Numbers | None:
     """`rounds` between a gradient's weights and its own round, at most."""
     setting = setting_of(schedule)
     bound = setting.capacity or setting.synchronised
-    confirm(bound, "schedule", setting.missed, "a queue of results, or models that are averaged")
-    confirm_equal(f"{place}.rounds", entry["rounds"], bound)
+    return {"rounds": bound} if bound else None
 
 
-def check_equal_replicas(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
     """`of` what is equal by itself, or made equal, and after `every` how many rounds."""
     setting = setting_of(schedule)
-    is_claimed = setting.missed == "each" or setting.synchronised
-    confirm(is_claimed, "schedule", setting.missed, "each result applied, or models that are averaged")
-    of, every = ("gradients", 1) if setting.missed == "each" else ("models", setting.synchronised)
-    confirm_equal(f"{place}.of", entry["of"], of)
-    confirm_equal(f"{place}.every", entry["every"], every)
+    if setting.missed == "each":
+        return {"of": "gradients", "every": 1}
+    return {"of": "models", "every": setting.synchronised} if setting.synchronised else None

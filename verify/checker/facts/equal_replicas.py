@@ -1,4 +1,4 @@
-"""Claim `equal-replicas`: after these rounds of the period all workers hold the same parameters, bit for bit.
+"""`equal-replicas`, by the rules of rounds: after these rounds all workers hold the same parameters, bit for bit.
 
 **Gradients** (`of` = "gradients"). Each round is one step of every worker, and what it averages over all of them are
 gradients, in lockstep or in a pipeline. *Theorem:* all workers hold the same parameters and the same optimizer state
@@ -17,24 +17,24 @@ summed by one member, rounded once, and its bytes go to all: the member that mad
 does not keep the sum that it had before rounding. In 16 bits the finished sum is a 16-bit number, which everybody
 widens alike. So a codec is no exception.
 
-*The check is sound because* it computes the rounds from the schedule. *It assumes* the same parameters and state at the
+*Assumed of the program:* the same parameters and state at the
 start (the runtime broadcasts them), a deterministic optimizer that is set up alike on all workers, and that groups are
 disjoint, which `conflict-free` confirms. It says nothing about what is not averaged, such as buffers of the model.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from ..refusal import confirm, confirm_equal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..refusal import Work
     from ..schedule import Schedule
+    from . import Numbers
 
 
-def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     """`of` what the averages are, `rounds` of the period after which all are equal."""
     rounds = [t for t, relax in schedule.averages_of_all().items() if relax == 1]
-    confirm(rounds and not schedule.is_late, "schedule", rounds, "a plain round of all, in lockstep or of gradients")
-    confirm_equal(f"{place}.of", entry["of"], "gradients" if schedule.averages_gradients else "parameters")
-    confirm_equal(f"{place}.rounds", entry["rounds"], rounds)
+    if not rounds or schedule.is_late:
+        return None
+    return {"of": "gradients" if schedule.averages_gradients else "parameters", "rounds": rounds}

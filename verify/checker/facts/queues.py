@@ -1,7 +1,7 @@
-"""Claim `queues`, for weighted graphs: how far workers can be apart, and how many messages can wait on an edge.
+"""`queues` of weighted graphs, by the rules of rounds: how far workers can be apart, and what waits on an edge.
 
 *The gap.* No worker is ever more than `gap` rounds ahead of another: the R of meetings.py, with its proof; −1 where
-no bound is claimed, because some worker never hears of another.
+some worker never hears of another.
 
 *The queues.* Let worker u send over an edge (u, v) in some rounds of the period, and let v be in round s, whose
 message it has not read. Messages of rounds before s are read. Worker v has begun no exchange of round s + 1, so by
@@ -10,33 +10,31 @@ the theorem of meetings.py u is in round s + d at most, if d successive rounds f
 holds the largest such number over all s, for every edge of the period in the order of (target, source), −1 where v
 never reaches u. For one round this is d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
 
-*The check is sound because* it follows what arrives at whom, round by round, from every round of the period. *It
-assumes* that a worker exchanges with its neighbours of a round before it leaves that round. An edge of weight 0 sends
-messages here and holds nobody up, so the numbers are bounds whether it is used or not.
+*Assumed of the program:* a worker exchanges with its neighbours of a round before it leaves that round. An edge of
+weight 0 sends messages here and holds nobody up, so the numbers are bounds whether it is used or not.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..meetings import reached_sets, rounds_to_meet
-from ..refusal import Work, confirm, confirm_equal
 
 if TYPE_CHECKING:
+    from ..refusal import Work
     from ..schedule import Schedule
+    from . import Numbers
 
 NONE = -1
-"""No bound is claimed."""
+"""There is no bound."""
 
 
-def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def numbers(schedule: Schedule, work: Work) -> Numbers | None:
     """`gap`, and `capacities` (a number for each edge)."""
-    confirm(schedule.form == "graph", place, "queues", "a weighted graph")
-    work = Work()
-    capacities = _capacities(schedule, place, work)
-    confirm_equal(f"{place}.capacities", entry["capacities"], capacities)
-    gap = NONE if entry["gap"] == NONE else rounds_to_meet(schedule, f"{place}.gap", work)
-    confirm_equal(f"{place}.gap", entry["gap"], gap)
+    if schedule.form != "graph":
+        return None
+    gap = rounds_to_meet(schedule, "queues", work)
+    return {"gap": NONE if gap is None else gap, "capacities": _capacities(schedule, "queues", work)}
 
 
 def _capacities(schedule: Schedule, place: str, work: Work) -> list[int]:

@@ -1,4 +1,4 @@
-"""Claims about tables that go their own way: `one-route`, `one-owner`, `table-order`, `nic-bytes` and `row-error`.
+"""Facts about tables that go their own way: `one-route`, `one-owner`, `table-order`, `nic-bytes` and `row-error`.
 
 `one-route`: `ways` lists every table that `what` names, with its way, in the order of the file.
 
@@ -45,70 +45,65 @@ additions in float32. A row is rounded once. Of gradients each of n workers roun
 the workers of a node agree first, at most k of the largest node are added, one rounds the sum, and those of all nodes
 are added. The largest are rounded up: `relative` to a multiple of 2⁻³², `absolute` to a power of 2.
 
-*The checks are sound because* they compute all numbers from the schedule. *They assume* that all workers run one
-program, which makes the same lookups in the same order (the runtime compares that before rows move, and ends the run
-where it differs), that the runtime places rows and cuts its operations as said, and of `row-error` that tables are of
-float32, which keeps subnormal numbers.
+*Assumed of the program:* all workers run one program, which makes the same lookups in the same order (the runtime
+compares that before rows move, and ends the run where it differs), that the runtime places rows and cuts its operations
+as said, and of `row-error` that tables are of float32, which keeps subnormal numbers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..refusal import confirm, confirm_equal
 from .codec_error import ROUNDING, SINGLE, FollowedSum, rounded_up
 
 if TYPE_CHECKING:
+    from ..refusal import Work
     from ..schedule import Schedule
     from ..tables import Table
+    from . import Numbers
 
 
-def check_one_route(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def one_route(schedule: Schedule, _: Work) -> Numbers | None:
     """`ways`: [parameter, way] of every table."""
-    confirm(schedule.tables.listed, "schedule", "what", "tables")
-    confirm_equal(f"{place}.ways", entry["ways"], [[table.parameter, table.way] for table in schedule.tables.listed])
+    listed = schedule.tables.listed
+    return {"ways": [[table.parameter, table.way] for table in listed]} if listed else None
 
 
-def check_one_owner(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def one_owner(schedule: Schedule, _: Work) -> Numbers | None:
     """`tables`: [parameter, owners, least, most] of every sharded table."""
-    sharded = schedule.tables.by("sharded")
-    confirm(sharded, "schedule", "what", "a sharded table")
-    expected = [
-        [table.parameter, len(table.hosts), table.rows_of(len(table.hosts) - 1), table.rows_of(0)] for table in sharded
-    ]
-    confirm_equal(f"{place}.tables", entry["tables"], expected)
+    rows = [(table, len(table.hosts)) for table in schedule.tables.by("sharded")]
+    listed = [[table.parameter, hosts, table.rows_of(hosts - 1), table.rows_of(0)] for table, hosts in rows]
+    return {"tables": listed} if listed else None
 
 
-def check_order(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def table_order(schedule: Schedule, _: Work) -> Numbers | None:
     """`lookup`, `gradients`, `step`: lists of "node" and "all"."""
     sharded, gathered = (len(schedule.tables.by(way)) > 0 for way in ("sharded", "gather"))
-    confirm(sharded or gathered, "schedule", "what", "a table that goes its own way")
+    if not (sharded or gathered):
+        return None
     node = ["node"] * _aggregates(schedule)
     # Of each group first what all tell each other, then what follows.
-    expected = {
+    return {
         "lookup": [*node * 2, *["all"] * 3, *node] if sharded else [],
         "gradients": [*node * 2, "all", *["all"] * (sharded + gathered)],
         "step": [*node, "all"],
     }
-    for name, listed in expected.items():
-        confirm_equal(f"{place}.{name}", entry[name], listed)
 
 
-def check_nic_bytes(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def nic_bytes(schedule: Schedule, _: Work) -> Numbers | None:
     """`tables`: [parameter, lookup, gradients] of every table that goes its own way."""
     apart = [table for table in schedule.tables.listed if table.way != "dense"]
-    confirm(apart, "schedule", "what", "a table that goes its own way")
-    expected = [[table.parameter, *_most_bytes(schedule, table)] for table in apart]
-    confirm_equal(f"{place}.tables", entry["tables"], expected)
+    return {"tables": [[table.parameter, *_most_bytes(schedule, table)] for table in apart]} if apart else None
 
 
-def check_row_error(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def row_error(schedule: Schedule, _: Work) -> Numbers | None:
     """`rows` and `gradients`: [parameter, relative, absolute] of tables with a codec, the first of sharded ones."""
     coded = [table for table in schedule.tables.listed if table.codec != "none"]
-    confirm(coded, "schedule", "what", "a table with a codec")
+    if not coded:
+        return None
     aggregates = _aggregates(schedule)
-    expected: dict[str, list[list[str]]] = {"rows": [], "gradients": []}
+    rows, gradients = [], []
     for table in coded:
         rounding = ROUNDING[table.codec, "nearest"]
         row, total = FollowedSum(), FollowedSum()
@@ -120,10 +115,9 @@ def check_row_error(schedule: Schedule, entry: dict[str, Any], place: str) -> No
         total.round(terms, *rounding)
         total.add(terms, SINGLE)
         if table.way == "sharded":
-            expected["rows"].append([table.parameter, *rounded_up(row)])
-        expected["gradients"].append([table.parameter, *rounded_up(total)])
-    for name, listed in expected.items():
-        confirm_equal(f"{place}.{name}", entry[name], listed)
+            rows.append([table.parameter, *rounded_up(row)])
+        gradients.append([table.parameter, *rounded_up(total)])
+    return {"rows": rows, "gradients": gradients}
 
 
 def _aggregates(schedule: Schedule) -> bool:

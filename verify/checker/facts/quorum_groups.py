@@ -1,8 +1,8 @@
-"""Claims about groups that a quorum starts (`when.quorum` of a static schedule), whoever comes late.
+"""Groups that a quorum starts (`when.quorum` of a static schedule), by the rules of shadow models, whoever comes late.
 
-*The rules* that the runtime is assumed to obey. n workers; each has a *training* with parameters x, and a *thread* with
-a second model, its *shadow* s. c is what rounds changed in the shadow since the training last looked. All begin with
-s = x and c = 0.
+*The rules,* which the program is assumed to obey, and whose machine is explored (docs/explorer.md). n workers; each has
+a *training* with parameters x, and a *thread* with a second model, its *shadow* s. c is what rounds changed in the
+shadow since the training last looked. All begin with s = x and c = 0.
 
 1. A training computes the steps of a call with the corrections of the rounds 0 … v − 1 applied (v: its version), then
    *calls*: s ← x + c, and the worker has come for the next round that its thread enters. The call waits until round v
@@ -25,7 +25,7 @@ k + 1, so b(k + 1) = W_k·b(k) + u(k + 1) with the schedule's matrix W_k, for ev
 products of matrices therefore hold of the shadows, round by round of each worker: `conflict-free`, `membership`,
 `doubly-stochastic`, `unit-sums`, `consensus`, `contraction` and `exact-consensus` are read here as in lockstep.
 
-(rounds-in-order) Each of `threads` = n threads carries out every round once, in the order of numbers, and the members
+(rounds-in-order) Each of n threads carries out every round once, in the order of numbers, and the members
 of two groups these in the same order: rule 2.
 
 (deadlock-free) `needed` lists [members, needed] of all groups of two or more: never more than there are. Suppose that
@@ -43,46 +43,43 @@ that had come for it had called before their threads entered it.
 
 (conservation) What a call publishes is in the next snapshot of its worker, and stays in the shadows from then on. Who
 ends says which round has the last of it; all rounds up to the largest of these are needed, and none beyond; so all
-`buffers` = n workers end at one round, with nothing that no round has had.
+n workers end at one round, with nothing that no round has had.
 
-(mean-preserved) In a group the corrections sum to the sum of t·(m − b) = 0, so the mean of all `shadows` = n moves by
-what is published only. A training applies each correction once, and has applied all when c = 0: then x = s.
+(mean-preserved) In a group the corrections sum to the sum of t·(m − b) = 0, so the mean of all shadows moves by what is
+published only. A training applies each correction once, and has applied all when c = 0: then x = s. This is exact for
+exact numbers. In floats m, m − b and each sum are rounded, so a round moves the mean by what rounding makes of it,
+about an ulp of the largest number, and nothing takes these movements back.
 
 (staleness) No result is taken from the beginning of the computing to the call, so the thread finds 0, 1, 2, … results
 waiting as it enters the rounds v, v + 1, … meanwhile; the last of them is v + C − 1 at most with a queue of C, and the
 next one that it enters has the progress. So at most `rounds` = C lie between the rounds whose corrections the
 parameters have and the one that averages what was computed with them; 0 in lockstep.
 
-*The checks are sound because* they compute all numbers from the file's setting and groups. *They assume* the rules, and
-that groups are disjoint, which `conflict-free` confirms before. What is published counts as it is: nothing is claimed
-of consensus distance and drift, which take every worker to make progress in every round.
+*Assumed of the program:* the rules. Groups are disjoint (`conflict-free`). What is published counts as it is: nothing
+is claimed of consensus distance and drift, which take every worker to make progress in every round.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..refusal import confirm_equal
 from .quorum import setting_of
 
 if TYPE_CHECKING:
+    from ..refusal import Work
     from ..schedule import Schedule
+    from . import Numbers
 
 
-def check_live(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def live(schedule: Schedule, _: Work) -> Numbers:
     """`needed`: [members, needed of them] of the groups of all rounds, each different one once, in order."""
     sizes = {size for phase in schedule.group_sizes() for size, _ in phase}
     if schedule.prologue:
         sizes.add(schedule.num_workers)
     asked = setting_of(schedule).needed
-    confirm_equal(f"{place}.needed", entry["needed"], [[size, min(asked, size)] for size in sorted(sizes)])
+    return {"needed": [[size, min(asked, size)] for size in sorted(sizes)]}
 
 
-def check_mean(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`shadows` whose mean no round moves."""
-    confirm_equal(f"{place}.shadows", entry["shadows"], schedule.num_workers)
-
-
-def check_staleness(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def staleness(schedule: Schedule, _: Work) -> Numbers:
     """`rounds` between those whose corrections parameters have and the one that averages progress, at most."""
-    confirm_equal(f"{place}.rounds", entry["rounds"], setting_of(schedule).capacity)
+    return {"rounds": setting_of(schedule).capacity}

@@ -1,4 +1,4 @@
-"""Claim `memory`: what a run of this schedule asks of its busiest worker.
+"""Fact `memory`: what a run of this schedule asks of its busiest worker.
 
 * `groups`: the most distinct groups (communicators) that one worker is in, over the period and the prologue, whose
   rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers. With the codec int8 a
@@ -16,10 +16,9 @@
 Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
 are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
 
-*The check is sound because* it counts in the schedule itself. *It assumes* of the runtime that it makes one
-communicator for each distinct set of members (the form `hierarchical` makes three for a group that fits it) and keeps
-the arrays above; what is allocated inside an operation is not counted (a codec's codes are up to half of what they
-code), nor are activations, gradients and optimizer state.
+*Assumed of the runtime:* it makes one communicator for each distinct set of members (the form `hierarchical` makes
+three for a group that fits it) and keeps the arrays above; what is allocated inside an operation is not counted (a
+codec's codes are up to half of what they code), nor are activations, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -27,18 +26,19 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..refusal import confirm_equal
 from ..schedule import PLAIN, Average
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ..refusal import Work
     from ..schedule import Edge, Schedule
+    from . import Numbers
 
 
-def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def numbers(schedule: Schedule, _: Work) -> Numbers:
     """`groups`, `connections`, `splits`, `arrays`."""
     how = schedule.how
     sums = schedule.lag + 1 if schedule.pipeline else 1
@@ -52,9 +52,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     else:
         groups, connections = _most_groups(schedule)
         splits = _distinct_phases(schedule)
-    expected = {"groups": groups, "connections": connections, "splits": splits, "arrays": arrays}
-    for name, number in expected.items():
-        confirm_equal(f"{place}.{name}", entry[name], number)
+    return {"groups": groups, "connections": connections, "splits": splits, "arrays": arrays}
 
 
 def _distinct_groups(phase: Sequence[Average]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
