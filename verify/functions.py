@@ -112,7 +112,7 @@ def _prove(
     )
     phases: list[Phase] = []
     for step, answers in zip(range(2 * period), steps, strict=False):
-        wrong = _disagreement(answers, step) or _not_periodic(answers, phases, step, period)
+        wrong = _consensus_distance(answers, step) or _not_periodic(answers, phases, step, period)
         if wrong is not None:
             return _without_schedule(name, wrong, scope)
         if step < period:
@@ -132,7 +132,7 @@ def _without_schedule(name: str, wrong: Claim, scope: str) -> FunctionProof:
     return FunctionProof(Proof(name, (wrong, *rest), frozenset({NAME}), {}), None, scope)
 
 
-def _disagreement(answers: Sequence[Group | None], step: int) -> Claim | None:
+def _consensus_distance(answers: Sequence[Group | None], step: int) -> Claim | None:
     for worker, group in enumerate(answers):
         if group is None:
             continue

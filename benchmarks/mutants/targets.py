@@ -24,7 +24,7 @@ ON_REQUEST = "tests/verify/test_on_request.py"
 CORRUPTED = "tests/verify/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
 FORGED = ("tests/verify/test_checker_attacks.py", "tests/verify/test_certificate_mutations.py", ORACLE)
 CHECKED = (
-    "after_a_loss", "codec_error", "conflict_free", "consensus", "contraction", "deadlock_free", "disagreement",
+    "after_a_loss", "codec_error", "conflict_free", "consensus", "contraction", "deadlock_free", "consensus_distance",
     "drift", "end", "equal_replicas", "exact_consensus", "lag", "limit", "membership", "memory", "queues", "rounds",
     "spectral_gap", "staleness", "stochastic",
 )  # fmt: skip
@@ -90,7 +90,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/membership.py": (("tests/verify/test_membership_laws.py",), ("tests/verify/test_membership_zoo.py",)),
     "verify/on_request.py": ((ON_REQUEST,),),
     **{f"verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction", "norm_bound")},
-    **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "disagreement", "drift")},
+    **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance", "drift")},
     **{f"verify/{name}.py": ((RUN_LAWS,), (RUNS,)) for name in ("after_a_loss", "meetings", "memory", "staleness")},
     "verify/limit.py": ((RUNS,),),
     **{f"verify/{name}.py": ((PAYLOADS,), (SAYS,)) for name in ("codec_error", "equal_replicas", "forms", "lag")},
@@ -115,11 +115,11 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/pairing.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
     **{
         f"runtime/averaging/{name}.py": (("tests/runtime/test_commit.py",), AVERAGED)
-        for name in ("commit", "gradients", "riders")
+        for name in ("commit", "gradients", "piggybacked")
     },
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
-    "runtime/averaging/verdicts.py": (("tests/runtime/test_device_path.py",),),
+    "runtime/averaging/device_checks.py": (("tests/runtime/test_device_path.py",),),
     **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/claims/tables")},
     "verify/checker/tables.py": ((TABLE_CLAIMS, "tests/topo/test_routes.py"),),
     **{f"verify/{name}.py": ((QUORUM_CLAIMS,),) for name in ("quorum_groups", "checker/claims/quorum_groups")},
@@ -136,7 +136,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/runtime/test_gap_driver.py",),
         ("tests/runtime/test_gap_replay.py", "tests/runtime/test_strategy_gap.py"),
     ),
-    "runtime/liveness/heartbeat.py": (("tests/runtime/test_culprit.py",), ("tests/runtime/test_who_has_gone_on.py",)),
+    "runtime/liveness/heartbeat.py": (
+        ("tests/runtime/test_wait_chain.py",),
+        ("tests/runtime/test_who_has_gone_on.py",),
+    ),
     "runtime/launcher/launch.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_processes.py",)),
     "runtime/launcher/supervision.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_orphans.py",)),
 }

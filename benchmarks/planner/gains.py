@@ -3,12 +3,12 @@
     python -m benchmarks.planner.gains example [--time-limit 25] [--seeds 0 2] [--drawn 5] [--forms ring hierarchical]
     python -m benchmarks.planner.gains clusters [--time-limit 28] [--only 3,3,2 ...]
 
-*example*: 4x4, 552 MB, 10 GB/s inside a node, 5 GB/s NIC: the least disagreement within 110.4 ms of communication per
-step (what Figure 10 costs), and the least communication at Figure 10's disagreement, 8/7, in periods up to 48; then
-bandwidths drawn at random (NIC 1 to 32 GB/s, inside 1 to 20 times that). *clusters*: regular, irregular and uneven
-ones. Gains are taken at the entries of the catalogue's own front, with all its parameters swept, more than the planner
-offers. "possible" and "bound" are what the proved bound of the named class leaves open. Writes FILE.md after every
-answer, so that a run that is stopped loses nothing.
+*example*: 4x4, 552 MB, 10 GB/s inside a node, 5 GB/s NIC: the least consensus distance within 110.4 ms of communication
+per step (what Figure 10 costs), and the least communication at Figure 10's consensus distance, 8/7, in periods up to
+48; then bandwidths drawn at random (NIC 1 to 32 GB/s, inside 1 to 20 times that). *clusters*: regular, irregular and
+uneven ones. Gains are taken at the entries of the catalogue's own front, with all its parameters swept, more than the
+planner offers. "possible" and "bound" are what the proved bound of the named class leaves open. Writes FILE.md after
+every answer, so that a run that is stopped loses nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Point:
 
     name: str
     seconds: float
-    disagreement: float
+    consensus_distance: float
 
 
 def catalogue(problem: Problem, *, skip: Collection[str] = ()) -> Iterator[Point]:
@@ -79,7 +79,7 @@ def catalogue(problem: Problem, *, skip: Collection[str] = ()) -> Iterator[Point
             try:
                 schedule = registry.build(name, problem.cluster, **parameters)
                 seconds = communication(schedule, problem.hardware, form=problem.form).per_step
-                value = float(figures.disagreement(schedule))
+                value = float(figures.consensus_distance(schedule))
             except PartreduceError:
                 continue
             if math.isfinite(value):
@@ -90,8 +90,8 @@ def catalogue(problem: Problem, *, skip: Collection[str] = ()) -> Iterator[Point
 def front(points: list[Point]) -> list[Point]:
     """The entries that no other one beats, by rising communication."""
     kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.seconds, p.disagreement)):
-        if not kept or point.disagreement < kept[-1].disagreement * (1 - 1e-9):
+    for point in sorted(points, key=lambda p: (p.seconds, p.consensus_distance)):
+        if not kept or point.consensus_distance < kept[-1].consensus_distance * (1 - 1e-9):
             kept.append(point)
     return kept
 
@@ -106,24 +106,31 @@ class Place:
 
     @property
     def calmer(self) -> float:
-        """How many times less disagreement at no more communication."""
-        return 0.0 if self.calm is None else _over(self.rival.disagreement, float(self.calm.disagreement))
+        """How many times less consensus distance at no more communication."""
+        return 0.0 if self.calm is None else _over(self.rival.consensus_distance, float(self.calm.consensus_distance))
 
     @property
     def cheaper(self) -> float:
-        """How many times less communication at no more disagreement."""
+        """How many times less communication at no more consensus distance."""
         return 0.0 if self.cheap is None else _over(self.rival.seconds, self.cheap.communication)
 
     def row(self) -> list[str]:
         bound = self.calm and self.calm.bound
-        possible = f"≤ {self.rival.disagreement / bound:.2f}x" if bound and bound > 1e-9 else "-"
-        cells = [self.rival.name, f"{1e3 * self.rival.seconds:.2f}", f"{self.rival.disagreement:.4f}"]
+        possible = f"≤ {self.rival.consensus_distance / bound:.2f}x" if bound and bound > 1e-9 else "-"
+        cells = [self.rival.name, f"{1e3 * self.rival.seconds:.2f}", f"{self.rival.consensus_distance:.4f}"]
         cells += ["-" if self.calm is None else _figures(self.calm), f"{self.calmer:.2f}x", possible]
         return [*cells, "-" if self.cheap is None else _figures(self.cheap), f"{self.cheaper:.2f}x"]
 
 
-PLACES = ("catalogue entry", "its ms", "its disagreement", "found: ms, disagreement", "less disagreement", "possible")
-PLACES = (*PLACES, "found: ms, disagreement", "less communication")
+PLACES = (
+    "catalogue entry",
+    "its ms",
+    "its consensus distance",
+    "found: ms, consensus distance",
+    "less consensus distance",
+    "possible",
+)
+PLACES = (*PLACES, "found: ms, consensus distance", "less communication")
 
 
 def _over(theirs: float, ours: float) -> float:
@@ -131,7 +138,7 @@ def _over(theirs: float, ours: float) -> float:
 
 
 def _figures(option: Option) -> str:
-    return f"{1e3 * option.communication:.3f}, {float(option.disagreement):.5f}"
+    return f"{1e3 * option.communication:.3f}, {float(option.consensus_distance):.5f}"
 
 
 @dataclass(frozen=True)
@@ -153,7 +160,7 @@ class Answer:
         return [f"{calm.calmer:.2f}x ({calm.rival.name})", f"{cheap.cheaper:.2f}x ({cheap.rival.name})", reached]
 
 
-BEST = ("less disagreement", "less communication", f"≥ {TARGET}x")
+BEST = ("less consensus distance", "less communication", f"≥ {TARGET}x")
 
 
 def answer(job: Job) -> Answer:
@@ -163,13 +170,13 @@ def answer(job: Job) -> Answer:
     spent = f"{time.monotonic() - clock:.1f} ({time.process_time() - work:.1f}), load {os.getloadavg()[0]:.0f}"
     skip = [name for name, most in MAX_CONVEX_WORKERS.items() if job.cluster.num_workers > most]
     points = list(catalogue(Problem(cluster=job.cluster, form=job.problem().form), skip=skip))
-    options = [o for o in found.options if o.status != "catalogue" and o.disagreement.value is not None]
+    options = [o for o in found.options if o.status != "catalogue" and o.consensus_distance.value is not None]
     places = []
     for rival in front(points):
         within = [o for o in options if o.communication <= rival.seconds * SLACK]
-        calm = [o for o in options if float(o.disagreement) <= rival.disagreement * SLACK]
-        if rival.disagreement >= 1e-9 and (within or calm):
-            least = min(within, key=lambda o: float(o.disagreement), default=None)
+        calm = [o for o in options if float(o.consensus_distance) <= rival.consensus_distance * SLACK]
+        if rival.consensus_distance >= 1e-9 and (within or calm):
+            least = min(within, key=lambda o: float(o.consensus_distance), default=None)
             places.append(Place(rival, least, min(calm, key=lambda o: o.communication, default=None)))
     return Answer(found, spent, points, places)
 
@@ -198,21 +205,39 @@ def example(chosen: Any, report: Report) -> None:  # noqa: ANN401 - parsed argum
         cluster = Cluster.regular(4, 4, hardware=links)
         return Job(cluster=cluster, time_limit=chosen.time_limit, **fields)
 
-    head = ("form", "asked", "seed", "found: ms, disagreement", "period", "bound", "status", "best catalogue entry")
+    head = (
+        "form",
+        "asked",
+        "seed",
+        "found: ms, consensus distance",
+        "period",
+        "bound",
+        "status",
+        "best catalogue entry",
+    )
     for form, seed in product(map(Form, chosen.forms), chosen.seeds):
         asked = {
-            f"at most {1e3 * BUDGET:g} ms": (Objective.DISAGREEMENT, Limits(max_communication=BUDGET)),
-            "disagreement at most 8/7": (Objective.COMMUNICATION, Limits(max_disagreement=VALUE, max_period=48)),
+            f"at most {1e3 * BUDGET:g} ms": (Objective.CONSENSUS_DISTANCE, Limits(max_communication=BUDGET)),
+            "consensus distance at most 8/7": (
+                Objective.COMMUNICATION,
+                Limits(max_consensus_distance=VALUE, max_period=48),
+            ),
         }
         for words, (objective, limits) in asked.items():
             found = answer(job(objective=objective, limits=limits, form=form, seed=seed))
-            pick, budget = found.plan.pick, limits.max_communication
-            fitting = [p for p in found.points if (p.seconds <= BUDGET * SLACK if budget else p.disagreement <= VALUE)]
-            entry = min(fitting, key=lambda p: p.disagreement if budget else p.seconds)
-            gain = entry.disagreement / float(pick.disagreement) if budget else entry.seconds / pick.communication
-            row = [str(form), words, str(seed), _figures(pick), str(pick.period)]
-            row += ["-" if pick.bound is None else f"{pick.bound:.5f}", pick.status]
-            row += [f"{entry.name}: {1e3 * entry.seconds:.2f} ms, {entry.disagreement:.4f}"]
+            recommendation, budget = found.plan.recommendation, limits.max_communication
+            fitting = [
+                p for p in found.points if (p.seconds <= BUDGET * SLACK if budget else p.consensus_distance <= VALUE)
+            ]
+            entry = min(fitting, key=lambda p: p.consensus_distance if budget else p.seconds)
+            gain = (
+                entry.consensus_distance / float(recommendation.consensus_distance)
+                if budget
+                else entry.seconds / recommendation.communication
+            )
+            row = [str(form), words, str(seed), _figures(recommendation), str(recommendation.period)]
+            row += ["-" if recommendation.bound is None else f"{recommendation.bound:.5f}", recommendation.status]
+            row += [f"{entry.name}: {1e3 * entry.seconds:.2f} ms, {entry.consensus_distance:.4f}"]
             row += [f"{gain:.2f}x", found.spent]
             report.add("Questions", (*head, "gain", "s"), row, found, f"{form}, {words}, seed {seed}")
     rng = np.random.default_rng(chosen.draw)
@@ -231,10 +256,19 @@ def clusters(chosen: Any, report: Report) -> None:  # noqa: ANN401 - as above
         shape, hardware = CLUSTERS[name]
         cluster = replace(Cluster.parse(shape), hardware=hardware)
         found = answer(Job(cluster=cluster, time_limit=chosen.time_limit, seed=chosen.seeds[0]))
-        pick = found.plan.pick
-        words = f"{pick.name}: {_figures(pick)}, period {pick.period}, {pick.status}, {found.plan.proof.verdict}"
-        row = [name, str(len(found.plan.front)), words, f"{1e3 * pick.step_seconds:.2f}", *found.best(), found.spent]
-        report.add("Clusters", ("cluster", "front", "pick", "step ms", *BEST, "s"), row, found, name)
+        chosen = found.plan.recommendation
+        words = (
+            f"{chosen.name}: {_figures(chosen)}, period {chosen.period}, {chosen.status}, {found.plan.proof.verdict}"
+        )
+        row = [
+            name,
+            str(len(found.plan.front)),
+            words,
+            f"{1e3 * chosen.step_seconds:.2f}",
+            *found.best(),
+            found.spent,
+        ]
+        report.add("Clusters", ("cluster", "front", "recommendation", "step ms", *BEST, "s"), row, found, name)
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
-"""What each stage of the search is worth: the front and the pick with all of them, and with each left out.
+"""What each stage of the search is worth: the front and the recommendation with all of them, and with each left out.
 
     python -m benchmarks.planner.stages --rows FILE.json [--effort 10] [--seeds 0 1] [--only 3,3,2 ...] [--without ...]
     python -m benchmarks.planner.stages --rows FILE.json -o FILE.md
 
 The first command plans and adds rows to FILE.json (those that are there already are not made again); the second writes
 the table. A stage that is left out leaves its part of the effort to the others. Fronts are compared at budgets spread
-over the range of communication: by how much the least disagreement within a budget is above the least that any run of
-the same problem found there, on average and at worst. The pick is compared by its predicted time to the loss.
+over the range of communication: by how much the least consensus distance within a budget is above the least that any
+run of the same problem found there, on average and at worst. The recommendation is compared by its predicted time to
+the loss.
 """
 
 from __future__ import annotations
@@ -78,15 +79,15 @@ STAGES: dict[str, Patches] = {
 
 
 def run(problem: str, without: str, *, effort: float, seed: int) -> dict[str, Any]:
-    """The front as (communication, disagreement), and the pick."""
+    """The front as (communication, consensus distance), and the recommendation."""
     shape, hardware = PROBLEMS[problem]
     job = Job(cluster=replace(Cluster.parse(shape), hardware=hardware), effort=effort, seed=seed)
     with ExitStack() as stack:
         for owner, name, stand_in in STAGES.get(without, []):
             stack.enter_context(patch.object(owner, name, stand_in))
         found = plan(job)
-    lockstep = [one for one in found.options if not one.late and one.disagreement.value is not None]
-    points = sorted((one.communication, float(one.disagreement.value or 0.0)) for one in lockstep)
+    lockstep = [one for one in found.options if not one.late and one.consensus_distance.value is not None]
+    points = sorted((one.communication, float(one.consensus_distance.value or 0.0)) for one in lockstep)
     kept: list[tuple[float, float]] = []
     for point in points:
         if not kept or point[1] < kept[-1][1]:
@@ -97,13 +98,13 @@ def run(problem: str, without: str, *, effort: float, seed: int) -> dict[str, An
         "seed": seed,
         "effort": effort,
         "front": kept,
-        "pick": found.pick.name,
-        "time_to_loss": found.pick.time,
+        "recommendation": found.recommendation.name,
+        "time_to_loss": found.recommendation.time,
     }
 
 
 def least(front_: list[list[float]], budgets: np.ndarray) -> np.ndarray:
-    """The least disagreement within each budget, shape (budgets,)."""
+    """The least consensus distance within each budget, shape (budgets,)."""
     costs, values = np.array(front_).T
     return np.array([values[costs <= budget * (1 + 1e-9)].min(initial=np.inf) for budget in budgets])
 
@@ -125,7 +126,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     for problem, *_, time in excess[""]:
         full.setdefault(problem, time)
     lines = [
-        "| left out | disagreement above the best, mean | worst | worst at | time of the pick, mean | worst |",
+        "| left out | consensus distance above the best, mean | worst | worst at | its time to a loss, mean | worst |",
         "|---|---|---|---|---|---|",
     ]
     for name in ("", *STAGES):
@@ -161,7 +162,14 @@ def main() -> None:
                     continue
                 rows.append(run(problem, without, effort=options.effort, seed=seed))
                 options.rows.write_text(json.dumps(rows) + "\n", encoding="utf-8")
-                print(problem, seed, without or "everything", rows[-1]["pick"], rows[-1]["time_to_loss"], flush=True)
+                print(
+                    problem,
+                    seed,
+                    without or "everything",
+                    rows[-1]["recommendation"],
+                    rows[-1]["time_to_loss"],
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

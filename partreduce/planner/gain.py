@@ -62,7 +62,7 @@ def gain(option: Option, alternative: Option, data: Data) -> Gain:
     if not option.time > 0:
         return Gain(alternative, 1.0 if not alternative.time > 0 else math.inf, 1.0, math.inf)
     ratio = alternative.time / option.time
-    errors = [math.log1p(one.stretch_error(data)) for one in (option, alternative)]
+    errors = [math.log1p(one.steps_ratio_error(data)) for one in (option, alternative)]
     errors += [NINE_OF_TEN * one.step_error for one in (option, alternative)]
     spread = math.exp(math.hypot(*errors))
     return Gain(alternative, ratio, ratio / spread, ratio * spread)
@@ -97,10 +97,10 @@ def unbeaten(options: Sequence[Option]) -> list[Option]:
 
 
 def decisive_time(option: Option, job: Job) -> float:
-    """What options are compared by: the predicted time, at the highest price of lateness where nobody asked for that.
+    """What options are compared by: the predicted time, at a pessimistic price of lateness that nobody asked for.
 
     All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Lateness
-    is different: what it costs depends on the task (docs/planner.md), and a pick in lockstep does not pay it.
+    is different: what it costs depends on the task, and what waits for its averages does not pay it.
     """
     if not option.late or job.fastest or _is_asked_for(option, job):
         return option.time

@@ -9,8 +9,8 @@ are workers, that they are late on average. It was measured for pipelines, where
 In groups models are averaged with the schedule's own matrices, each with as much progress as came
 (docs/theory/quorum-groups.md). So the same recursion, with the calls that the run had in each round, says how far
 models are apart, and the steps model what that costs. Averages that come r rounds late, of as many calls as there are
-workers, count r times what is known of averages that come one round late to all alike, in their disagreement and in
-their price.
+workers, count r times what is known of averages that come one round late to all alike, in their consensus distance and
+in their price.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Costs:
 class Figures(NamedTuple):
     """How far models are apart in a run: mean squares, as the figures of a schedule."""
 
-    disagreement: float
+    consensus_distance: float
     drift_worker: float
     drift_node: float
 
@@ -290,7 +290,7 @@ def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
         step_seconds=found.seconds / pace,
         step_error=found.error,
         waiting=found.waiting / pace,
-        stretch=count / found.gradients * option.stretch,
+        steps_ratio=count / found.gradients * option.steps_ratio,
         model=model,
         quorum=QuorumFacts(
             words=words,
@@ -312,7 +312,7 @@ def _with_price(option: Option, late: float, job: Job) -> Option:
     return replace(
         option,
         contraction=absent("whose gradients are in a round is decided while the job runs"),
-        stretch=1 + price_of(late, job),
+        steps_ratio=1 + price_of(late, job),
         extrapolated=False,
     )
 
@@ -323,15 +323,15 @@ def _with_figures(option: Option, late: float, job: Job, found: Run) -> Option:
     figures = figures_of(option.schedule, found.calls, job.cluster.node_of())
     how = f"by a run of {len(found.calls)} rounds"
     # What comes a round late to all alike adds a round's steps (`topo.figures.retimed`).
-    noise = Figure(figures.disagreement + late * pace * (count - 1) / count, Kind.ESTIMATE, how)
+    noise = Figure(figures.consensus_distance + late * pace * (count - 1) / count, Kind.ESTIMATE, how)
     drift = Figure(figures.drift_node if job.push == "node" else figures.drift_worker, Kind.ESTIMATE, how)
     counted = (float(noise), pushed_by(drift, job))
     return replace(
         option,
-        disagreement=noise,
+        consensus_distance=noise,
         drift=drift,
         contraction=absent("of the shadow models it is the schedule's own; models are never all of one round"),
-        stretch=model.stretch(*counted) + model.late * late,
+        steps_ratio=model.steps_ratio(*counted) + model.late * late,
         extrapolated=model.extrapolates(*counted),
         corrected=False,
     )

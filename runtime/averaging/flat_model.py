@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Rider, Slot, aligned
+from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot, aligned
 from partreduce.runtime.averaging.load_watch import count_loads
 from partreduce.runtime.averaging.optimizer_state import state_keys
 from partreduce.topo.errors import InputError
@@ -168,7 +168,7 @@ class FlatModel:
                 )
 
     def layout(self) -> list[str]:
-        """One line per parameter and rider, equal on all workers that run the same model."""
+        """One line per parameter and piggybacked tensor, equal on all workers that run the same model."""
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -176,7 +176,9 @@ class FlatModel:
                 lines.append(
                     f"{'='.join(slot.names)} {shape} {bucket.dtype} {bucket.device.type} strides {slot.stride}"
                 )
-            lines += [f"{rider.name} {'×'.join(map(str, rider.shape))} {bucket.dtype}" for rider in bucket.riders]
+            lines += [
+                f"{tensor.name} {'×'.join(map(str, tensor.shape))} {bucket.dtype}" for tensor in bucket.piggybacked
+            ]
         lines += self._apart.values()
         lines += [f"frozen parameter {'×'.join(map(str, p.shape))} {p.dtype}" for p in self.frozen]
         lines += [f"buffer {name} {'×'.join(map(str, b.shape))} {b.dtype}" for name, b in self.model.named_buffers()]
@@ -224,7 +226,7 @@ def _ride(
     if bucket is None:
         bucket = Bucket(like.device, like.dtype, 0, torch.empty(0, dtype=like.dtype, device=like.device))
         buckets.append(bucket)
-    bucket.riders.append(Rider(name, tuple(like.shape), bucket.length, broadcast, fetch))
+    bucket.piggybacked.append(Piggybacked(name, tuple(like.shape), bucket.length, broadcast, fetch))
     bucket.length += like.numel()
 
 

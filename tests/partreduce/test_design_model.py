@@ -186,7 +186,7 @@ def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_byte
     assert ways == {"words": Way.SHARDED, "all": Way.DENSE}
     assert found.job.hardware.model_bytes == 10**6 + 1000 * 64 * 4 == found.chosen.dense_bytes
     assert found.proof.verdict == "proved"
-    assert found.step_seconds > found.planned.pick.step_seconds
+    assert found.step_seconds > found.planned.recommendation.step_seconds
     assert set(found.to_json()["tables"]["costs"]["words"]) == {"dense", "gather", "sharded"}
     with pytest.raises(InputError, match="a gap leaves workers without common steps"):
         plan_hybrid(Job(cluster=job.cluster, gap=True), facts(table("words", 50_000, 0.01)))
@@ -202,7 +202,7 @@ def test_slow_workers_keep_a_common_pace_beside_tables():
 
 def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(place, tmp_path):
     output = tmp_path / "schedule.json"
-    words = ["design", "2x2", "--model", place + "build", "--nic-bandwidth", "25MB/s", "--effort", "0.2"]
+    words = ["design", "2x2", "--model", place + "build", "--set", "nic=25MB/s", "--effort", "0.2"]
     done = CliRunner().invoke(build_app(), [*words, "--name", "hybrid", "-o", str(output), "--json"])
     assert done.exit_code == 0, done.output
     schedule = load_schedule(output)
@@ -219,7 +219,7 @@ def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_p
     for name, what in (("plain", Routes()), ("hybrid", Routes(tables=(words,)))):
         write_schedule(tmp_path / f"{name}.json", Schedule(name, CLUSTER, AllReduce(what=what)))
     files = [str(tmp_path / "plain.json"), str(tmp_path / "hybrid.json")]
-    asked = ["compare", *files, "--model-bytes", "1MB", "--nic-bandwidth", "25MB/s", "--json"]
+    asked = ["simulate", *files, "--model-bytes", "1MB", "--set", "nic=25MB/s", "--json"]
     done = CliRunner().invoke(build_app(), [*asked, "--touched", "words=1%:2%:4%"])
     plain, hybrid = json.loads(done.stdout)["schedules"]
     assert hybrid["runs"] == "1 sharded"

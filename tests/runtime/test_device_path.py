@@ -92,7 +92,7 @@ def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
     assert judge_fault(BY_NAME[name], "pretended", Fault(kind, 2)) is None
 
 
-def test_a_sum_that_left_its_codecs_range_is_a_verdict_of_the_device():
+def test_a_sum_that_left_its_codecs_range_is_a_check_of_the_device():
     """Two payloads a round: the coded one, and what goes beside it."""
     fault = Fault("NaN payload", 2 * 2)
     for result in run_cell(BY_NAME["allreduce of gradients, float16"], "pretended", fault=fault, timeout=5):
@@ -100,7 +100,7 @@ def test_a_sum_that_left_its_codecs_range_is_a_verdict_of_the_device():
         assert "or a finite number left the codec's range" in str(result["error"])
 
 
-def test_a_product_with_the_verdict_would_leave_what_is_not_finite(monkeypatch):
+def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
     def by_product(bucket, sums, snapshot, relax, ok):
         change = sums[: bucket.size]
         change.sub_(snapshot[: bucket.size]).mul_(ok)
@@ -140,7 +140,7 @@ def test_a_host_that_waits_for_the_device_is_set_free_when_an_operation_never_en
     assert all(isinstance(result["error"], PeerLostError) and result["waits"] for result in results)
 
 
-def test_p_reduce_waits_for_its_verdict():
+def test_p_reduce_waits_for_its_check():
     def body(world):
         with world.pretended.device:
             tensors = [torch.full((9,), float(world.rank)), torch.full((3, 2), 10.0 * world.rank)]

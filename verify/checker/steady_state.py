@@ -1,4 +1,4 @@
-"""What workers add between two averagings, and how far that keeps them apart: the ground of disagreement and drift.
+"""What workers add between two averagings, how far that keeps them apart: the ground of consensus distance, drift.
 
 **The model.** A round of worker i has `pace` steps. With P the largest pace a round has P equal instants: at instant
 s < P worker i has made ⌊s·pace/P⌋ of its steps and nothing is averaged yet; at instant P it has made all, and W acts.
@@ -28,7 +28,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from .claims.stochastic import weights_of_round
+from .facts.stochastic import weights_of_round
 from .period import after_phase, classes, growth_bits
 from .refusal import confirm, require
 from .schedule import Average
@@ -104,7 +104,9 @@ def read_steps(schedule: Schedule, place: str, work: Work) -> Steps:
         is_tame = all(0 <= relax <= 2 for _, relax in sizes)
         confirm(is_tame, place, "relax", "0 <= relax <= 2 in every group")
     for t, edges in enumerate(schedule.rounds):
-        smallest = min(weights_of_round(edges, f"schedule: round {t}"))
+        weights = weights_of_round(edges)
+        confirm(weights is not None, f"schedule: round {t}", "a column", "columns that sum to 1")
+        smallest = min(weights or [])
         confirm(smallest >= 0, place, str(smallest), "no negative weight")
     width = schedule.width
     longest = 2 * max(growth_bits(schedule, t) for t in range(schedule.period))  # W acts from both sides

@@ -1,0 +1,73 @@
+"""Limits of waiting under a gap: when a worker that keeps one gives up what it waits for.
+
+Somebody's end is of no concern as long as what this worker needs now can come from others: with backup workers or
+staleness it goes on as far as its setting allows, and whoever is gone far away is found out by who needs him.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partreduce.runtime.liveness.wait_chain import listed
+from partreduce.runtime.strategies.missing import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.strategies.missing import Missing
+
+
+def gap_limits(
+    heartbeat: Heartbeat,
+    *,
+    step: int,
+    timeout: float,
+    refuse_failure: Callable[[], None],
+    pausing: bool = False,
+    paused: Callable[[], frozenset[int]] = frozenset,
+) -> Limits:
+    """As long as enough of those that are waited for can come.
+
+    Args:
+        heartbeat: knows of the others, and tells them.
+        step: that this worker is in.
+        timeout: seconds.
+        refuse_failure: raises if no message can come any more.
+        pausing: whether all meet, so that one who has taken his last step still sends what is waited for.
+        paused: who has begun a meeting of all that this worker, in a step, has not come to.
+    """
+
+    def why(lack: Missing) -> str | None:
+        return _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, paused())
+
+    def told(lack: Missing) -> str:
+        return f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {listed(lack.of)}"
+
+    return Limits(heartbeat, timeout, why, refuse_failure, told, place=f"in step {step} ")
+
+
+def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
+    """Why too few of those that are waited for can still come, as a clause; None while enough can, or may.
+
+    Who took his last step before `step` cannot; without it, having finished is no reason.
+    """
+    if (problem := heartbeat.store_lost()) is not None:
+        return str(problem)
+    last_steps = {rank: heartbeat.read("finished", rank) for rank in lack.of} if step is not None else {}
+    ended = {rank for rank, last in last_steps.items() if last is not None and step is not None and int(last) <= step}
+    gone = heartbeat.lost(lack.of) | ended
+    if len(lack.of) - len(gone) >= lack.needed:
+        return None
+    return heartbeat.gone(sorted(gone), step)
+
+
+def _unequal(heartbeat: Heartbeat, lack: Missing, paused: frozenset[int]) -> str | None:
+    """The same of those who wait in a meeting for this worker, which waits for them."""
+    waiting = [rank for rank in lack.of if rank in paused]
+    if len(lack.of) - len(waiting) >= lack.needed:
+        return None
+    return (
+        f"worker {waiting[0]} waits for all in mean_model(), save_checkpoint() or another place where all meet, which "
+        f"this worker has passed: {heartbeat.unequal}"
+    )
