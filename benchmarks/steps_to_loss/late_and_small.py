@@ -3,12 +3,12 @@
     python -m benchmarks.steps_to_loss.late_and_small [--seeds 8] [--seeds-lab 4] [--variants "…;…"] [--resume]
 
 Three tasks, 16 workers on 4 nodes, shuffled data, plain SGD: the planner's task (a multilayer perceptron on digits,
-`training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce
-in lockstep, in a pipeline of width 2 and 3, with and without warm-up, with parameters late by a round (of 1 step and
-of 5), and with each codec; and by node-then-all 23, whose parameters travel as differences to the last mean of all, with each codec. At each
-learning rate the *steps ratio* of a run is its steps over those of All-Reduce in lockstep with the same seed (of
-node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature of the loss, which a
-pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
+`training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce in
+lockstep, in a pipeline of width 2 and 3, with and without warm-up, with parameters late by a round (of 1 step and of
+5), and with each codec; and by node-then-all 23, whose parameters travel as differences to the last mean of all, with
+each codec. At each learning rate the *steps ratio* of a run is its steps over those of All-Reduce in lockstep with
+the same seed (of node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature
+of the loss, which a pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
 
 Writes benchmarks/results/late_and_small.json and .md. About half an hour on a quiet core, most of it for the lab's.
 """
