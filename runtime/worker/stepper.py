@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partreduce.runtime.averaging.gradient_watch import GradientWatch, MeansWatch
-from partreduce.runtime.averaging.gradients import unscale
+from partreduce.runtime.averaging.gradients import own_gradients, unscale
+from partreduce.runtime.worker.model_use import ModelUse
 from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Stepper:
         # What is changed after it has left is refused and not warned of.
         self._watch = GradientWatch(run.flat) if runner.averages_gradients and not runner.sends_early else None
         self._means = MeansWatch(run.flat)
+        self.model_use = ModelUse(run, runner, self)
         runner.follow(lambda: self._steps)
 
     @property
@@ -106,6 +108,8 @@ class Stepper:
             )
         self.declare()
         self.run.applier.scaled = found_inf is not None
+        if skip or found_inf is not None:
+            own_gradients(self.run.flat.slots())
         if found_inf is not None and scale is not None:
             unscale(self.optimizer, scale)
         if self.runner.averages_gradients:
@@ -114,8 +118,10 @@ class Stepper:
             loss, closure = self._closed_tables(closure)
             self.runner.before_step(step, round_, first=step % self.run.pace == 0)
             if not skip and not (found_inf is not None and bool(found_inf)):
-                loss = self.optimizer.step(closure) if closure is not None else loss
-                if closure is None:
+                if closure is not None:
+                    loss = self.optimizer.step(closure)
+                    self.model_use.refuse()
+                else:
                     self.optimizer.step()
         self._count(self._steps + 1)
         self.run.tables.stepped()
@@ -192,6 +198,7 @@ class Stepper:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            self.model_use.refuse()
         if self._watch is not None and not skip and not self._averaged:
             self._watch.look(unscaled=self.run.applier.scaled)
         if skip:
@@ -231,6 +238,7 @@ class Stepper:
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
         self.run.tables.close_step()
+        own_gradients(self.run.flat.slots())
         with self._means_in_place():
             self.runner.before_step(self.steps, self.round, first=True)
         self._count(self._steps + self.runner.more)
@@ -288,6 +296,7 @@ class Stepper:
     def _refuse_changes(self, *, first: bool) -> None:
         """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
         flat = self.run.flat
+        self.model_use.refuse()
         flat.check()
         self.run.tables.check()
         flat.refuse_foreign(self.optimizer)
@@ -324,6 +333,7 @@ class Stepper:
                     "join(after_averaging=...)"
                 )
             if self.runner.averages_gradients:
+                own_gradients(self.run.flat.slots())
                 self.optimizer.zero_grad(set_to_none=False)
                 if not self._serves_tables(after_averaging):
                     self.uneven_inputs.close()
