@@ -1,4 +1,4 @@
-"""Explore the larger configurations of Hop's worker, the group generator, AD-PSGD's pairing and partial all-reduce.
+"""Explore the larger configurations of every protocol that decides something by messages.
 
     python -m benchmarks.explore [--all] [--only WORD] [--json FILE] [--trace FILE.svg]
 
@@ -31,12 +31,13 @@ from partreduce.verify.properties import (
     partial_array,
     partial_groups_suite,
     partial_suite,
+    shards,
 )
 
 if TYPE_CHECKING:
     from partreduce.verify.explore import Exploration
 
-PROTOCOLS = ("Hop", "group generator", "AD-PSGD", "partial all-reduce", "quorum of groups")
+PROTOCOLS = ("Hop", "group generator", "AD-PSGD", "partial all-reduce", "quorum of groups", "asynchronous server")
 
 
 def configurations(*, everything: bool) -> list[tuple[str, Any]]:
@@ -49,6 +50,7 @@ def configurations(*, everything: bool) -> list[tuple[str, Any]]:
     ]
     partial: list[Any] = [*partial_suite.LARGE, *partial_array.triples()]
     groups: list[Any] = [*partial_groups_suite.LARGE]
+    servers: list[Any] = [*shards.LARGE]
     if everything:
         hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop_array.pairs(), *hop]
         generator = [
@@ -60,7 +62,8 @@ def configurations(*, everything: bool) -> list[tuple[str, Any]]:
         ]
         partial = [*partial_suite.SMALL, *partial_array.pairs(), *partial]
         groups = [*partial_groups_suite.SMALL, *groups]
-    of_each = zip(PROTOCOLS, (hop, generator, list(pairing.triples()), partial, groups), strict=True)
+        servers = [*shards.SMALL, *servers]
+    of_each = zip(PROTOCOLS, (hop, generator, list(pairing.triples()), partial, groups, servers), strict=True)
     return [(protocol, configuration) for protocol, listed in of_each for configuration in listed]
 
 

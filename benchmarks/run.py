@@ -61,18 +61,15 @@ BENCHMARKS = (
     ),
     Benchmark(
         "worked-example", "the planner beats Figure 10 and the catalogue on 4x4 and on random bandwidths",
-        "planner.worked_example", "--time-limit 10 --seeds 0 --ratios 1 --forms ring -o {out}", "", 240,
+        "planner.gains",
+        "example --time-limit 10 --drawn 1 -o {out}", "example --seeds 0 2 --forms ring hierarchical", 240,
     ),
     Benchmark(
-        "clusters", "the planner on regular, irregular and uneven clusters", "planner.clusters",
-        "--time-limit 10 --only 8x8 3,3,2 5,3 -o {out}", "", 300,
+        "clusters", "the planner on regular, irregular and uneven clusters", "planner.gains",
+        "clusters --time-limit 10 --only 8x8 3,3,2 5,3 -o {out}", "clusters", 300,
     ),
     Benchmark(
-        "synthesis", "the synthesiser alone, without the planner around it", "synthesis.worked_example",
-        "--time-limit 5 --seeds 0 --ratios 1", "--time-limit 25 --seeds 0 1 --ratios 5", 180,
-    ),
-    Benchmark(
-        "exact-rounds", "exact consensus in no more rounds than Base-2, n up to 64", "synthesis.exact_rounds",
+        "exact-rounds", "exact consensus in no more rounds than Base-2, n up to 64", "exact_rounds",
         "--output {out}.md", "", 300,
     ),
     Benchmark(
@@ -84,7 +81,7 @@ BENCHMARKS = (
         "--seeds 1 --random 2 --output {out}.json", "", 300,
     ),
     Benchmark(
-        "second-network", "the price of disagreement on a second network", "steps_to_loss.second_task",
+        "second-network", "the price of consensus distance on a second network", "steps_to_loss.second_task",
         "--seeds 1 --random 0 --output {out}.json", "", 300,
     ),
     Benchmark(
@@ -104,21 +101,20 @@ BENCHMARKS = (
         "--seeds 1 --modes per-worker --json {out}.json", "--json benchmarks/results/drift_correction.json", 300,
     ),
     Benchmark(
-        "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "overhead.p_reduce",
-        "--settings loopback --megabytes 8 40 --workers 2 --repetitions 7 -o {out}.md",
-        "-o benchmarks/results/overhead.md", 240,
+        "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "transport",
+        "p_reduce --megabytes 8 40 --workers 2 --turns 7 -o {out}", "p_reduce -o benchmarks/results/overhead.md", 240,
     ),
     Benchmark(
-        "codecs", "what coded sums cost on loopback, beside the fp32 ring", "codecs.loopback",
-        "--turns 5 -o {out}.md", "-o benchmarks/results/codecs.md", 180,
+        "codecs", "what coded sums cost on loopback, beside the fp32 ring", "transport",
+        "sums --turns 5 -o {out}", "sums -o benchmarks/results/codecs.md", 180,
     ),
     Benchmark(
-        "codecs-parameters", "coded averages of parameters take the steps of exact ones", "codecs.parameters",
+        "mailbox", "messages and updates cost little more than bare transfers", "transport",
+        "messages --workers 2 --megabytes 2 --turns 15 -o {out}", "messages -o benchmarks/results/mailbox.md", 120,
+    ),
+    Benchmark(
+        "codecs-parameters", "coded averages of parameters take the steps of exact ones", "codecs_of_parameters",
         "--quick", "", 180,
-    ),
-    Benchmark(
-        "mailbox", "a message between workers costs little more than a bare ZeroMQ send", "mailbox.messages",
-        "--megabytes 2 --repetitions 15 -o {out}.md", "-o benchmarks/results/mailbox.md", 120,
     ),
     Benchmark(
         "tables-memory", "a sharded table takes each worker its rows' share of memory", "tables.memory",
@@ -127,10 +123,6 @@ BENCHMARKS = (
     Benchmark(
         "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator.run",
         "--runs 60 --kills 4 --rounds 30 --repeat 1 --output {out}", "", 300,
-    ),
-    Benchmark(
-        "time-to-loss", "16 processes train on digits under every schedule (bounded: a check, no result)",
-        "digits.time_to_loss", "--quick", "", 300,
     ),
 )  # fmt: skip
 

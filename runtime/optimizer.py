@@ -31,7 +31,7 @@ from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
 from partreduce.runtime.transport.hierarchical import chosen_form, formed
 from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
-from partreduce.runtime.watch.teller import tell
+from partreduce.runtime.watch.progress_publisher import publish
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import Ending
@@ -155,7 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.stepper = Stepper(self.run, self.runner, self.optimizer, uneven_inputs)
         self.ending = Ending(self.run, self.runner, self.stepper, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
-        tell(self.run, self.runner, self.ending)
+        publish(self.run, self.runner, self.ending)
         if policies.broadcast:
             self.meeting.broadcast()
         if tables:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 EXTRAS = {
     "torch": ("torch", "torch"),
     "ortools": ("OR-Tools", "plan"),
-    "sympy": ("sympy", "exact-rounds"),
     "matplotlib": ("matplotlib", "plot"),
     "zmq": ("pyzmq", "service"),
     "safetensors": ("safetensors", "service"),

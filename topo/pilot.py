@@ -22,25 +22,25 @@ class Probe:
     """One schedule of a pilot: its figures, and its steps over All-Reduce's as measured, once per seed."""
 
     schedule: str
-    disagreement: float
+    consensus_distance: float
     drift: float
     late: bool
-    stretches: tuple[float, ...]
+    steps_ratios: tuple[float, ...]
 
     @property
-    def stretch(self) -> float:
+    def steps_ratio(self) -> float:
         """The mean over the seeds."""
-        return sum(self.stretches) / len(self.stretches)
+        return sum(self.steps_ratios) / len(self.steps_ratios)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """stretch = 1 + disagreement·(figure) + drift·(figure)^p + late; `drift` is None where the data were shuffled.
+    """steps ratio = 1 + consensus_distance·(figure) + drift·(figure)^p + late; `drift` is None for shuffled data.
 
-    `error` is the largest relative error of a predicted stretch on a schedule that was left out of the fit.
+    `error` is the largest relative error of a predicted steps ratio on a schedule that was left out of the fit.
     """
 
-    disagreement: Price
+    consensus_distance: Price
     late: Price
     drift: Price | None
     error: float
@@ -61,9 +61,9 @@ class Pilot:
     probes: tuple[Probe, ...]
 
     @property
-    def max_disagreement(self) -> float:
+    def max_consensus_distance(self) -> float:
         """The largest that was tried."""
-        return max(probe.disagreement for probe in self.probes)
+        return max(probe.consensus_distance for probe in self.probes)
 
     @property
     def max_drift(self) -> float:

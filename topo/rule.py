@@ -53,7 +53,7 @@ def strides_of(radices: Sequence[int]) -> tuple[int, ...]:
 
 
 def digit_of(node: int, stride: int, radix: int) -> int:
-    """One mixed-radix digit. Verify reads this code for all nodes at once: no branch looks at a node or a radix."""
+    """One mixed-radix digit of a node's index."""
     return (node // stride) % radix
 
 

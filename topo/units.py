@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from partreduce.topo.errors import InputError
 
-_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?)\s{0,4}(\S{0,12})")
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,24})?(?:[eE](?:-[0-9]{1,3}|\+?[0-9]{1,2}))?)\s{0,4}(\S{0,12})")
 
 _PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import pickle
+import random
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +20,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from partreduce.topo.cluster import Cluster
 
@@ -104,22 +105,22 @@ def load_function(place: str) -> PhaseFunction:
 
 
 def main() -> None:
-    """The child: ask and answer, then end at once, whatever threads or exit handlers the function left."""
+    """The child: answer what is asked, then end at once, whatever threads or exit handlers the function left."""
     pipe = int(sys.argv[1])
-    request = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the parent
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
     os.set_inheritable(pipe, False)
-    try:
-        _limit(request["seconds"])
-        for line in _answered(request):
-            _write(pipe, line)
-        _write(pipe, {"end": True})
-    except InputError as error:
-        _write(pipe, {"error": str(error)})
-    except BaseException as error:  # noqa: BLE001 - whatever else happens becomes a sentence too
-        _write(pipe, {"error": f"{request['place']}: {one_line(error)}"})
-    os._exit(0)
+    with os.fdopen(os.dup(0), "rb") as questions, Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        request = pickle.load(questions)  # noqa: S301 - from the parent
+        try:
+            _limit(request["seconds"])
+            function = load_function(request["place"])
+            for line in questions:
+                _write(pipe, _answered(function, request["cluster"], json.loads(line)))
+        except InputError as error:
+            _write(pipe, {"error": str(error)})
+        except BaseException as error:  # noqa: BLE001 - whatever else happens becomes a sentence too
+            _write(pipe, {"error": f"{request['place']}: {one_line(error)}"})
+        os._exit(0)
 
 
 def _limit(seconds: float) -> None:
@@ -140,17 +141,18 @@ def _limit(seconds: float) -> None:
             continue
 
 
-def _answered(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """For each step the distinct groups, in the order of the workers that name them, and which worker is in which."""
-    cluster: Cluster = request["cluster"]
-    function = load_function(request["place"])
-    for step in range(2 * request["period"]):
-        number: dict[Group, int] = {}
-        of = []
-        for worker in range(cluster.num_workers):
-            group = ask(function, worker, step, cluster)
-            of.append(-1 if group is None else number.setdefault(group, len(number)))
-        yield {"groups": [[group.members, str(group.relax)] for group in number], "of": of}
+def _answered(function: PhaseFunction, cluster: Cluster, question: dict[str, Any]) -> dict[str, Any]:
+    """The distinct groups of one step, and which worker is in which."""
+    workers = list(range(cluster.num_workers))
+    if question["shuffled"]:
+        random.Random(question["id"]).shuffle(workers)
+    number: dict[Group, int] = {}
+    of = [-1] * cluster.num_workers
+    for worker in workers:
+        group = ask(function, worker, question["step"], cluster)
+        if group is not None:
+            of[worker] = number.setdefault(group, len(number))
+    return {"id": question["id"], "groups": [[group.members, str(group.relax)] for group in number], "of": of}
 
 
 def _write(pipe: int, message: dict[str, Any]) -> None:

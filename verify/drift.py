@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved
+from partreduce.verify.consensus_distance import FLOATS, LOOSE, SMALL, TIGHT
 from partreduce.verify.contraction import MARGIN
-from partreduce.verify.disagreement import FLOATS, LOOSE, SMALL, TIGHT
 from partreduce.verify.steady_state import (
     GUARD,
     MAX_BITS,

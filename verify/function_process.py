@@ -1,9 +1,10 @@
 """User-written phase functions in processes of their own: what they print, break, use up or end stays there.
 
-`verify.asked_function` is started once for each hash seed, told on standard input what to ask, and its answers are read
-from a pipe, a line for each step. Only a complete set of answers counts; the exit status of a child never does. A child
-has limits on time and memory, its output goes into a file, and its whole session is killed when it has answered or is
-late.
+`verify.asked_function` is started twice, each time with a hash seed drawn at random, and is asked for the groups of one
+step at a time: once in the order of steps and workers, once in an order drawn at random. A question has an id that
+nobody can know before it is asked, and only an answer that bears it counts: what a function writes into the pipe of
+answers beforehand, or besides, is refused. A child has limits on time and memory, its output goes into a file, and its
+whole session is killed when it has answered or is late. Its exit status never counts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import contextlib
 import json
 import os
 import pickle
+import random
+import secrets
 import select
 import signal
 import subprocess
@@ -27,11 +30,10 @@ from partreduce.topo.phase import Group
 from partreduce.verify import asked_function
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from partreduce.topo.cluster import Cluster
 
-HASH_SEEDS = ("0", "1")
 SECONDS = 60.0
 SECONDS_PER_QUESTION = 50e-6
 """Time for a function: a minute, and this for every question beyond."""
@@ -42,22 +44,24 @@ Answers = list[list[Group | None]]
 
 def answers_in_processes(
     place: str, cluster: Cluster, period: int, *, seconds: float | None = None
-) -> tuple[Answers, Answers]:
-    """The answers of all workers in two periods, step by step, once under each hash seed.
+) -> list[tuple[int, Answers]]:
+    """Two hash seeds, and for each the answers of all workers in two periods, step by step.
 
     Raises:
         InputError: the function failed, or its process ended, ran for too long or used too much of something.
     """
     if seconds is None:
         seconds = SECONDS + 2 * period * cluster.num_workers * SECONDS_PER_QUESTION
-    request = pickle.dumps({"place": place, "cluster": cluster, "period": period, "seconds": seconds})
     deadline = time.monotonic() + seconds
+    in_order = list(range(2 * period))
+    shuffled = random.sample(in_order, len(in_order))
     children: list[_Child] = []
     try:
-        children.extend(_Child(seed, request) for seed in HASH_SEEDS)
+        seeds = random.sample(range(2**32), 2)
+        children.extend(_Child(place, cluster, seed, deadline, seconds) for seed in seeds)
         with ThreadPoolExecutor(len(children)) as pool:
-            one, two = pool.map(lambda child: child.answers(place, 2 * period, deadline, seconds), children)
-        return one, two
+            answers = pool.map(_Child.answers, children, (in_order, shuffled), (False, True))
+            return list(zip(seeds, answers, strict=True))
     finally:
         for child in children:
             child.end()
@@ -66,11 +70,12 @@ def answers_in_processes(
 class _Child:
     """One process that asks the function."""
 
-    def __init__(self, seed: str, request: bytes) -> None:
+    def __init__(self, place: str, cluster: Cluster, seed: int, deadline: float, seconds: float) -> None:
+        self.place, self.num_workers, self.deadline, self.seconds = place, cluster.num_workers, deadline, seconds
         # Its output is kept apart, so that it cannot be taken for ours; the file is bounded by a limit of the child.
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
         self.reading, writing = os.pipe()
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads would count against the limit on memory
         self.process = subprocess.Popen(
             [sys.executable, "-P", asked_function.__file__, str(writing)],
@@ -82,49 +87,61 @@ class _Child:
             start_new_session=True,
         )
         os.close(writing)
-        assert self.process.stdin is not None, "asked for"
-        try:
-            self.process.stdin.write(request)
-            self.process.stdin.close()
-        except BrokenPipeError:
-            pass  # it ended already; that no answers come says so
+        self._tell(pickle.dumps({"place": place, "cluster": cluster, "seconds": seconds}))
 
-    def answers(self, place: str, num_steps: int, deadline: float, seconds: float) -> Answers:
-        """All answers.
+    def _tell(self, data: bytes) -> None:
+        assert self.process.stdin is not None, "asked for"
+        with contextlib.suppress(BrokenPipeError):  # it ended already; that no answers come says so
+            self.process.stdin.write(data)
+            self.process.stdin.flush()
+
+    def answers(self, steps: Sequence[int], shuffled: bool) -> Answers:
+        """All answers, by step, asked for in this order of steps and, if `shuffled`, in any order of workers.
 
         Raises:
             InputError: they did not come, or the child says why there are none.
         """
-        result: Answers = []
-        for line in self._lines(place, deadline, seconds):
-            try:
-                message = json.loads(line)
-                if "error" in message or "end" in message:
-                    break
-                groups = [Group(tuple(members), Fraction(relax)) for members, relax in message["groups"]]
-                result.append([None if index < 0 else groups[index] for index in message["of"]])
-            except (ValueError, TypeError, KeyError, IndexError):
-                raise InputError(f"{place}: its process wrote into the pipe of answers") from None
-        else:
-            message = {}
-        if "error" in message:
-            raise InputError(str(message["error"]))
-        if len(result) != num_steps:
-            raise InputError(f"{place}: {self._how_it_ended()} before it had answered{self._last_words()}")
+        result: Answers = [[] for _ in steps]
+        lines = self._lines()
+        for step in steps:
+            identity = secrets.token_hex(16)
+            question = {"id": identity, "step": step, "shuffled": shuffled}
+            self._tell(json.dumps(question).encode() + b"\n")
+            line = next(lines, None)
+            if line is None:
+                raise InputError(f"{self.place}: {self._how_it_ended()} before it had answered{self._last_words()}")
+            result[step] = self._read(line, identity)
         return result
 
-    def _lines(self, place: str, deadline: float, seconds: float) -> Iterator[bytes]:
+    def _read(self, line: bytes, identity: str) -> list[Group | None]:
+        """The answer of every worker to the question of that id.
+
+        Raises:
+            InputError: it is another's answer, or the child says what went wrong.
+        """
+        try:
+            message = json.loads(line)
+            if "error" not in message:
+                groups = [Group(tuple(members), Fraction(relax)) for members, relax in message["groups"]]
+                answers = [None if index < 0 else groups[index] for index in message["of"]]
+                if message["id"] == identity and len(answers) == self.num_workers:
+                    return answers
+        except (ValueError, TypeError, KeyError, IndexError):
+            message = {}
+        raise InputError(str(message.get("error", f"{self.place}: wrote into the pipe through which its answers come")))
+
+    def _lines(self) -> Iterator[bytes]:
         """What comes through the pipe until it is closed."""
         parts: list[bytes] = []
         total = 0
         while True:
-            left = deadline - time.monotonic()
+            left = self.deadline - time.monotonic()
             if left <= 0 or not select.select([self.reading], [], [], left)[0]:
-                raise InputError(f"{place}: did not answer within {seconds:.0f} seconds{self._last_words()}")
+                raise InputError(f"{self.place}: did not answer within {self.seconds:.0f} seconds{self._last_words()}")
             chunk = os.read(self.reading, 2**20)
             total += len(chunk)
             if total > ANSWER_BYTES:
-                raise InputError(f"{place}: its answers take more than {ANSWER_BYTES // 2**30} GiB")
+                raise InputError(f"{self.place}: its answers take more than {ANSWER_BYTES // 2**30} GiB")
             *whole, rest = chunk.split(b"\n")
             for part in whole:
                 yield b"".join([*parts, part])
@@ -159,5 +176,8 @@ class _Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        assert self.process.stdin is not None, "asked for"
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         os.close(self.reading)
         self.output.close()

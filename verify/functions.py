@@ -55,29 +55,32 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, *, na
 
 
 def prove_function_file(place: str, cluster: Cluster, period: int) -> FunctionProof:
-    """As `prove_function`, for the function named by `file.py:name`, asked in two processes with different hash seeds.
+    """As `prove_function`, for the function named by `file.py:name`, asked in two processes, once in any order.
 
-    An answer that depends on the hash seed refutes the claim `membership`: workers are processes too, and disagree.
+    An answer that depends on the hash seed, which is drawn for each process, or on what was asked before refutes the
+    claim `membership`: workers are processes too, and disagree.
 
     Raises:
         InputError: as there; or the processes end early, run for too long or need too much memory.
     """
-    from partreduce.verify.function_process import HASH_SEEDS, answers_in_processes
+    from partreduce.verify.function_process import answers_in_processes
 
     check_size(cluster, period)
     _, name = place_of_function(place)
-    one, two = answers_in_processes(place, cluster, period)
+    (seed, one), (other, two) = answers_in_processes(place, cluster, period)
     for step, pair in enumerate(zip(one, two, strict=True)):
         for worker, (first, second) in enumerate(zip(*pair, strict=True)):
             if first != second:
                 text = (
-                    f"in step {step} worker {worker} computes {first or 'no group'} with PYTHONHASHSEED="
-                    f"{HASH_SEEDS[0]} and {second or 'no group'} with {HASH_SEEDS[1]}; every worker is a process with "
-                    "a seed of its own."
+                    f"in step {step} worker {worker} computes {first or 'no group'} with PYTHONHASHSEED={seed}, asked "
+                    f"in order, and {second or 'no group'} with {other}, asked in an order drawn at random; every "
+                    "worker is a process with a seed of its own, and asks for its own groups only."
                 )
                 return _without_schedule(name, refuted(NAME, text, {"step": step, "worker": worker}), "")
     asked = (
-        f" They were asked in two processes with different hash seeds, {' and '.join(HASH_SEEDS)}, and answered alike."
+        f" They were asked in two processes with different hash seeds, {seed} and {other}, the second in an order of "
+        "steps and workers drawn at random, and answered alike. A function that takes over the process in which it is "
+        "asked is not guarded against."
     )
     return _prove(one, cluster, period, name, asked)
 
@@ -109,7 +112,7 @@ def _prove(
     )
     phases: list[Phase] = []
     for step, answers in zip(range(2 * period), steps, strict=False):
-        wrong = _disagreement(answers, step) or _not_periodic(answers, phases, step, period)
+        wrong = _consensus_distance(answers, step) or _not_periodic(answers, phases, step, period)
         if wrong is not None:
             return _without_schedule(name, wrong, scope)
         if step < period:
@@ -129,7 +132,7 @@ def _without_schedule(name: str, wrong: Claim, scope: str) -> FunctionProof:
     return FunctionProof(Proof(name, (wrong, *rest), frozenset({NAME}), {}), None, scope)
 
 
-def _disagreement(answers: Sequence[Group | None], step: int) -> Claim | None:
+def _consensus_distance(answers: Sequence[Group | None], step: int) -> Claim | None:
     for worker, group in enumerate(answers):
         if group is None:
             continue

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
+from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction, prove_power
 from partreduce.verify.deadlock_free import prove_rounds_of_graph
-from partreduce.verify.disagreement import prove_disagreement
 from partreduce.verify.drift import prove_drift
 from partreduce.verify.exact_consensus import prove_exact
 from partreduce.verify.limit import prove_limit
@@ -46,7 +46,7 @@ def prove_graph(schedule: Schedule) -> tuple[Claim, ...]:
     claims: list[Claim | None] = [sums, _consensus(schedule, rounds), prove_rounds_of_graph(schedule)]
     if sums.status is Status.PROVED:
         claims.append(prove_contraction(schedule))
-        claims.append(prove_disagreement(schedule))
+        claims.append(prove_consensus_distance(schedule))
         claims.append(prove_drift(schedule, "worker"))
         claims.append(prove_drift(schedule, "node"))
         claims.append(prove_exact(schedule))

@@ -16,16 +16,16 @@ from partreduce.verify.codec_error import prove_codec_error
 from partreduce.verify.conflict_free import NAME as CONFLICT_FREE
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
+from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction
 from partreduce.verify.deadlock_free import prove_deadlock_free
-from partreduce.verify.disagreement import prove_disagreement
 from partreduce.verify.drift import prove_drift
 from partreduce.verify.equal_replicas import prove_equal_replicas
 from partreduce.verify.exact_consensus import prove_exact
 from partreduce.verify.graph import prove_graph
 from partreduce.verify.kept_gap import essential_of_kept_gap, prove_kept_gap
 from partreduce.verify.lag import prove_lag
-from partreduce.verify.membership import prove_membership
+from partreduce.verify.membership import asks_everyone, prove_membership
 from partreduce.verify.memory import prove_memory
 from partreduce.verify.on_request import prove_generated, prove_pairwise, prove_server
 from partreduce.verify.quorum import prove_quorum
@@ -58,7 +58,8 @@ def prove(schedule: Schedule) -> Proof:
     prover = PROVERS_OF_PROTOCOL.get(schedule.strategy.protocol) or PROVERS.get(schedule.strategy.kind)
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
-    essential = prover.essential | (prover.of_rules if schedule.rule() is not None else frozenset())
+    rule = schedule.rule()
+    essential = prover.essential | (prover.of_rules if rule is not None and asks_everyone(rule) else frozenset())
     essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
     certificate: dict[str, Any] = {}
     claims = prover.claims(schedule)
@@ -96,7 +97,7 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         prove_consensus(schedule),
         prove_deadlock_free(schedule),
         prove_contraction(schedule),
-        prove_disagreement(schedule),
+        prove_consensus_distance(schedule),
         prove_drift(schedule, "worker"),
         prove_drift(schedule, "node"),
         exact,
@@ -111,7 +112,7 @@ EXACT = (
     "unit-sums",
     "consensus",
     "contraction",
-    "disagreement",
+    "consensus-distance",
     "drift-worker",
     "drift-node",
     "exact-consensus",
@@ -165,7 +166,8 @@ def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Clai
 class Prover:
     """How a kind is proved: its claims, and those without which a schedule of that kind should not be run.
 
-    `of_rules` are essential as well where the groups come from rules, and what `more` says of the schedule.
+    `of_rules` are essential as well where the groups come from rules and every worker can be asked for its own, and
+    what `more` says of the schedule.
     `certified`: what it proves is confirmed also where rounds are not fixed, with so many phases or graphs in the file.
     """
 

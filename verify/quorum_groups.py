@@ -36,8 +36,8 @@ METHOD = "groups"
 def prove_quorum_of_groups(schedule: Schedule) -> tuple[Claim, ...]:
     """All claims about a schedule of groups whose rounds are started by a quorum. Cost: that of the matrices' claims.
 
-    The claims about matrices are those of the same schedule in lockstep. Disagreement and drift are none of them: they
-    take every worker to make progress in every round.
+    The claims about matrices are those of the same schedule in lockstep. Consensus distance and drift are none of them:
+    they take every worker to make progress in every round.
     """
     strategy = schedule.strategy
     quorum = strategy.when

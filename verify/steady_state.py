@@ -1,4 +1,4 @@
-"""The steady state of a schedule in floats, class by class, for the claims `disagreement` and `drift`.
+"""The steady state of a schedule in floats, class by class, for the claims `consensus-distance` and `drift`.
 
 What is computed here is not trusted: it is rounded to integers, which the checker puts through one period itself.
 """

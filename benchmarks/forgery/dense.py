@@ -1,6 +1,6 @@
 """Schedules as dense floats, straight from their documents, sharing nothing with prover or checker.
 
-`steady_figures` computes disagreement and drift from their definitions.
+`steady_figures` computes consensus distance and drift from their definitions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _blocks(cluster: Document, radices: list[int], phase: list[Document]) -> lis
 
 
 def steady_figures(raw: Document, listed: Groups, matrices: list[Matrix]) -> dict[str, float]:
-    """`disagreement`, `drift-worker` and `drift-node` of a raw schedule document.
+    """`consensus-distance`, `drift-worker` and `drift-node` of a raw schedule document.
 
     `listed` are its groups (workers, relax) by phase, None for weighted graphs, and `matrices` its W. Infinite where
     workers do not converge.
@@ -86,7 +86,7 @@ def steady_figures(raw: Document, listed: Groups, matrices: list[Matrix]) -> dic
         "drift-worker": np.eye(n),
         "drift-node": (node[:, None] == np.arange(node.max() + 1)).astype(float),
     }
-    result = {"disagreement": _disagreement(matrices, paces, scales, is_late=is_late)}
+    result = {"consensus-distance": _consensus_distance(matrices, paces, scales, is_late=is_late)}
     return result | {name: _drift(matrices, paces, scales, pushes, is_late=is_late) for name, pushes in both.items()}
 
 
@@ -133,7 +133,7 @@ class _Step:
         return state
 
 
-def _disagreement(matrices: list[Matrix], paces: Numbers, scales: list[Matrix], *, is_late: bool) -> float:
+def _consensus_distance(matrices: list[Matrix], paces: Numbers, scales: list[Matrix], *, is_late: bool) -> float:
     n, instants = len(paces), int(paces.max())
     off = np.eye(n) - 1 / n
 

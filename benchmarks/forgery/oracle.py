@@ -33,7 +33,7 @@ OF_MATRICES = (
 )
 """What holds of the models that groups average, whoever comes late."""
 
-STEADY = ("disagreement", "drift-worker", "drift-node")
+STEADY = ("consensus-distance", "drift-worker", "drift-node")
 """Claims whose checks take milliseconds."""
 
 

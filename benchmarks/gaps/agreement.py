@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from partreduce.runtime.virtual_time.gap_record import GapRecord
+    from partreduce.runtime.virtual_time.record import GapRecord
     from partreduce.topo.round import Round
     from partreduce.topo.schedule import Schedule
 

@@ -49,7 +49,7 @@ def agreement(row: Row) -> float:
 
 
 def steps_to_agree(row: Row) -> float:
-    """Steps in which the graph alone brings disagreement down to 1 %."""
+    """Steps in which the graph alone brings consensus distance down to 1 %."""
     measured: float | None = row["agree_seconds"]
     if measured is not None:
         return measured / float(row["step_seconds"])

@@ -8,7 +8,7 @@ In virtual time, where only computing takes time (a step takes 1), in the parall
 each worker's step takes 6 times as long with probability 1/n (the paper's), the same with 1/16 whatever n, and one
 worker that is always 4 times as slow. The protocol object runs wherever workers skip, and with 16 workers, which
 average numbers as it says, so that it shows how long agreement takes under each setting; elsewhere runs the recursion
-that has its times (`gap_recursion`, equal by test).
+that has its times (`recursion`, equal by test).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.gaps.agreement import agreeing
-from partreduce.runtime.virtual_time.gap_recursion import gap_times, record_of
+from benchmarks.gaps.recursion import gap_times, record_of
 from partreduce.runtime.virtual_time.predict import queue_arrays
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers.protocols.hop import hop_of
@@ -39,7 +39,7 @@ from partreduce.topo.strategies.gap import Gap, Order, Skip
 from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
-    from partreduce.runtime.virtual_time.gap_record import GapRecord
+    from partreduce.runtime.virtual_time.record import GapRecord
     from partreduce.topo.schedule import Schedule
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gaps"

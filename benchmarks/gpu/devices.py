@@ -36,6 +36,28 @@ STUCK_SECONDS = 60.0
 """A pretended stream that waits longer for another than this has met a bug of the test."""
 
 
+_looking_up = threading.RLock()
+
+
+def _one_at_a_time(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """A `__getattr__` of torch's that threads may enter together: they get one object.
+
+    torch makes an operation's object when it is first asked for, and its C++ part keeps the address without a
+    reference. Of two threads that ask at once each makes one, the second replaces the first, and the address that the
+    first thread handed to C++ is freed.
+    """
+
+    def found(self: Any, name: str) -> Any:  # noqa: ANN401 - as torch's own
+        with _looking_up:
+            return self.__dict__[name] if name in self.__dict__ else look_up(self, name)
+
+    return found
+
+
+for _kind in (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket):
+    _kind.__getattr__ = _one_at_a_time(_kind.__getattr__)  # type: ignore[method-assign]
+
+
 class Mark:
     """A point in a pretended stream."""
 

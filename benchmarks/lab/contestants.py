@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from benchmarks.lab.setting import Setting
     from partreduce.topo.cluster import Cluster
 
-    Pick = Callable[[Cluster, Setting], Schedule | None]
+    Recommendation = Callable[[Cluster, Setting], Schedule | None]
 
 EVERY_STEP = "All-Reduce"
 """The family whose best member is the baseline: exact averaging in every step."""
 
-PICK = "planner's pick"
+RECOMMENDED = "planner's recommendation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +152,14 @@ def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 -
 
 
 def contestants(
-    planned: Pick, planned_corrected: Pick | None = None, planned_coded: Pick | None = None
+    planned: Recommendation,
+    planned_corrected: Recommendation | None = None,
+    planned_coded: Recommendation | None = None,
 ) -> list[Contestant]:
     """All of them, in the order of the table.
 
-    `planned` is the planner's pick, `planned_corrected` that with drift correction, `planned_coded` that with a codec.
+    `planned` is the planner's recommendation, `planned_corrected` that with drift correction, `planned_coded` that with
+    a codec.
     """
     smart = {"division": "inter-intra"}
     return [
@@ -290,20 +293,20 @@ def contestants(
                 ("node-then-all 3", _entry("node-then-all", node_rounds=3), "ring"),
                 ("node-then-all 15", _entry("node-then-all", node_rounds=15), "ring"),
                 ("local SGD, every 4", _entry("local-sgd", every=4), "ring"),
-                (PICK, planned_corrected or planned, "hierarchical"),
+                (RECOMMENDED, planned_corrected or planned, "hierarchical"),
             )
         ],
         *[Contestant(**fields) for fields in (*late_and_small.entries(), *gaps.entries(), *quorums.entries())],
-        Contestant(core=True, name=PICK, family="designed", make=planned, **HIERARCHICAL),
+        Contestant(core=True, name=RECOMMENDED, family="designed", make=planned, **HIERARCHICAL),
         Contestant(
-            name=f"{PICK}, codec",
+            name=f"{RECOMMENDED}, codec",
             family="designed",
             make=planned_coded or planned,
             form="hierarchical",  # its file says so, and with which codec
             twin="node-then-all 15",
         ),
         Contestant(
-            name=f"{PICK}, codec left out",
+            name=f"{RECOMMENDED}, codec left out",
             family="designed",
             make=late_and_small.without_codec(planned_coded or planned),
             form="hierarchical",

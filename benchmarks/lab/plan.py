@@ -1,6 +1,6 @@
-"""What the planner picks for a setting, from the hardware that a profile of the lab's own links measured.
+"""What the planner recommends for a setting, from the hardware that a profile of the lab's own links measured.
 
-It plans for hierarchical group operations, and the lab runs its picks in that form.
+It plans for hierarchical group operations, and the lab runs its recommendations in that form.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class Planner:
 
     def __init__(self, profiles: dict[str, Cluster]) -> None:
         self._profiles = profiles
-        self._picks: dict[str, Schedule] = {}
+        self._recommendations: dict[str, Schedule] = {}
         self.words: dict[str, str] = {}
 
     def __call__(self, cluster: Cluster, setting: Setting) -> Schedule:
-        return self._pick(cluster, setting)
+        return self._recommend(cluster, setting)
 
     def corrected(self, cluster: Cluster, setting: Setting) -> Schedule:
-        """The pick for a run with drift correction."""
-        return self._pick(cluster, setting, ", corrected", drift_correction=True)
+        """The recommendation for a run with drift correction."""
+        return self._recommend(cluster, setting, ", corrected", drift_correction=True)
 
     def coded(self, cluster: Cluster, setting: Setting) -> Schedule:
         """The fastest by prediction where codecs are allowed, whatever is simpler."""
-        return self._pick(cluster, setting, ", codec", codec=None, fastest=True)
+        return self._recommend(cluster, setting, ", codec", codec=None, fastest=True)
 
-    def _pick(self, cluster: Cluster, setting: Setting, words: str = "", **options: Any) -> Schedule:  # noqa: ANN401 - fields of Job
+    def _recommend(self, cluster: Cluster, setting: Setting, words: str = "", **options: Any) -> Schedule:  # noqa: ANN401 - fields of Job
         key = setting.name + words
-        if key not in self._picks:
-            self._picks[key] = self._plan(cluster, setting, key, options)
-        return self._picks[key]
+        if key not in self._recommendations:
+            self._recommendations[key] = self._plan(cluster, setting, key, options)
+        return self._recommendations[key]
 
     def hardware(self, setting: Setting) -> Hardware:
         """The profiled links with the setting's slow workers; nominal ones where there is no profile."""
@@ -69,9 +69,9 @@ class Planner:
             **options,
         )
         found = plan(job)
-        pick = found.pick
+        chosen = found.recommendation
         self.words[key] = (
-            f"{pick.name}: {1e3 * pick.step_seconds:.1f} ms per step and {pick.stretch:.2f} times All-Reduce's steps "
-            "predicted"
+            f"{chosen.name}: {1e3 * chosen.step_seconds:.1f} ms per step and {chosen.steps_ratio:.2f} times "
+            "All-Reduce's steps predicted"
         )
-        return pick.schedule
+        return chosen.schedule

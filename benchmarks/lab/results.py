@@ -46,8 +46,12 @@ def write_everything(folder: Path, name: str, content: dict[str, Any]) -> None:
 
 
 def published(content: dict[str, Any]) -> dict[str, Any]:
-    """What `page` and the pictures read, and the planner's picks, for whoever trains with them again."""
-    kept = {key: content[key] for key in ("head", "measure", "settings", "notes", "picks", "cells") if key in content}
+    """What `page` and the pictures read, and the planner's recommendations, for whoever trains with them again."""
+    kept = {
+        key: content[key]
+        for key in ("head", "measure", "settings", "notes", "recommendations", "cells")
+        if key in content
+    }
     kept["cells"] = [{key: cell[key] for key in CELL} for cell in kept["cells"]]
     for cell in kept["cells"]:
         cell["measured"] = {key: cell["measured"][key] for key in MEASURED}

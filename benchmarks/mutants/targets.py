@@ -20,12 +20,11 @@ RUN_LAWS = "tests/verify/test_run_claim_laws.py"
 PAYLOADS = "tests/verify/test_payload_claims.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
-READING = "tests/verify/test_reading_laws.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
 CORRUPTED = "tests/verify/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
 FORGED = ("tests/verify/test_checker_attacks.py", "tests/verify/test_certificate_mutations.py", ORACLE)
 CHECKED = (
-    "after_a_loss", "codec_error", "conflict_free", "consensus", "contraction", "deadlock_free", "disagreement",
+    "after_a_loss", "codec_error", "conflict_free", "consensus", "contraction", "deadlock_free", "consensus_distance",
     "drift", "end", "equal_replicas", "exact_consensus", "lag", "limit", "membership", "memory", "queues", "rounds",
     "spectral_gap", "staleness", "stochastic",
 )  # fmt: skip
@@ -52,10 +51,12 @@ SHARDING = (
 )
 ROUTES = (("tests/partreduce/test_planner_routes.py",), ("tests/partreduce/test_design_model.py",))
 GROUP_QUORUMS = "tests/runtime/test_strategy_quorum_groups.py"
+QUORUM_ARRAYS = "tests/runtime/test_quorum_arrays.py"
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedulers/protocols/adpsgd.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
+    "schedulers/protocols/shards.py": (("tests/schedulers/test_protocol_shards.py",),),
     "schedulers/protocols/digraph.py": (
         ("tests/schedulers/test_protocol_digraph.py", "tests/schedulers/test_protocol_adpsgd.py"),
     ),
@@ -66,6 +67,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedulers/protocols/partial.py": (
         ("tests/schedulers/test_protocol_partial.py",),
         ("tests/verify/test_explore_partial.py",),
+    ),
+    "schedulers/protocols/partial_groups.py": (
+        ("tests/schedulers/test_protocol_partial_groups.py",),
+        ("tests/verify/test_explore_partial_groups.py",),
     ),
     GENERATOR + "buffers.py": (("tests/schedulers/test_protocol_generator_buffers.py",), EXPLORED),
     GENERATOR + "draw.py": (("tests/schedulers/test_protocol_generator_draw.py",), EXPLORED),
@@ -82,14 +87,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/budget.py": (PROVER,),
     "verify/certificate.py": ((SAYS,), PROVER),
     "verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
-    "verify/membership.py": (
-        ("tests/verify/test_membership_laws.py", READING),
-        ("tests/verify/test_membership_zoo.py",),
-    ),
-    **{f"verify/{name}.py": ((READING,), ("tests/verify/test_membership_zoo.py",)) for name in ("affine", "reading")},
+    "verify/membership.py": (("tests/verify/test_membership_laws.py",), ("tests/verify/test_membership_zoo.py",)),
     "verify/on_request.py": ((ON_REQUEST,),),
     **{f"verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction", "norm_bound")},
-    **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "disagreement", "drift")},
+    **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance", "drift")},
     **{f"verify/{name}.py": ((RUN_LAWS,), (RUNS,)) for name in ("after_a_loss", "meetings", "memory", "staleness")},
     "verify/limit.py": ((RUNS,),),
     **{f"verify/{name}.py": ((PAYLOADS,), (SAYS,)) for name in ("codec_error", "equal_replicas", "forms", "lag")},
@@ -114,7 +115,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/pairing.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
     **{
         f"runtime/averaging/{name}.py": (("tests/runtime/test_commit.py",), AVERAGED)
-        for name in ("commit", "gradients", "riders")
+        for name in ("commit", "gradients", "piggybacked")
     },
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
@@ -128,10 +129,13 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         for name in ("group_quorums", "group_runs")
     },
     **{f"runtime/sharding/{name}.py": HYBRID for name in SHARDING},
-    **{
-        f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),)
-        for name in ("driver", "groups", "rounds", "shadows")
-    },
+    **{f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("driver", "groups", "rounds")},
+    "runtime/strategies/quorum/shadows.py": ((QUORUM_ARRAYS,), (GROUP_QUORUMS,)),
+    "runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), ("tests/runtime/test_strategy_quorum.py",)),
+    "runtime/strategies/gap/driver.py": (
+        ("tests/runtime/test_gap_driver.py",),
+        ("tests/runtime/test_gap_replay.py", "tests/runtime/test_strategy_gap.py"),
+    ),
     "runtime/liveness/heartbeat.py": (("tests/runtime/test_culprit.py",), ("tests/runtime/test_who_has_gone_on.py",)),
     "runtime/launcher/launch.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_processes.py",)),
     "runtime/launcher/supervision.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_orphans.py",)),

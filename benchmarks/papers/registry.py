@@ -38,9 +38,9 @@ PAPERS = (
         module="benchmarks.papers.prague",
         headlines=(
             ("Over All-Reduce, all workers alike", "Figure 10's static schedule, 40 Mbit/s"),
-            ("Over All-Reduce, all workers alike", "planner's pick, 40 Mbit/s"),
+            ("Over All-Reduce, all workers alike", "planner's recommendation, 40 Mbit/s"),
             ("Over All-Reduce, one worker 5× slower", "smart generator, the paper's rule, against the flat ring"),
-            ("Over All-Reduce, one worker 5× slower", "planner's pick"),
+            ("Over All-Reduce, one worker 5× slower", "planner's recommendation"),
             ("Over AD-PSGD, all workers alike", "smart generator, the paper's rule"),
             ("Over a parameter server", "smart generator, the paper's rule, against the synchronous one"),
         ),

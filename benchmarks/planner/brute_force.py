@@ -1,7 +1,7 @@
 """All schedules of plain means with short periods on a few workers: what a proof about such schedules has to allow.
 
-Nothing here is shared with the search: partitions are listed anew, mixing matrices and the disagreement are computed
-from their definitions, only the seconds of one phase are the cost model's.
+Nothing here is shared with the search: partitions are listed anew, mixing matrices and the consensus distance are
+computed from their definitions, only the seconds of one phase are the cost model's.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ DOUBLINGS = 40
 
 @dataclass(frozen=True)
 class Everything:
-    """One entry per schedule: seconds per step, disagreement (infinite without consensus), period, largest group."""
+    """Per schedule: seconds per step, consensus distance (infinite without consensus), period, largest group."""
 
     communication: Floats
-    disagreement: Floats
+    consensus_distance: Floats
     period: npt.NDArray[np.int64]
     largest: npt.NDArray[np.int64]
     distinct: npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ def all_schedules(cluster: Cluster, form: Form, max_period: int) -> Everything:
     for period in range(1, max_period + 1):
         table = np.array(list(product(range(len(partitions)), repeat=period)))  # (N, period)
         values = np.concatenate(
-            [_disagreement(matrices[part]) for part in np.array_split(table, 1 + len(table) // 4000)]
+            [_consensus_distance(matrices[part]) for part in np.array_split(table, 1 + len(table) // 4000)]
         )
         distinct = np.array([len({i for i in row if not silent[i]}) for row in table.tolist()])
         rows.append((seconds[table].mean(1), values, np.full(len(table), period), sizes[table].max(1), distinct))
@@ -91,7 +91,7 @@ def _seconds(cluster: Cluster, groups: list[list[int]], form: Form) -> float:
     return communication(schedule, cluster.hardware, form=form).per_step
 
 
-def _disagreement(matrices: Floats) -> Floats:
+def _consensus_distance(matrices: Floats) -> Floats:
     """The steady mean of tr Σ / n over the phases, Σ ← W (Σ + I) Wᵀ off the mean; matrices (N, T, n, n) → (N,)."""
     n = matrices.shape[-1]
     centre = np.eye(n) - 1.0 / n

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
 
 OVERRUN = 1.0
-"""Seconds of a core by which a plan may overrun its time limit: figures, bounds and the pick's proof that had begun."""
+"""Seconds of a core by which a plan may overrun its time limit: figures, bounds and a proof that had begun."""
 SLACK = 1e-6
 """Figures that differ by this share are equal."""
 MAX_BASES, PACES = 12, (1, 2, 3, 5, 8, 13, 24)
 """Schedules of one job, and steps of a round, that are measured in every form, late and in lockstep."""
 FINEST = (Codec.NONE, Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8)
 ROUNDS = 1.011
-"""A coarser codec than the pick's has to be faster by more than this: a little less time is no reason to round."""
+"""A coarser codec than the recommended one is faster by more than this: a little less time is no reason to round."""
 PROVED = 1e-4
-"""A bound may lie this much above a disagreement: its tables are in single precision."""
+"""A bound may lie this much above a consensus distance: its tables are in single precision."""
 
 
 @dataclass
@@ -85,8 +85,8 @@ def run(
         if outcome.late > overrun:
             outcome.wrong.append(f"took {seconds:.2f} s, {core:.0%} of a core, with a limit of {job.time_limit:.2f} s")
     if planned is not None:
-        outcome.capped, outcome.bounded = planned.answer.capped, planned.pick.bound is not None
-        outcome.wrong += [*_pick(planned, job), *_front(planned), *_document(planned)]
+        outcome.capped, outcome.bounded = planned.answer.capped, planned.recommendation.bound is not None
+        outcome.wrong += [*_recommend(planned, job), *_front(planned), *_document(planned)]
         outcome.wrong += _settings(planned, job) if settings else []
     if exhaust:
         outcome.wrong += _exhausted(job, planned, error)
@@ -98,9 +98,9 @@ def run(
 
 
 def _costs(option: Option) -> tuple[float, ...]:
-    spread = math.inf if option.disagreement.value is None else option.disagreement.value
+    spread = math.inf if option.consensus_distance.value is None else option.consensus_distance.value
     drift = math.inf if option.drift.value is None else option.drift.value
-    return option.communication, spread, drift, option.step_seconds, option.stretch
+    return option.communication, spread, drift, option.step_seconds, option.steps_ratio
 
 
 def _beats(one: Option, other: Option) -> bool:
@@ -119,32 +119,32 @@ def _is_finer(option: Option, other: Option) -> bool:
 
 
 def _keeps(option: Option, job: Job) -> bool:
-    limits, spread = job.limits, option.disagreement.value
-    if not math.isfinite(option.stretch) or spread is None or option.lateness not in job.whens:
+    limits, spread = job.limits, option.consensus_distance.value
+    if not math.isfinite(option.steps_ratio) or spread is None or option.lateness not in job.whens:
         return False
     slack = 1 + 1e-9
-    budget, value = limits.max_communication, limits.max_disagreement
+    budget, value = limits.max_communication, limits.max_consensus_distance
     return (budget is None or option.communication <= budget * slack + 1e-12) and (
         value is None or spread <= float(value) * slack + 1e-12
     )
 
 
-def _pick(planned: Plan, job: Job) -> list[str]:
-    """The pick keeps the limits, and nothing that keeps them beats it."""
-    chosen, wrong = planned.pick, []
+def _recommend(planned: Plan, job: Job) -> list[str]:
+    """The recommendation keeps the limits, and nothing that keeps them beats it."""
+    chosen, wrong = planned.recommendation, []
     if not _keeps(chosen, job):
-        wrong.append(f"the pick {chosen.name} breaks a limit")
+        wrong.append(f"the recommendation {chosen.name} breaks a limit")
     for option in planned.options:
         rival = _keeps(option, job)
         if job.objective is Objective.EXACT:
             rival = rival and option.is_exact and option.period <= chosen.period
         if rival and _beats(option, chosen):
-            wrong.append(f"{option.name} {_costs(option)} beats the pick {chosen.name} {_costs(chosen)}")
+            wrong.append(f"{option.name} {_costs(option)} beats the recommendation {chosen.name} {_costs(chosen)}")
     return wrong
 
 
 def _settings(planned: Plan, job: Job) -> list[str]:
-    """No form, lateness, pace or codec of what was measured beats the pick within the limits."""
+    """No form, lateness, pace or codec of what was measured beats the recommendation within the limits."""
     if not job.compute_times().is_fixed or job.objective is Objective.EXACT:
         return []
     bases = {
@@ -163,9 +163,13 @@ def _settings(planned: Plan, job: Job) -> list[str]:
                 continue
             for how in _hows(schedule, job, form):
                 option = measure(travelling(schedule, how), job, form=form)
-                if _keeps(option, job) and _is_finer(option, planned.pick) and _beats(option, planned.pick):
+                if (
+                    _keeps(option, job)
+                    and _is_finer(option, planned.recommendation)
+                    and _beats(option, planned.recommendation)
+                ):
                     said = f"{base.name} {how} {late} pace={pace} {_costs(option)}"
-                    wrong.append(f"{said} beats {planned.pick.name} {_costs(planned.pick)}")
+                    wrong.append(f"{said} beats {planned.recommendation.name} {_costs(planned.recommendation)}")
     return wrong
 
 
@@ -180,14 +184,14 @@ def _hows(schedule: Schedule, job: Job, form: Form) -> list[How]:
 
 
 def _front(planned: Plan) -> list[str]:
-    """Nothing on the front but the pick is beaten, and everything measured is on it or matched by it."""
+    """Nothing on the front but the recommendation is beaten, and everything measured is on it or matched by it."""
     wrong = [
         f"{option.name} is on the front and beaten by another there"
         for option in planned.front
-        if option is not planned.pick and any(_beats(other, option) for other in planned.front)
+        if option is not planned.recommendation and any(_beats(other, option) for other in planned.front)
     ]
     for option in planned.options:
-        if not math.isfinite(option.stretch):
+        if not math.isfinite(option.steps_ratio):
             continue
         ours = _costs(option)
         if not any(
@@ -202,11 +206,11 @@ def _document(planned: Plan) -> list[str]:
     document = planned.to_json()
     json.dumps(document, allow_nan=False)
     named = {row["name"] for row in document["front"]}
-    wrong = [] if document["pick"]["name"] in named else ["the pick is not on the front"]
+    wrong = [] if document["recommendation"]["name"] in named else ["the recommendation is not on the front"]
     if planned.proof.verdict == "refuted":
-        wrong.append(f"the pick {planned.pick.name} is refuted")
-    if any((option.disagreement.value or 0.0) < 0 for option in planned.options):
-        wrong.append("a disagreement is negative")
+        wrong.append(f"the recommendation {planned.recommendation.name} is refuted")
+    if any((option.consensus_distance.value or 0.0) < 0 for option in planned.options):
+        wrong.append("a consensus distance is negative")
     return wrong
 
 
@@ -223,11 +227,15 @@ def _exhausted(job: Job, planned: Plan | None, error: PartreduceError | None) ->
 
 def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
     """Which schedules reach consensus within the limits, (N,)."""
-    fits = np.isfinite(every.disagreement) & (every.period >= limits.min_period) & (every.period <= limits.max_period)
+    fits = (
+        np.isfinite(every.consensus_distance)
+        & (every.period >= limits.min_period)
+        & (every.period <= limits.max_period)
+    )
     if limits.max_communication is not None:
         fits &= every.communication <= limits.max_communication
-    if limits.max_disagreement is not None:
-        fits &= every.disagreement <= float(limits.max_disagreement)
+    if limits.max_consensus_distance is not None:
+        fits &= every.consensus_distance <= float(limits.max_consensus_distance)
     if limits.max_group is not None:
         fits &= every.largest <= limits.max_group
     if limits.max_distinct_phases is not None:
@@ -245,7 +253,7 @@ def _bounds(planned: Plan, limits: Limits, every: Everything) -> list[str]:
         if "of at most" in option.bound_class and limits.max_group is not None:
             within &= every.largest <= limits.max_group
         # Late, each holds the steps of one round more.
-        least = float(every.disagreement[within].min(initial=math.inf))
+        least = float(every.consensus_distance[within].min(initial=math.inf))
         least += (1 - 1 / option.schedule.num_workers) * option.schedule.strategy.mixes_late
         if least < option.bound - PROVED:
             wrong.append(f"{option.name}: bound {option.bound:.6g} at {option.communication:.6g} s, yet {least:.6g}")
@@ -256,11 +264,11 @@ def _optimality(planned: Plan, job: Job, every: Everything, fits: npt.NDArray[np
     """No schedule within the limits is better than what is called optimal."""
     if planned.answer.status != "optimal":
         return []
-    chosen = planned.pick
-    best = float(every.disagreement[fits].min(initial=math.inf))
+    chosen = planned.recommendation
+    best = float(every.consensus_distance[fits].min(initial=math.inf))
     least = float(every.communication[fits].min(initial=math.inf))
-    if job.objective is Objective.DISAGREEMENT and best < float(chosen.disagreement) - PROVED:
-        return [f"called optimal at {float(chosen.disagreement):.6g}, but {best:.6g} exists"]
+    if job.objective is Objective.CONSENSUS_DISTANCE and best < float(chosen.consensus_distance) - PROVED:
+        return [f"called optimal at {float(chosen.consensus_distance):.6g}, but {best:.6g} exists"]
     if job.objective is Objective.COMMUNICATION and least < chosen.communication * (1 - PROVED):
         return [f"called optimal at {chosen.communication:.6g} s, but {least:.6g} s exists"]
     return []

@@ -80,7 +80,7 @@ def summary(outcomes: list[Outcome], overruns: list[float], failures: int, seed:
 |---|---|
 {rows}
 
-{failures} checks failed. {sum(outcome.bounded for outcome in outcomes)} picks carry a proved bound.
+{failures} checks failed. {sum(outcome.bounded for outcome in outcomes)} recommendations carry a proved bound.
 
 {len(overruns)} jobs had a time limit alone (0.05 to 0.6 s). In seconds of a core, half ended {middle:.2f} s after it or
 sooner, 99 of 100 within {rare:.2f} s, the latest after {late[-1]:.2f} s; imports are not counted.

@@ -121,7 +121,7 @@ def _limits(rng: np.random.Generator, cluster: Cluster, hardware: Hardware, *, t
     if rng.random() < 0.35:
         chosen["max_communication"] = 0.0 if rng.random() < 0.05 else full * _log(rng, 0.003, 4.0)
     if rng.random() < 0.35:
-        chosen["max_disagreement"] = _one_of(
+        chosen["max_consensus_distance"] = _one_of(
             rng, [0, Fraction(0), Fraction(8, 7), Fraction(1, 3), Fraction(3, 4), _log(rng, 0.01, 20.0)]
         )
     if tiny:

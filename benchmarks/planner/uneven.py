@@ -2,13 +2,13 @@
 
     python -m benchmarks.planner.uneven [--effort 20] [--attack 30] [--seed 0] [--only 3,3,2 ...] [-o FILE]
 
-For every option of the search's front (communication against disagreement, plain means, ring, periods up to 24) the
-adversary anneals explicit groups: worker by worker, with phases swapped, copied, put in and taken out. It shares no
+For every option of the search's front (communication against consensus distance, plain means, ring, periods up to 24)
+the adversary anneals explicit groups: worker by worker, with phases swapped, copied, put in and taken out. It shares no
 code with the search but the α–β model, and every pair that counts is measured by `topo.figures` again. An option's
-ratio is the larger one of two: its disagreement over the least that the adversary found at no more communication (from
-whatever option it started), and its communication over the least at no more disagreement. Two searches of one effort
-are compared, without and with refinement; the adversary spends `--attack` seconds of CPU time on each, and what it
-found from either counts against both. Writes FILE.md.
+ratio is the larger one of two: its consensus distance over the least that the adversary found at no more communication
+(from whatever option it started), and its communication over the least at no more consensus distance. Two searches of
+one effort are compared, without and with refinement; the adversary spends `--attack` seconds of CPU time on each, and
+what it found from either counts against both. Writes FILE.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.planner.comparison import RESULTS, machine
+from benchmarks.kit import RESULTS, machine
 from partreduce import Job
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import front as planner_front
@@ -108,7 +108,7 @@ class Adversary:
         return self.seconds_of[key]
 
     def values(self, schedules: list[Labels]) -> Floats:
-        """Disagreements of schedules of one length; infinite without consensus."""
+        """Consensus distances of schedules of one length; infinite without consensus."""
         rows = np.stack(schedules)  # (B, T, n)
         n = rows.shape[-1]
         together = rows[..., None] == rows[..., None, :]
@@ -179,7 +179,7 @@ class Adversary:
             over_cost, over_value = np.log(costs / cost + 1e-12), np.log(values / value + 1e-12)
             energies = (
                 over_value + 10 * np.maximum(0, over_cost)
-                if aim == "disagreement"
+                if aim == "consensus-distance"
                 else over_cost + 10 * np.maximum(0, over_value)
             )
             energies = np.where(np.isfinite(energies), energies, 1e9)
@@ -199,7 +199,7 @@ class Adversary:
         for point in self.points:
             phases = GroupPhases(tuple(Phase.from_labels(row) for row in point.rows))
             schedule = Schedule("attack", self.cluster, Static(phases=phases))
-            point.value = float(figures.disagreement(schedule))
+            point.value = float(figures.consensus_distance(schedule))
             point.cost = communication(schedule, self.cluster.hardware).per_step
 
     def ratio(self, cost: float, value: float) -> float:
@@ -210,7 +210,7 @@ class Adversary:
 
 
 def options_of(cluster: Cluster, effort: float, seed: int, *, refined: bool) -> list[Candidate]:
-    """The search's front as the planner asks for it, what communication and disagreement alone leave of it."""
+    """The search's front as the planner asks for it, what communication and consensus distance alone leave of it."""
     hints = planner_front(competitors(Job(cluster=cluster, seed=seed)))
     problem = Problem(cluster=cluster, hints=tuple(option.schedule for option in hints))
     # Without refinement the search of the whole alphabet goes on in its place.
@@ -219,9 +219,9 @@ def options_of(cluster: Cluster, effort: float, seed: int, *, refined: bool) -> 
         found = synthesis_front.synthesise(problem, effort=effort, seed=seed).candidates
     least, kept = math.inf, []
     for one in found:
-        if 1e-6 < one.disagreement < least * (1 - 1e-9):
+        if 1e-6 < one.consensus_distance < least * (1 - 1e-9):
             kept.append(one)
-            least = one.disagreement
+            least = one.consensus_distance
     return kept
 
 
@@ -248,15 +248,15 @@ def run(name: str, effort: float, seconds: float, seed: int, fronts: Path | None
         options = options_of(cluster, effort, seed, refined=refined)
         share = seconds / (2 * len(options))
         for option in options:
-            own = {"cost": option.communication_seconds_per_step, "value": option.disagreement}
-            for aim in ("disagreement", "communication"):
+            own = {"cost": option.communication_seconds_per_step, "value": option.consensus_distance}
+            for aim in ("consensus-distance", "communication"):
                 until = time.process_time() + share
                 adversary.attack(rows_of(option.schedule), **own, aim=aim, until=until)
         searched[refined] = options
     adversary.confirm()
     lines = []
     for refined, options in searched.items():
-        ratios = [adversary.ratio(o.communication_seconds_per_step, o.disagreement) for o in options]
+        ratios = [adversary.ratio(o.communication_seconds_per_step, o.consensus_distance) for o in options]
         beaten = [sum(r > 1 + by for r in ratios) for by in (0.01, 0.03, 0.1)]
         cells = [name, "yes" if refined else "no", str(len(options)), *map(str, beaten)]
         cells += [f"{max(ratios):.3f}", f"{np.mean(ratios):.4f}", str(adversary.scored)]
@@ -264,7 +264,7 @@ def run(name: str, effort: float, seconds: float, seed: int, fronts: Path | None
         if fronts is not None:
             fronts.mkdir(exist_ok=True)
             points = [(p.cost, p.value, p.rows) for p in adversary.points]
-            record = [(o.communication_seconds_per_step, o.disagreement, rows_of(o.schedule)) for o in options]
+            record = [(o.communication_seconds_per_step, o.consensus_distance, rows_of(o.schedule)) for o in options]
             file = fronts / f"{name}-{refined}.pickle".replace(" ", "_")
             file.write_bytes(pickle.dumps((record, ratios, points)))
     return lines
@@ -285,8 +285,8 @@ def main() -> None:
     command += f" --seed {options.seed} --only " + " ".join(f'"{name}"' for name in options.only)
     about = (
         f"`{command}`; {machine()}, shared. Options of the search that an independent annealer of explicit groups "
-        "beats by more than so much: less disagreement at no more communication, or less communication at "
-        "no more disagreement."
+        "beats by more than so much: less consensus distance at no more communication, or less communication at "
+        "no more consensus distance."
     )
     for name in options.only:
         rows = run(name, options.effort, options.attack, options.seed, options.fronts)

@@ -69,7 +69,7 @@ def all_figures(schedule: Schedule) -> dict[str, object]:
 
 def rule(schedule: Schedule) -> dict[str, object]:
     found = figures(schedule, limit=DEFAULT)
-    return {"value": found.contraction.value, "disagreement": found.disagreement.value}
+    return {"value": found.contraction.value, "consensus_distance": found.consensus_distance.value}
 
 
 def plain_eigsh(schedule: Schedule) -> dict[str, object]:

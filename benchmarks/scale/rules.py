@@ -54,7 +54,10 @@ def in_process(rule: str, workers: int) -> None:
         proof, found = prove(schedule), figures(schedule)
         lap("verify")
         assert proof.verdict.value == "proved", proof
-        return seconds | {"contraction": float(found.contraction), "disagreement": float(found.disagreement)}
+        return seconds | {
+            "contraction": float(found.contraction),
+            "consensus_distance": float(found.consensus_distance),
+        }
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "schedule.json"
@@ -108,7 +111,7 @@ def table(rows: list[Row]) -> str:
     """One Markdown row per rule and size."""
     head = ["rule", "workers", "in process: design, verify (CPU)", "its peak MB"]
     head += [f"command {stage}: s (CPU)" for stage in STAGES]
-    head += ["peak MB of commands", "certificate bytes", "contraction", "disagreement"]
+    head += ["peak MB of commands", "certificate bytes", "contraction", "consensus_distance"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in rows:
         m: dict = row["median"]  # type: ignore[assignment]
@@ -118,7 +121,11 @@ def table(rows: list[Row]) -> str:
         cells.append(f"{inside['peak_mb']:.0f} (before: {inside['before_mb']:.0f})")
         cells += [f"{m[s]['seconds']:.2f} ({m[s]['cpu']:.2f})" for s in STAGES]
         cells.append(", ".join(f"{m[s]['peak_mb']:.0f}" for s in STAGES))
-        cells += [f"{m['certificate_bytes']:.0f}", f"{inside['contraction']:.6f}", f"{inside['disagreement']:.4f}"]
+        cells += [
+            f"{m['certificate_bytes']:.0f}",
+            f"{inside['contraction']:.6f}",
+            f"{inside['consensus_distance']:.4f}",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

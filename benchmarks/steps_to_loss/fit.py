@@ -1,12 +1,12 @@
-"""Fits how much longer a schedule trains than All-Reduce, in steps, from its disagreement and drift.
+"""Fits how much longer a schedule trains than All-Reduce, in steps, from its consensus distance and drift.
 
     python -m benchmarks.steps_to_loss.fit [--seeds 5] [--random 40]
     python -m benchmarks.steps_to_loss.fit --rows benchmarks/results/steps_to_loss.json   # measured before: fit only
 
 Every schedule is trained on digits with 16 virtual workers (`virtual_training.py`) under three placements of the data;
-the ratio of its steps to the target loss over All-Reduce's is the measured *stretch*. The model is
+the ratio of its steps to the target loss over All-Reduce's is the measured *steps ratio*. The model is
 
-    stretch = 1 + a · disagreement + c · drift^p
+    steps ratio = 1 + a · consensus distance + c · drift^p
 
 with drift 0 for shuffled data, the `worker` drift for data sorted per worker and the `node` drift for data sorted per
 node. It is fitted on half of the schedules; the error on the other half, and on another cluster shape, is printed and
@@ -28,7 +28,7 @@ from scipy.optimize import least_squares
 from benchmarks import compact
 from benchmarks.steps_to_loss.virtual_training import Data, load_digits, steps_to_loss
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import disagreement, drift, radius
+from partreduce.topo.figures import consensus_distance, drift, radius
 from partreduce.topo.rule import Block, RulePhase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, RulePhases, Static
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Measure = Callable[[list[Schedule], Data, int, float], list[dict[str, object]]]
 
-COLUMNS = ("cluster", "schedule", "data", "disagreement", "drift", "stretch")
+COLUMNS = ("cluster", "schedule", "data", "consensus_distance", "drift", "steps_ratio")
 """What a fit reads of a row; the file holds these."""
 MODES = ("shuffled", "per-worker", "per-node")
 RESULT = Path(__file__).parents[1] / "results" / "steps_to_loss.json"
@@ -91,7 +91,7 @@ def measure(schedules: list[Schedule], data: Data, seeds: int, rate: float) -> l
     }
     rows: list[dict[str, object]] = []
     for number, schedule in enumerate(schedules):
-        features = [disagreement(schedule).value, drift(schedule, "worker").value, drift(schedule, "node").value]
+        features = [consensus_distance(schedule).value, drift(schedule, "worker").value, drift(schedule, "node").value]
         for mode in MODES:
             ratios = []
             for seed in range(seeds):
@@ -103,9 +103,9 @@ def measure(schedules: list[Schedule], data: Data, seeds: int, rate: float) -> l
                     "cluster": str(cluster),
                     "schedule": schedule.name,
                     "data": mode,
-                    "disagreement": features[0],
+                    "consensus_distance": features[0],
                     "drift": {"shuffled": 0.0, "per-worker": features[1], "per-node": features[2]}[mode],
-                    "stretch": float(np.median(ratios)),
+                    "steps_ratio": float(np.median(ratios)),
                     "spread": [float(min(ratios)), float(max(ratios))],
                 }
             )
@@ -116,7 +116,7 @@ def measure(schedules: list[Schedule], data: Data, seeds: int, rate: float) -> l
 
 def predict(rows: list[dict[str, object]], parameters: np.ndarray) -> np.ndarray:
     a, c, p = parameters
-    d = np.array([row["disagreement"] for row in rows], dtype=float)
+    d = np.array([row["consensus_distance"] for row in rows], dtype=float)
     z = np.array([row["drift"] for row in rows], dtype=float)
     return 1 + a * d + c * np.where(z > 0, z, 0.0) ** p
 
@@ -131,7 +131,7 @@ def summary(relative: np.ndarray) -> dict[str, float]:
 
 
 def errors(rows: list[dict[str, object]], parameters: np.ndarray) -> dict[str, float]:
-    measured = np.array([row["stretch"] for row in rows], dtype=float)
+    measured = np.array([row["steps_ratio"] for row in rows], dtype=float)
     return summary(np.abs(predict(rows, parameters) / measured - 1))
 
 
@@ -174,7 +174,7 @@ def fit(measure: Measure, options: argparse.Namespace, *, drift_guess: float, mo
     fitted = [row for row in rows if row["schedule"] in half]
     held_out = [row for row in rows if row["schedule"] not in half]
     solution = least_squares(
-        lambda x: np.log(predict(fitted, x)) - np.log([float(str(row["stretch"])) for row in fitted]),
+        lambda x: np.log(predict(fitted, x)) - np.log([float(str(row["steps_ratio"])) for row in fitted]),
         x0=np.array([0.02, drift_guess, 0.45]),
         bounds=([0, 0, 0.1], [1, 10, 1]),
     )
@@ -202,7 +202,7 @@ def fit(measure: Measure, options: argparse.Namespace, *, drift_guess: float, mo
 
 
 def main() -> None:
-    words = "stretch = 1 + a*disagreement + c*drift^p"
+    words = "steps ratio = 1 + a*consensus distance + c*drift^p"
     fit(measure, options_of(__doc__, seeds=5, result=RESULT), drift_guess=1.0, model=words, modes=MODES)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.steps_to_loss.drift_correction import steps_to_loss
 from benchmarks.steps_to_loss.fit import fit, options_of
 from partreduce.schedulers.registry import build
-from partreduce.topo.figures import disagreement, drift
+from partreduce.topo.figures import consensus_distance, drift
 from partreduce.topo.figures.correction import best_alpha
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ def measure(schedules: list[Schedule], data: Data, seeds: int, rate: float) -> l
                     "cluster": str(cluster),
                     "schedule": schedule.name,
                     "data": mode,
-                    "disagreement": disagreement(schedule).value,
+                    "consensus_distance": consensus_distance(schedule).value,
                     "drift": drift(schedule, "worker" if mode == "per-worker" else "node").value,
                     "alpha": alpha,
                     "radius": radius,
-                    "stretch": float(np.median(ratios)),
+                    "steps_ratio": float(np.median(ratios)),
                     "spread": [min(ratios), max(ratios)],
                 }
             )
@@ -60,7 +60,7 @@ def measure(schedules: list[Schedule], data: Data, seeds: int, rate: float) -> l
 
 
 def main() -> None:
-    words = "stretch = 1 + a*disagreement + c*drift^p, with drift correction 'auto'"
+    words = "steps ratio = 1 + a*consensus distance + c*drift^p, with drift correction 'auto'"
     options = options_of(__doc__, seeds=3, result=RESULT)
     with np.errstate(all="ignore"):
         fit(measure, options, drift_guess=0.1, model=words, modes=MODES)

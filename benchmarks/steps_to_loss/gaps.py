@@ -5,9 +5,9 @@
 Every setting runs in virtual time under two slowdowns of Hop's paper (a step takes 6 times as long with probability
 1/n; one worker always takes 4 times as long), and the same reduces train the digits' network (`virtual_training`): each
 worker computes its gradient when it enters a step and averages what the protocol object gave it. Asked is whether the
-figures that the replay measures on noise (`runtime.virtual_time.replay`) predict the steps: the steps model's stretch,
-divided by the progress of a step where that is below 1. Written to benchmarks/results/steps_to_loss_gaps.json. Some
-five minutes; on sorted data four times as long.
+figures that the replay measures on noise (`runtime.virtual_time.replay`) predict the steps: the steps model's steps
+ratio, divided by the progress of a step where that is below 1. Written to benchmarks/results/steps_to_loss_gaps.json.
+Some five minutes; on sorted data four times as long.
 """
 
 from __future__ import annotations
@@ -152,16 +152,16 @@ def main() -> None:
                     run(schedule, times, STEPS[mode], seed, training)
                     ratios.append(training.reached / (steps or np.nan))
                 pushed = 0.0 if mode == "shuffled" else found.drift_worker
-                model = FITTED.stretch(found.disagreement, pushed, late=order is Order.PARALLEL)
+                model = FITTED.steps_ratio(found.consensus_distance, pushed, late=order is Order.PARALLEL)
                 rows.append(
                     {
                         "data": mode, "slowdown": kind, "graph": graph, "order": str(order), "staleness": gap.staleness,
                         "backup": "beside 5" if gap.backup == BESIDE_5 else gap.backup, "reduce": str(gap.reduce),
                         "weights": str(gap.weights), "skip": gap.skip is not None, "step": round(seconds, 3),
-                        "disagreement": round(found.disagreement, 3), "drift": round(pushed, 2),
+                        "consensus_distance": round(found.consensus_distance, 3), "drift": round(pushed, 2),
                         "progress": round(found.progress, 3), "gradients": round(found.gradients, 1),
                         "predicted": round(model / min(1.0, found.progress), 3),
-                        "stretch": round(float(np.median(ratios)), 3),
+                        "steps_ratio": round(float(np.median(ratios)), 3),
                         "spread": [round(float(min(ratios)), 3), round(float(max(ratios)), 3)],
                     }
                 )  # fmt: skip
@@ -171,7 +171,7 @@ def main() -> None:
         for order in Order:
             mine = [row for row in rows if row["data"] == mode and row["order"] == str(order)]
             # A larger learning rate in effect is no error of the prediction, which does not count on it.
-            off = [max(row["predicted"], 1e-9) / row["stretch"] - 1 for row in mine if row["progress"] <= 1.02]
+            off = [max(row["predicted"], 1e-9) / row["steps_ratio"] - 1 for row in mine if row["progress"] <= 1.02]
             errors[f"{mode}, {order}"] = {
                 "settings": len(off),
                 "median": round(float(np.median(np.abs(off))), 3),

@@ -6,7 +6,7 @@ Three tasks, 16 workers on 4 nodes, shuffled data, plain SGD: the planner's task
 `virtual_training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce
 in lockstep, in a pipeline of width 2 and 3, with and without warm-up, with parameters late by a round, and with each
 codec; and by node-then-all 23, whose parameters travel as differences to the last mean of all, with each codec. At each
-learning rate the *stretch* of a run is its steps over those of All-Reduce in lockstep with the same seed (of
+learning rate the *steps ratio* of a run is its steps over those of All-Reduce in lockstep with the same seed (of
 node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature of the loss, which a
 pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
 
@@ -287,7 +287,7 @@ def measured(
             row: dict[str, object] = {"task": name, "rate": rate, "variant": variant, "beside": beside}
             row |= {"steps": steps[variant], "reached": len(ratios)}
             if ratios:
-                row |= {"stretch": round(float(np.mean(ratios)), 4), "low": round(min(ratios), 4)}
+                row |= {"steps_ratio": round(float(np.mean(ratios)), 4), "low": round(min(ratios), 4)}
                 row |= {"high": round(max(ratios), 4)}
             if len(ratios) > 1:
                 row |= {"error": round(float(np.std(ratios, ddof=1) / np.sqrt(len(ratios))), 4)}
@@ -313,7 +313,7 @@ def table(rows: list[dict[str, object]]) -> str:
                     products = ", ".join(f"{rate * value:.2f} at step {step}" for step, value in bends.items())  # type: ignore[attr-defined]
                     said.append(f"h, the rate times the largest curvature on the way in lockstep: {products}.\n")
             said += [
-                "| variant | beside | steps | stretch | lowest to highest | standard error |",
+                "| variant | beside | steps | steps ratio | lowest to highest | standard error |",
                 "|---|---|---|---|---|---|",
             ]
             for row in mine:
@@ -325,7 +325,7 @@ def table(rows: list[dict[str, object]]) -> str:
                     said.append(f"| {row['variant']} | {row['beside']} | {reached} | | | |")
                     continue
                 said.append(
-                    f"| {row['variant']} | {row['beside']} | {np.mean(steps):.1f} | {row['stretch']:.3f} "
+                    f"| {row['variant']} | {row['beside']} | {np.mean(steps):.1f} | {row['steps_ratio']:.3f} "
                     f"| {row['low']:.3f} to {row['high']:.3f} | {row['error']:.3f} |"
                 )
     return "\n".join(said) + "\n"

@@ -4,7 +4,7 @@
     python -m benchmarks.steps_to_loss.overlapped --rows benchmarks/results/steps_to_loss_overlapped.json --random 20
 
 The schedules of `fit.py` are trained once more, every one late by a round, All-Reduce in each step among them. Asked is
-whether the constants fitted without overlap predict them from disagreement and drift under delayed mixing
+whether the constants fitted without overlap predict them from consensus distance and drift under delayed mixing
 (docs/figures.md), or whether lateness has a price of its own. The candidates for that price are fitted on half of the
 4x4 schedules; their errors on the other half and on 8x2 are printed and written to
 benchmarks/results/steps_to_loss_overlapped.json. About ten minutes.
@@ -54,8 +54,8 @@ def column(rows: list[dict[str, object]], key: str) -> np.ndarray:
 
 
 def excess(rows: list[dict[str, object]]) -> np.ndarray:
-    pairs = zip(column(rows, "disagreement"), column(rows, "drift"), strict=True)
-    return np.array([FITTED.stretch(disagreement, drift) - 1 for disagreement, drift in pairs])
+    pairs = zip(column(rows, "consensus_distance"), column(rows, "drift"), strict=True)
+    return np.array([FITTED.steps_ratio(consensus_distance, drift) - 1 for consensus_distance, drift in pairs])
 
 
 def predict(kind: str, rows: list[dict[str, object]], price: float) -> np.ndarray:
@@ -68,14 +68,14 @@ def fitted(kind: str, rows: list[dict[str, object]]) -> float:
     """The price with the least squares of logarithms; 0 where the candidate has none."""
     if kind == NONE:
         return 0.0
-    logarithms = np.log(column(rows, "stretch"))
+    logarithms = np.log(column(rows, "steps_ratio"))
     solution = least_squares(lambda x: np.log(predict(kind, rows, x[0])) - logarithms, x0=[0.5], bounds=(0, 10))
     return float(solution.x[0])
 
 
 def inside(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """Those whose figures lie where the model was fitted."""
-    return [r for r in rows if not FITTED.extrapolates(float(str(r["disagreement"])), float(str(r["drift"])))]
+    return [r for r in rows if not FITTED.extrapolates(float(str(r["consensus_distance"])), float(str(r["drift"])))]
 
 
 def main() -> None:
@@ -98,14 +98,14 @@ def main() -> None:
         prices[kind] = fitted(kind, parts["fitted half, 4x4"])
         errors[kind] = {
             mode: {
-                part: summary(np.abs(predict(kind, chosen, prices[kind]) / column(chosen, "stretch") - 1))
+                part: summary(np.abs(predict(kind, chosen, prices[kind]) / column(chosen, "steps_ratio") - 1))
                 for part, everything in parts.items()
                 if (chosen := [row for row in everything if row["data"] == mode])
             }
             for mode in MODES
         }
     result = {
-        "model": "stretch of overlapped schedules from 1 + a*disagreement + c*drift^p under delayed mixing",
+        "model": "steps ratio of overlapped schedules from 1 + a*consensus distance + c*drift^p under delayed mixing",
         "prices": {kind: round(price, 4) for kind, price in prices.items()},
         "relative error": errors,
         "command": "python -m benchmarks.steps_to_loss.overlapped " + " ".join(sys.argv[1:]),

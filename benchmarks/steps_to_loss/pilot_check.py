@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import compact
 from partreduce.demo.digits import Digits, load_digits, make_model
-from partreduce.planner.calibration import calibrated, drift_that_counts, steps_model, stretch_between
+from partreduce.planner.calibration import calibrated, drift_that_counts, steps_model, steps_ratio_between
 from partreduce.planner.steps_model import FITTED
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.pilot.job import Curve, PilotJob
@@ -31,7 +31,7 @@ from partreduce.runtime.pilot.probes import ring_pairs
 from partreduce.runtime.pilot.run import run_pilot
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.pilot import dump_pilot
-from partreduce.topo.figures import disagreement
+from partreduce.topo.figures import consensus_distance
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Late
 
@@ -126,22 +126,22 @@ def main() -> None:
     found = calibrated(first, data="shuffled", steps=options.steps)
     model = steps_model(found)
 
-    def row(runs: list[Curve], stretches: list[float]) -> dict[str, object]:
+    def row(runs: list[Curve], steps_ratios: list[float]) -> dict[str, object]:
         schedule = runs[0].schedule
-        figures = float(disagreement(schedule)), drift_that_counts(schedule, "shuffled")
+        figures = float(consensus_distance(schedule)), drift_that_counts(schedule, "shuffled")
         late = schedule.strategy.overlap
         return {
             "schedule": schedule.name,
-            "disagreement": figures[0],
-            "measured": float(np.mean(stretches)),
-            "seeds": [round(stretch, 3) for stretch in stretches],
-            "by the pilot": model.stretch(*figures, late=late),
-            "by the shipped model": FITTED.stretch(*figures, late=late),
+            "consensus_distance": figures[0],
+            "measured": float(np.mean(steps_ratios)),
+            "seeds": [round(steps_ratio, 3) for steps_ratio in steps_ratios],
+            "by the pilot": model.steps_ratio(*figures, late=late),
+            "by the shipped model": FITTED.steps_ratio(*figures, late=late),
         }
 
     references, others = grouped(second)
     unseen = [
-        row(runs, [stretch_between(run.losses, references[run.seed].losses) for run in runs])
+        row(runs, [steps_ratio_between(run.losses, references[run.seed].losses) for run in runs])
         for runs in others.values()
     ]
     references, others = grouped(third)
@@ -154,7 +154,7 @@ def main() -> None:
         "pilot": {**dump_pilot(found), "probes": "below"},
         "error that the pilot states": model.error("shuffled"),
         "probes": [
-            row(runs, list(p.stretches)) for runs, p in zip(grouped(first)[1].values(), found.probes, strict=True)
+            row(runs, list(p.steps_ratios)) for runs, p in zip(grouped(first)[1].values(), found.probes, strict=True)
         ],
         "held out": unseen,
         f"steps to a loss of {TARGET} in a training of {LONG} steps": trained,

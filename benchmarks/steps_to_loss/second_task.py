@@ -1,4 +1,4 @@
-"""Fits how much disagreement stretches the training on two tasks: the planner's, and the lab's convolutional network.
+"""Fits how much consensus distance lengthens the training of two networks: the planner's, and the lab's.
 
     python -m benchmarks.steps_to_loss.second_task [--seeds 4] [--random 16] [--output FILE]
     python -m benchmarks.steps_to_loss.second_task --rows benchmarks/results/steps_to_loss_second.json   # fit only
@@ -6,7 +6,7 @@
 `fit.py` measures one network only, and how much noise between workers costs depends on the network. Here the network of
 `benchmarks/lab` trains on shuffled data under the same kind of schedules; the constant a of
 
-    stretch = 1 + a · disagreement
+    steps ratio = 1 + a · consensus distance
 
 is fitted to each task alone and to both with equal weight. The last is the planner's. Writes
 benchmarks/results/steps_to_loss_second.json. About a quarter of an hour.
@@ -30,7 +30,7 @@ from benchmarks.lab.tasks import read_data, write_data
 from benchmarks.steps_to_loss.fit import RESULT, named, random_rules, summary
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import disagreement
+from partreduce.topo.figures import consensus_distance
 
 OUTPUT = RESULT.with_name("steps_to_loss_second.json")
 TARGET, RATE, MOST = 0.1, 0.4, 120
@@ -53,16 +53,18 @@ def measured(seeds: int, count: int) -> list[dict[str, object]]:
         for seed in range(seeds):
             rehearsal = Rehearsal(samples, task="digits", data="shuffled", cluster=cluster, rate=RATE, seed=seed)
             steps.append(steps_to(TARGET, rehearsal, by_schedule(rehearsal, schedule), MOST))
-        rows.append({"schedule": schedule.name, "disagreement": disagreement(schedule).value, "steps": steps})
+        rows.append(
+            {"schedule": schedule.name, "consensus_distance": consensus_distance(schedule).value, "steps": steps}
+        )
         print(f"\r{number + 1}/{len(schedules)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return rows
 
 
-def stretches(rows: list[dict[str, object]]) -> tuple[np.ndarray, np.ndarray]:
-    """(disagreement, mean steps ÷ All-Reduce's mean steps) of every schedule but All-Reduce itself."""
+def steps_ratios(rows: list[dict[str, object]]) -> tuple[np.ndarray, np.ndarray]:
+    """(consensus distance, mean steps ÷ All-Reduce's mean steps) of every schedule but All-Reduce itself."""
     steps = np.array([[value or MOST for value in row["steps"]] for row in rows], dtype=float).mean(axis=1)  # type: ignore[attr-defined]
-    spread = np.array([row["disagreement"] for row in rows], dtype=float)
+    spread = np.array([row["consensus_distance"] for row in rows], dtype=float)
     return spread[1:], steps[1:] / steps[0]
 
 
@@ -70,13 +72,13 @@ def fitted(tasks: list[tuple[np.ndarray, np.ndarray]]) -> float:
     """The constant a with the least mean squared error in logarithms, every task counting alike."""
 
     def loss(a: float) -> float:
-        return sum(float(np.mean((np.log1p(a * spread) - np.log(stretch)) ** 2)) for spread, stretch in tasks)
+        return sum(float(np.mean((np.log1p(a * spread) - np.log(steps_ratio)) ** 2)) for spread, steps_ratio in tasks)
 
     return float(minimize_scalar(loss, bounds=(0, 1), method="bounded").x)
 
 
 def errors(a: float, task: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
-    """Relative errors of the predicted stretch."""
+    """Relative errors of the predicted steps ratio."""
     return summary(np.abs((1 + a * task[0]) / task[1] - 1))
 
 
@@ -90,12 +92,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)
     first_rows = [row for row in json.loads(RESULT.read_text())["rows"] if row["data"] == "shuffled"]
-    first = tuple(np.array([row[key] for row in first_rows], dtype=float) for key in ("disagreement", "stretch"))
+    first = tuple(
+        np.array([row[key] for row in first_rows], dtype=float) for key in ("consensus_distance", "steps_ratio")
+    )
     rows = json.loads(chosen.rows.read_text())["rows"] if chosen.rows else measured(chosen.seeds, chosen.random)
-    tasks = {"planner's task": (first[0], first[1]), "lab's network": stretches(rows)}
+    tasks = {"planner's task": (first[0], first[1]), "lab's network": steps_ratios(rows)}
     a = fitted(list(tasks.values()))
     result = {
-        "model": "stretch = 1 + a*disagreement",
+        "model": "steps ratio = 1 + a*consensus distance",
         "command": "python -m benchmarks.steps_to_loss.second_task " + " ".join(sys.argv[1:]),
         "a": {**{name: round(fitted([task]), 4) for name, task in tasks.items()}, "both": round(a, 4)},
         "relative error with a of both": {name: errors(a, task) for name, task in tasks.items()},

@@ -35,7 +35,7 @@ def command(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Put communication, step time, disagreement and drift of several schedules side by side."""
+    """Put communication, step time, consensus distance and drift of several schedules side by side."""
     from partreduce.console import console, emit_json
     from partreduce.topo.document.cluster import load_cluster
     from partreduce.topo.document.schedule import load_schedule
@@ -85,15 +85,15 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
         comparison.add(
             row["name"], row["runs"], str(row["period"] or "-"), seconds(row["communication_seconds_per_step"]),
             seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["largest_age_steps"]),
-            size(row["memory_bytes"]), number(row["contraction"]), number(row["disagreement"]),
+            size(row["memory_bytes"]), number(row["contraction"]), number(row["consensus_distance"]),
             number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
     console().print(comparison)
     console().print(
         "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Age: steps of "
         "another worker by which what is averaged may be behind. Memory: of the busiest worker, beside its parameters. "
-        "Per period: contraction. In steady state: disagreement under gradient noise, drift when workers (or nodes) "
-        "see different data. Kinds without fixed rounds are simulated, and have no figures of mixing.",
+        "Per period: contraction. In steady state: consensus distance under gradient noise, drift when workers (or "
+        "nodes) see different data. Kinds without fixed rounds are simulated, and have no figures of mixing.",
         style="dim",
     )
 
@@ -144,6 +144,6 @@ def row_of(
         "memory_bytes": costs.memory_bytes,
         "predicted": costs.how,
         "contraction": figures.get("contraction"),
-        "disagreement": figures.get("disagreement"),
+        "consensus_distance": figures.get("consensus_distance"),
         "drift": figures.get("drift") or {"worker": None, "node": None},
     }

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
 
-OBJECTIVES = ("balanced", "communication", "disagreement", "drift", "waiting", "exact")
+OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting", "exact")
 DATA = ("shuffled", "per-worker", "per-node")
 
 
@@ -57,7 +57,8 @@ def command(
     objective: Annotated[
         str,
         typer.Option(
-            help=f"What the pick minimises: {', '.join(OBJECTIVES)}.", autocompletion=options.members(*OBJECTIVES)
+            help=f"What the recommendation minimises: {', '.join(OBJECTIVES)}.",
+            autocompletion=options.members(*OBJECTIVES),
         ),
     ] = "balanced",
     data: Annotated[
@@ -72,8 +73,8 @@ def command(
     max_communication: Annotated[
         str | None, typer.Option(help="Budget per step, such as 110ms.", metavar="TIME")
     ] = None,
-    max_disagreement: Annotated[
-        str | None, typer.Option(help="Largest disagreement to accept, such as 0.5 or 8/7.", metavar="X")
+    max_consensus_distance: Annotated[
+        str | None, typer.Option(help="Largest consensus distance to accept, such as 0.5 or 8/7.", metavar="X")
     ] = None,
     period: Annotated[int, typer.Option(help="Most phases in a period.", min=1, max=512)] = 24,
     max_group: Annotated[int | None, typer.Option(help="Most workers in a group.")] = None,
@@ -150,7 +151,7 @@ def command(
         pilot=None if pilot is None else load_pilot(pilot),
         limits=Limits(
             max_communication=options.optional("--max-communication", parse_time, max_communication),
-            max_disagreement=options.optional("--max-disagreement", parse_number, max_disagreement),
+            max_consensus_distance=options.optional("--max-consensus-distance", parse_number, max_consensus_distance),
             max_period=period,
             max_group=max_group,
             max_distinct_phases=max_distinct,

@@ -35,9 +35,9 @@ def search(
     as_json: bool,
     model: ModelFacts | None = None,
 ) -> None:
-    """Plan, write what was asked for, and print the front, the pick and why; `name` is the schedule's in its file.
+    """Plan, write what was asked for, and print the front, the recommendation and why; `name` is the schedule's.
 
-    The tables of a `model` go the ways that are best beside the pick.
+    The tables of a `model` go the ways that are best beside the recommendation.
     """
     from partreduce.console import claim_stdout, console, emit_json, write_text
     from partreduce.planner.hybrid import plan_hybrid
@@ -59,7 +59,7 @@ def search(
         raise
     document = (hybrid or planned).to_json()
     if output is not None:
-        schedule = planned.pick.schedule if hybrid is None else hybrid.schedule
+        schedule = planned.recommendation.schedule if hybrid is None else hybrid.schedule
         _write(output, schedule, planned.proof if hybrid is None else hybrid.proof, name)
     if front is not None:
         write_text(front, json.dumps(document, indent=2) + "\n")
@@ -120,8 +120,8 @@ def _progress(*, as_json: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _shown(planned: Plan) -> list[Option]:
-    """The pick, all baselines, and as many others of the front, evenly, as fit a screen; by rising communication."""
-    always = {id(option): option for option in [planned.pick, *planned.baselines]}
+    """What the table shows by rising communication: recommendation, baselines, and others of the front, evenly."""
+    always = {id(option): option for option in [planned.recommendation, *planned.baselines]}
     others = [option for option in planned.front if id(option) not in always]
     room = max(2, MAX_ROWS - len(always))
     if len(others) > room:
@@ -149,8 +149,9 @@ def _print(planned: Plan, job: Job) -> None:
         rows.add(
             f"{option.name} {MARK}" if id(option) in baselines else option.name,
             str(option.period), seconds(option.communication), seconds(option.step_seconds),
-            number(option.disagreement.value), number(option.drift.value), f"{option.stretch:.3f}",
-            seconds(option.time), *held, option.status, style="bold green" if option is planned.pick else None,
+            number(option.consensus_distance.value), number(option.drift.value), f"{option.steps_ratio:.3f}",
+            seconds(option.time), *held, option.status, style="bold green" if option is planned.recommendation else
+            None,
         )  # fmt: skip
     screen = console()
     screen.print(rows)
@@ -165,16 +166,17 @@ def _print(planned: Plan, job: Job) -> None:
     )
     if len(planned.front) > MAX_ROWS:
         screen.print(f"{len(planned.front)} schedules are on the front; --front FILE writes all of them.", style="dim")
-    screen.print(f"\nPick ({job.objective}): {planned.pick.name}, {planned.proof.verdict}", style="bold")
+    screen.print(f"\nPick ({job.objective}): {planned.recommendation.name}, {planned.proof.verdict}", style="bold")
     screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}). {planned.answer.ended.capitalize()}.")
     for sentence in planned.reasons:
         screen.print(f"  • {sentence}")
     for sentence in planned.cautions:
         screen.print(f"  ! {sentence}", style="yellow")
-    if planned.pick.bound is not None:
+    if planned.recommendation.bound is not None:
+        best = planned.recommendation
         screen.print(
-            f"  • its disagreement is {number(planned.pick.disagreement.value)}; no schedule of the class "
-            f"“{planned.pick.bound_class}” that communicates no more has less than {number(planned.pick.bound)}"
+            f"  • its consensus distance is {number(best.consensus_distance.value)}; no schedule of the class "
+            f"“{best.bound_class}” that communicates no more has less than {number(best.bound)}"
         )
 
 

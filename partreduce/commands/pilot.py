@@ -87,16 +87,16 @@ def _report(pilot: "Pilot", output: Path, *, as_json: bool) -> None:
     columns = [Column("schedule", justify="left"), *map(Column, ("disagr.", "drift", "measured", "lowest", "highest"))]
     rows = Table("Steps over All-Reduce's", [*columns, Column("by these prices"), Column("shipped model")])
     for probe in pilot.probes:
-        figures = (probe.disagreement, probe.drift)
+        figures = (probe.consensus_distance, probe.drift)
         rows.add(
-            probe.schedule, *map(number, figures), f"{probe.stretch:.3f}", f"{min(probe.stretches):.3f}",
-            f"{max(probe.stretches):.3f}", f"{model.stretch(*figures, late=probe.late):.3f}",
-            f"{FITTED.stretch(*figures, late=probe.late):.3f}",
+            probe.schedule, *map(number, figures), f"{probe.steps_ratio:.3f}", f"{min(probe.steps_ratios):.3f}",
+            f"{max(probe.steps_ratios):.3f}", f"{model.steps_ratio(*figures, late=probe.late):.3f}",
+            f"{FITTED.steps_ratio(*figures, late=probe.late):.3f}",
         )  # fmt: skip
     screen = console()
     screen.print(rows)
     prices = pilot.prices
-    screen.print(f"price of a unit of disagreement: {_words(prices.disagreement)}; shipped {FITTED.a:.4f}")
+    screen.print(f"price of a unit of consensus distance: {_words(prices.consensus_distance)}; shipped {FITTED.a:.4f}")
     if prices.drift is not None:
         screen.print(f"price of drift^{FITTED.p:.3g}: {_words(prices.drift)}; shipped {FITTED.c:.4f}")
     screen.print(f"price of averaging a round late: {_words(prices.late)}; shipped {FITTED.late:.4f}")

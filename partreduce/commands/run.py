@@ -96,9 +96,9 @@ def _screen(num_workers: int, schedule: "Schedule | None") -> "Screen":
     from partreduce.report.watch.history import gaps_of
     from partreduce.report.watch.picture import Picture
     from partreduce.report.watch.screen import Screen
-    from partreduce.runtime.watch.board import Board
+    from partreduce.runtime.watch.published_progress import PublishedProgress
 
-    return Screen(Picture(Board(num_workers), None if schedule is None else gaps_of(schedule)))
+    return Screen(Picture(PublishedProgress(num_workers), None if schedule is None else gaps_of(schedule)))
 
 
 def _say_if_refuted(path: Path, schedule: "Schedule") -> None:

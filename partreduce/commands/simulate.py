@@ -9,8 +9,8 @@ from partreduce.commands import options
 from partreduce.commands.simulate_tables import print_tables, table_facts, touched_of
 
 if TYPE_CHECKING:
-    from partreduce.runtime.virtual_time.gap_record import GapRecord
-    from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+    from partreduce.runtime.virtual_time.record import GapRecord, Observed
+    from partreduce.runtime.virtual_time.timeline import Timeline
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.axes import Form
 

@@ -79,7 +79,7 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
         page.picture(draw_curves(measured, TARGET), "Dots mark the first evaluation at or below the target."),
         page.heading("What was proved before a worker started"),
         page.rows(
-            ("schedule", "claims", "contraction", "disagreement", "drift"),
+            ("schedule", "claims", "contraction", "consensus_distance", "drift"),
             [
                 [
                     c.label,
@@ -118,5 +118,5 @@ def next_commands(candidates: list[Candidate]) -> list[str]:
 
 def _figures(candidate: Candidate) -> list[str]:
     of_schedule = figures(candidate.schedule)
-    values = (of_schedule.contraction, of_schedule.disagreement, of_schedule.drift.worker)
+    values = (of_schedule.contraction, of_schedule.consensus_distance, of_schedule.drift.worker)
     return ["-" if figure.value is None else f"{figure.value:.4g}" for figure in values]

@@ -1,4 +1,4 @@
-"""Answer: how good the pick is known to be. Optimal, feasible, infeasible and unknown stay four different words.
+"""Answer: how good the recommendation is known to be. Optimal, feasible, infeasible and unknown are four words.
 
 The word is about the question that was asked, its objective within its limits, never about the problem that the search
 solves in its place (the balanced objective, for one, is no figure that a bound is known for).
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from partreduce.planner.job import Data
-from partreduce.planner.preference import MAX_STRETCH_WHEN_CHEAP
+from partreduce.planner.preference import MAX_STEPS_RATIO_WHEN_CHEAP
 from partreduce.schedulers.synthesis.candidates import TOLERANCE, class_of
 from partreduce.schedulers.synthesis.problem import ROUNDING, Objective, Status
 from partreduce.topo.strategies.axes import Codec
@@ -50,7 +50,7 @@ class Answer:
 
 
 def answer_of(chosen: Option, job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Answer:
-    """What is known about a pick."""
+    """What is known about a recommendation."""
     proof = _optimal(chosen, job, searched, rounds)
     return Answer(
         status=Status.FEASIBLE if proof is None else Status.OPTIMAL,
@@ -80,9 +80,9 @@ def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | No
         return (
             f"no schedule of groups of at most {rounds.max_group} is exact in fewer rounds ({rounds.bound.name} bound)"
         )
-    problem, budget, spread = job.problem(), job.limits.max_communication, float(chosen.disagreement)
-    if job.objective is Objective.DISAGREEMENT and spread <= ROUNDING:
-        return "its disagreement is 0, and none is below"
+    problem, budget, spread = job.problem(), job.limits.max_communication, float(chosen.consensus_distance)
+    if job.objective is Objective.CONSENSUS_DISTANCE and spread <= ROUNDING:
+        return "its consensus distance is 0, and none is below"
     # The bounds are for lockstep and one form; where any form will do, that is one which no phase is cheaper without.
     # They know of no codec, which makes every phase cheaper.
     if job.form not in {None, chosen.form} or chosen.late or job.codecs != (Codec.NONE,) or not searched.bounds:
@@ -91,23 +91,27 @@ def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | No
         return None
     classes = "; ".join(class_of(bound, problem) for bound in searched.bounds)
     if (
-        job.objective is Objective.DISAGREEMENT
+        job.objective is Objective.CONSENSUS_DISTANCE
         and budget is not None
         and all(spread <= bound.at(budget) + TOLERANCE for bound in searched.bounds)
     ):
-        return f"age bound: nothing within the budget has less disagreement, of the class: {classes}"
-    most = problem.most_disagreement
-    # Beyond that stretch the objective prefers what communicates more, so the cheapest is not what was asked for.
-    if job.objective is Objective.COMMUNICATION and most is not None and chosen.stretch <= MAX_STRETCH_WHEN_CHEAP:
+        return f"age bound: nothing within the budget has less consensus distance, of the class: {classes}"
+    most = problem.most_consensus_distance
+    # Beyond that steps ratio the objective prefers what communicates more, so the cheapest is not what was asked for.
+    if (
+        job.objective is Objective.COMMUNICATION
+        and most is not None
+        and chosen.steps_ratio <= MAX_STEPS_RATIO_WHEN_CHEAP
+    ):
         needed = min(bound.budget_for(most) for bound in searched.bounds)
         if job.data is Data.SHUFFLED and chosen.communication <= needed * (1 + TOLERANCE):
-            return f"age bound: nothing with so little disagreement communicates less, of the class: {classes}"
+            return f"age bound: nothing with so little consensus distance communicates less, of the class: {classes}"
     return None
 
 
 def _not_proved(job: Job, searched: Front) -> str:
-    if job.objective not in (Objective.DISAGREEMENT, Objective.COMMUNICATION, Objective.EXACT):
+    if job.objective not in (Objective.CONSENSUS_DISTANCE, Objective.COMMUNICATION, Objective.EXACT):
         return f"no bound is known for the objective {job.objective}"
     if not searched.bounds:
         return searched.reason or "there was no time for a bound"
-    return "the bound does not meet the pick"
+    return "the bound does not meet the recommendation"

@@ -150,14 +150,14 @@ class Axes:
     def costs(self, setting: Setting, timing: Timings, step_seconds: float) -> Costs:
         """What the objective looks at, for given seconds of a step."""
         figures = self.at(setting)
-        noise, pushed = known(figures.disagreement), pushed_by(figures.drift, self.job)
+        noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, self.job)
         model = self._model(setting, noise, pushed)
         return Costs(
             communication=timing.sent(setting).seconds,
             step_seconds=step_seconds,
-            disagreement=noise,
+            consensus_distance=noise,
             drift=known(figures.drift),
-            stretch=model.stretch(
+            steps_ratio=model.steps_ratio(
                 noise, pushed, late=setting.when is Lateness.LATE, delayed=self.job.delayed(setting.when.when)
             ),
         )
@@ -165,13 +165,13 @@ class Axes:
     def at(self, setting: Setting) -> Figures:
         """The figures of a setting; gradients that come late to all alike keep the workers together."""
         late = setting.when is Lateness.LATE
-        spread = self.figures.disagreement_at(setting.pace, late=late)
+        spread = self.figures.consensus_distance_at(setting.pace, late=late)
         return Figures(spread, self.figures.drift_at(setting.pace, late=late), self.figures.contraction)
 
     def extrapolates(self, setting: Setting) -> bool:
         """Whether the steps model was not fitted to such figures."""
         figures = self.at(setting)
-        return self.usual.extrapolates(known(figures.disagreement), pushed_by(figures.drift, self.job))
+        return self.usual.extrapolates(known(figures.consensus_distance), pushed_by(figures.drift, self.job))
 
     def _model(self, setting: Setting, noise: float, pushed: float) -> StepsModel:
         """See `steps_model`; whether there is a correction depends on lateness and on a pace above 1, not on which."""

@@ -1,13 +1,16 @@
-"""Calibration: from the loss curves of a pilot to the prices of disagreement, drift and lateness, with intervals.
+"""Calibration: from the loss curves of a pilot to the prices of consensus distance, drift and lateness, with intervals.
 
 Three steps, each stated in docs/pilot.md:
 
-1. A run's *stretch* is the factor σ by which All-Reduce's curve of the same seed must be stretched in steps to lie on
+1. A run's *steps ratio* is the factor σ by which All-Reduce's curve of the same seed must be stretched in steps to lie
+on
    the run's: it minimises Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
-2. stretch = 1 + a·disagreement + c·drift^p + late is linear in the prices a, c and late (p is the shipped model's);
-   they are fitted to the mean stretches by least squares of relative errors, none below 0. All-Reduce's run of a seed
-   is as noisy as the others and stands in every stretch of that seed: as one more run, whose stretch is 1, it shares a
-   free common factor with them (which is generalised least squares for the covariance I + 11ᵀ of such ratios).
+2. steps ratio = 1 + a·consensus distance + c·drift^p + late is linear in the prices a, c and late (p is the shipped
+model's);
+   they are fitted to the mean steps ratios by least squares of relative errors, none below 0. All-Reduce's run of a
+   seed is as noisy as the others and stands in every steps ratio of that seed: as one more run, whose steps ratio is 1,
+   it shares a free common factor with them (which is generalised least squares for the covariance I + 11ᵀ of such
+   ratios).
 3. Each seed is a whole pilot of its own, so fitting each alone gives independent estimates, whose Student's t interval
    is the prices'. What the model itself misses shows in the error on schedules that are left out of the fit.
 """
@@ -22,7 +25,7 @@ import numpy as np
 
 from partreduce.planner.steps_model import FITTED
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import disagreement, drift
+from partreduce.topo.figures import consensus_distance, drift
 from partreduce.topo.pilot import CONFIDENCE, Pilot, Price, Prices, Probe
 
 if TYPE_CHECKING:
@@ -34,8 +37,8 @@ if TYPE_CHECKING:
     from partreduce.runtime.pilot.job import Curve
     from partreduce.topo.schedule import Schedule
 
-LEAST_STRETCH, MOST_STRETCH = 0.5, 20.0
-GRID = np.geomspace(LEAST_STRETCH, MOST_STRETCH, 400)
+LEAST_STEPS_RATIO, MOST_STEPS_RATIO = 0.5, 20.0
+GRID = np.geomspace(LEAST_STEPS_RATIO, MOST_STEPS_RATIO, 400)
 """Factors that are tried, each 0.9 % above the one before; a parabola finds the least between them."""
 
 
@@ -71,17 +74,17 @@ def calibrated(curves: Sequence[Curve], *, data: str, steps: int) -> Pilot:
 
 def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Probe:
     schedule = runs[0].schedule
-    stretches = tuple(_rounded(stretch_between(run.losses, references[run.seed].losses)) for run in runs)
-    if max(stretches) > 0.99 * MOST_STRETCH:
+    steps_ratios = tuple(_rounded(steps_ratio_between(run.losses, references[run.seed].losses)) for run in runs)
+    if max(steps_ratios) > 0.99 * MOST_STEPS_RATIO:
         raise InputError(
             f"pilot: under {schedule.name} the loss hardly fell at all beside All-Reduce's; lower the learning rate"
         )
     return Probe(
         schedule=schedule.name,
-        disagreement=_rounded(float(disagreement(schedule))),
+        consensus_distance=_rounded(float(consensus_distance(schedule))),
         drift=_rounded(drift_that_counts(schedule, data)),
         late=schedule.strategy.overlap,
-        stretches=stretches,
+        steps_ratios=steps_ratios,
     )
 
 
@@ -91,13 +94,13 @@ def _rounded(value: float) -> float:
 
 
 def drift_that_counts(schedule: Schedule, data: str) -> float:
-    """The drift that stretches the training on data placed like this; none where they are shuffled."""
+    """The drift that lengthens the training on data placed like this; none where they are shuffled."""
     if data == "shuffled":
         return 0.0
     return float(drift(schedule, "node" if data == "per-node" else "worker"))
 
 
-def stretch_between(losses: Sequence[float], reference: Sequence[float]) -> float:
+def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> float:
     """The factor by which the reference's curve must be stretched in steps to lie on this one, by least squares.
 
     The reference is made falling first (isotonic regression), so that its noise is not taken for progress. Points
@@ -129,10 +132,11 @@ def fit_prices(probes: Sequence[Probe], *, data: str) -> Prices:
         InputError: fewer probes than prices, or none that tells a price from the others.
     """
     features = _features(probes, data)  # (probes, prices)
-    measured = np.array([probe.stretches for probe in probes])  # (probes, seeds)
+    measured = np.array([probe.steps_ratios for probe in probes])  # (probes, seeds)
     if np.linalg.matrix_rank(features) < features.shape[1]:
         raise InputError(
-            "schedules: do not tell the prices apart; take some in lockstep and some late, with different disagreement"
+            "schedules: do not tell the prices apart; take some in lockstep and some late, with different consensus "
+            "distances"
         )
     runs = _Runs.of(features, measured)
     values = runs.prices()
@@ -142,7 +146,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str) -> Prices:
         for value, bottom, top in zip(values, np.maximum(low, 0), np.maximum(high, 0), strict=True)
     ]
     return Prices(
-        disagreement=prices[0],
+        consensus_distance=prices[0],
         late=prices[1],
         drift=None if data == "shuffled" else prices[2],
         error=_rounded(runs.error_left_out()),
@@ -151,7 +155,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str) -> Prices:
 
 def _features(probes: Sequence[Probe], data: str) -> npt.NDArray[np.float64]:
     """What each price is multiplied with, a row for each probe."""
-    columns = [[probe.disagreement for probe in probes], [float(probe.late) for probe in probes]]
+    columns = [[probe.consensus_distance for probe in probes], [float(probe.late) for probe in probes]]
     if data != "shuffled":
         columns.append([probe.drift**FITTED.p for probe in probes])
     return np.array(columns, dtype=float).T
@@ -165,10 +169,10 @@ class _Runs:
     excess: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, features: npt.NDArray[np.float64], stretches: npt.NDArray[np.float64]) -> _Runs:
-        weights = 1 / stretches.mean(axis=1, keepdims=True)
+    def of(cls, features: npt.NDArray[np.float64], steps_ratios: npt.NDArray[np.float64]) -> _Runs:
+        weights = 1 / steps_ratios.mean(axis=1, keepdims=True)
         known = np.vstack([np.zeros((1, features.shape[1])), features * weights])
-        return cls(known, np.vstack([np.zeros((1, stretches.shape[1])), (stretches - 1) * weights]))
+        return cls(known, np.vstack([np.zeros((1, steps_ratios.shape[1])), (steps_ratios - 1) * weights]))
 
     def levelled(self) -> _Runs:
         """Without the factor that the runs of a seed have in common, which says nothing about prices."""
@@ -218,7 +222,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
     prices = pilot.prices
     return replace(
         FITTED,
-        a=prices.disagreement.value,
+        a=prices.consensus_distance.value,
         c=FITTED.c if prices.drift is None else prices.drift.value,
         late=prices.late.value,
         errors=((pilot.data, _error(pilot)),),
@@ -227,22 +231,22 @@ def steps_model(pilot: Pilot) -> StepsModel:
         delay=prices.late.value,
         delay_noise=None,
         delay_error=_error(pilot),
-        max_disagreement=pilot.max_disagreement,
+        max_consensus_distance=pilot.max_consensus_distance,
         max_drift=pilot.max_drift,
-        a_beyond=max(prices.disagreement.high, FITTED.a),
+        a_beyond=max(prices.consensus_distance.high, FITTED.a),
         c_beyond=FITTED.c if prices.drift is None else max(prices.drift.high, FITTED.c),
         basis=f"schedules left out of the fit of your pilot ({pilot.num_workers} workers, {pilot.steps} steps)",
     )
 
 
 def _error(pilot: Pilot) -> float:
-    """The error on schedules left out, or, where it is larger, what the intervals leave open of a probe's stretch."""
+    """The error on schedules left out, or what the intervals leave open of a probe's steps ratio if that is more."""
     prices = pilot.prices
     widths = []
     for probe in pilot.probes:
-        halves = (prices.disagreement.high - prices.disagreement.low) / 2 * probe.disagreement
+        halves = (prices.consensus_distance.high - prices.consensus_distance.low) / 2 * probe.consensus_distance
         halves += (prices.late.high - prices.late.low) / 2 * probe.late
         if prices.drift is not None:
             halves += (prices.drift.high - prices.drift.low) / 2 * probe.drift**FITTED.p
-        widths.append(halves / probe.stretch)
+        widths.append(halves / probe.steps_ratio)
     return max(prices.error, *widths)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def front(options: Sequence[Option]) -> list[Option]:
-    """The non-dominated options over communication, disagreement, drift, step time and steps, by rising communication.
+    """Options that none beats in communication, consensus distance, drift, step time and steps, cheapest first.
 
     Of options with equal figures the one with the shortest period stays. Options that never reach consensus are
     left out. O(k²) for k options.
     """
-    usable = [option for option in options if math.isfinite(option.stretch)]
+    usable = [option for option in options if math.isfinite(option.steps_ratio)]
     return non_dominated(usable, lambda option: option.costs.all(), lambda option: (option.period, option.name))
 
 

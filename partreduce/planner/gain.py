@@ -60,7 +60,7 @@ def gain(option: Option, alternative: Option, data: Data) -> Gain:
     if not option.time > 0:
         return Gain(alternative, 1.0 if not alternative.time > 0 else math.inf, 1.0, math.inf)
     ratio = alternative.time / option.time
-    errors = [math.log1p(one.stretch_error(data)) for one in (option, alternative)]
+    errors = [math.log1p(one.steps_ratio_error(data)) for one in (option, alternative)]
     errors += [NINE_OF_TEN * one.step_error for one in (option, alternative)]
     spread = math.exp(math.hypot(*errors))
     return Gain(alternative, ratio, ratio / spread, ratio * spread)

@@ -1,4 +1,4 @@
-"""What the answer says about gaps between neighbours: what a picked one answers and costs, or why none is picked."""
+"""What the answer says about gaps between neighbours: what one answers and costs, or why none is recommended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from partreduce.planner.job import Data
-from partreduce.planner.pick import ms, permitted
+from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Slowdown
 from partreduce.topo.figures.momentum import largest_rate
 from partreduce.topo.strategies.gap import Gap
@@ -28,10 +28,10 @@ HARDLY = 0.5
 
 
 def gap_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """What the pick's gap answers, gains and needs; or what the best gap would have taken. One sentence each."""
+    """What the recommended gap answers, gains and needs; or what the best gap would have taken. One sentence each."""
     slowdown = Slowdown.of(job)
     if chosen.gap is None:
-        return _not_picked(chosen, options, job)
+        return _not_recommended(chosen, options, job)
     if slowdown.is_even:
         return [f"{NOTHING}; without --when gap other kinds are weighed, too", _memory(chosen, job)]
     said = [f"{_answers(chosen, slowdown)}{_gained(chosen, options)}"]
@@ -50,7 +50,7 @@ def gap_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str
 
 
 def gap_cautions(chosen: Option, job: Job) -> list[str]:
-    """What the user of a picked gap should know."""
+    """What the user of a recommended gap should know."""
     facts, count = chosen.gap, job.cluster.num_workers
     if facts is None:
         return []
@@ -63,8 +63,8 @@ def gap_cautions(chosen: Option, job: Job) -> list[str]:
             "steps (docs/gaps.md)"
         )
     decided = (
-        "which updates are averaged is decided while the job runs: its disagreement, drift and steps are measured in "
-        "virtual time, not proved, and it does not preserve the mean"
+        "which updates are averaged is decided while the job runs: its consensus distance, drift and steps are "
+        "measured in virtual time, not proved, and it does not preserve the mean"
     )
     said.append(decided)
     if facts.progress > 1 + TOLD:
@@ -141,7 +141,7 @@ def _others(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
         return []
     said = (
         f"{best.name} is predicted to take {best.time / chosen.time:.2f} times as long ({ms(best.step_seconds)} per "
-        "step); without --when gap it may be picked"
+        "step); without --when gap it may be recommended"
     )
     return [said]
 
@@ -153,7 +153,7 @@ def _memory(chosen: Option, job: Job) -> str:
     return f"its queues take at most {_size(facts.memory_bytes)} of a worker's memory, {models:.3g} times the model"
 
 
-def _not_picked(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+def _not_recommended(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     able = [option for option in permitted(options, job) if option.gap]
     if not able:
         return []
@@ -164,7 +164,7 @@ def _not_picked(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     assert facts is not None
     said = (
         f"neighbours that keep a gap are predicted to take {best.time / chosen.time:.2f} times as long at their best "
-        f"({best.name}: {ms(best.step_seconds)} per step, {best.stretch:.2f} times All-Reduce's steps, "
+        f"({best.name}: {ms(best.step_seconds)} per step, {best.steps_ratio:.2f} times All-Reduce's steps, "
         f"{_size(facts.memory_bytes)} of queues)"
     )
     return [said]

@@ -206,11 +206,11 @@ def _with(option: Option, runs: list[Run], job: Job, *, words: str, memory_bytes
     step = float(np.median(steps))
     # Of several runs what they differ by, of one what its parts differ by.
     spread = float(np.std(steps, ddof=1)) / len(steps) ** 0.5 if len(steps) > 1 else runs[0].error
-    noise, drift, contraction = option.disagreement, option.drift, option.contraction
+    noise, drift, contraction = option.consensus_distance, option.drift, option.contraction
     if not schedule.is_mixing:
         how = f"replayed: {len(runs)} run{'s' * (len(runs) > 1)} of {runs[0].num_rounds} steps"
         drifts = [one.drift_node if job.push == "node" else one.drift_worker for one in did]
-        noise = Figure(float(np.mean([one.disagreement for one in did])), Kind.ESTIMATE, how)
+        noise = Figure(float(np.mean([one.consensus_distance for one in did])), Kind.ESTIMATE, how)
         drift = Figure(float(np.mean(drifts)), Kind.ESTIMATE, how)
         contraction = absent("which updates are averaged is decided while the job runs")
     progress = float(np.mean([one.progress for one in did]))
@@ -218,17 +218,17 @@ def _with(option: Option, runs: list[Run], job: Job, *, words: str, memory_bytes
     figures = float(noise), pushed_by(drift, job)
     # A mean that gets less far in each step needs more steps; one that gets further has a larger learning rate, which
     # the job could have had anyway.
-    stretch = model.stretch(*figures, late=option.late) / max(min(1.0, progress), 1e-9)
+    steps_ratio = model.steps_ratio(*figures, late=option.late) / max(min(1.0, progress), 1e-9)
     communicating = 0.0 if option.late else option.communication
     return replace(
         option,
         step_seconds=step,
         step_error=spread / step if step else 0.0,
         waiting=max(0.0, step - job.compute_times().base - communicating),
-        disagreement=noise,
+        consensus_distance=noise,
         drift=drift,
         contraction=contraction,
-        stretch=stretch,
+        steps_ratio=steps_ratio,
         model=model,
         extrapolated=model.extrapolates(*figures),
         corrected=False,

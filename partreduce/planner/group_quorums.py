@@ -94,7 +94,7 @@ def based(options: Sequence[Option], job: Job) -> list[Option]:
     """
 
     def time(option: Option) -> tuple[float, str]:
-        return (job.compute_times().base + option.communication) * option.stretch, option.name
+        return (job.compute_times().base + option.communication) * option.steps_ratio, option.name
 
     able = [
         option

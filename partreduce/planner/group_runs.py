@@ -4,7 +4,7 @@ Models are averaged with the schedule's own matrices, each with as much progress
 So the same recursion, with the calls that the run had in each round, says how far models are apart, and the steps model
 what that costs. Predicted steps are rounds: All-Reduce's, times workers over calls in a round, times that price.
 Averages that come r rounds late, of as many calls as there are workers, count r times what is known of averages that
-come one round late to all alike, in their disagreement and in their price.
+come one round late to all alike, in their consensus distance and in their price.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PER_ENTRY = 5e-8
 class Figures(NamedTuple):
     """How far models are apart in a run: mean squares, as the figures of a schedule."""
 
-    disagreement: float
+    consensus_distance: float
     drift_worker: float
     drift_node: float
 
@@ -162,7 +162,7 @@ def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
     figures = figures_of(option.schedule, found.calls, job.cluster.node_of())
     how = f"by a run of {len(found.calls)} rounds"
     # What comes a round late to all alike adds a round's steps (`topo.figures.retimed`).
-    noise = Figure(figures.disagreement + late * pace * (count - 1) / count, Kind.ESTIMATE, how)
+    noise = Figure(figures.consensus_distance + late * pace * (count - 1) / count, Kind.ESTIMATE, how)
     drift = Figure(figures.drift_node if job.push == "node" else figures.drift_worker, Kind.ESTIMATE, how)
     model, counted = job.steps_model, (float(noise), pushed_by(drift, job))
     words = words_of(setting, base)
@@ -175,10 +175,10 @@ def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
         step_seconds=found.seconds / pace,
         step_error=found.error,
         waiting=found.waiting / pace,
-        disagreement=noise,
+        consensus_distance=noise,
         drift=drift,
         contraction=absent("of the shadow models it is the schedule's own; models are never all of one round"),
-        stretch=count / found.gradients * (model.stretch(*counted) + model.late * late),
+        steps_ratio=count / found.gradients * (model.steps_ratio(*counted) + model.late * late),
         model=model,
         extrapolated=model.extrapolates(*counted),
         corrected=False,

@@ -1,4 +1,4 @@
-"""A plan beside which tables go their own way: the pick for everything else, and the ways that are best beside it."""
+"""A plan beside which tables go their own way: what everything else does, and the ways that are best beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from partreduce.verify.base import Proof
 
 MAX_PLANS = 2
-"""Times that everything else is planned for: the ways of tables decide how much that is, and what is picked for it
+"""Times that everything else is planned for: the ways of tables decide how much that is, and what is recommended for it
 decides the ways."""
 
 
@@ -51,7 +51,7 @@ class Hybrid:
         if max(1, self.chosen.dense_bytes) != averaged:
             said.append(
                 f"everything else was planned for {in_bytes(averaged)}; with the tables that go densely beside this "
-                f"pick it is {in_bytes(self.chosen.dense_bytes)}"
+                f"recommendation it is {in_bytes(self.chosen.dense_bytes)}"
             )
         if not strategy.steps_once:
             said.append(
@@ -76,10 +76,10 @@ class Hybrid:
 
 
 def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] | None = None) -> Hybrid:
-    """Plan for the bytes that the strategy averages, and choose the ways of the tables beside the pick.
+    """Plan for the bytes that the strategy averages, and choose the ways of the tables beside the recommendation.
 
     All competitors take part whose workers have common steps. Rows may travel in the codecs that sums may.
-    Where the pick changes which tables go densely, it is planned once more for these bytes.
+    Where the recommendation changes which tables go densely, it is planned once more for these bytes.
 
     Raises:
         InputError: the job cannot be, such as a gap or a quorum beside tables.
@@ -99,12 +99,12 @@ def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] 
         quorum = False if tables and job.quorum is None else job.quorum
         beside = replace(job, cluster=cluster, gap=gap, quorum=quorum, tables=has_tables)
         planned = plan(beside, progress=progress)
-        pick = planned.pick.schedule
-        chosen = choose_routes(tables, pick, hardware, dense_bytes=model.dense_bytes, codecs=job.codecs)
+        recommendation = planned.recommendation.schedule
+        chosen = choose_routes(tables, recommendation, hardware, dense_bytes=model.dense_bytes, codecs=job.codecs)
         if max(1, chosen.dense_bytes) == averaged:
             break
-    strategy = replace(planned.pick.schedule.strategy, what=chosen.routes)
-    schedule = replace(planned.pick.schedule, strategy=strategy, certificate=None)
+    strategy = replace(planned.recommendation.schedule.strategy, what=chosen.routes)
+    schedule = replace(planned.recommendation.schedule, strategy=strategy, certificate=None)
     apart = {route.parameter for route in chosen.routes.apart}
     whole = predict(
         schedule,

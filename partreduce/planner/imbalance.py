@@ -71,7 +71,7 @@ def imbalances(job: Job, options: Sequence[Option] = ()) -> Imbalances:
             if quorums.work_of_run(setting, count, rounds) * len(FACTORS) > MOST_WORK:
                 continue
             found = quorums.run(quorums.by(base, setting), job, ComputeTimes(trace=seconds), rounds)
-            time = found.seconds * quorums.stretch_of(found, job)
+            time = found.seconds * quorums.steps_ratio_of(found, job)
             row[quorums.words_of(setting, count)] = lockstep / time if time else 1.0
         if of_groups is not None:
             row |= _of_groups(of_groups, job, seconds, lockstep)

@@ -45,7 +45,7 @@ class Sent(NamedTuple):
 class Figures(NamedTuple):
     """The figures that an option shows."""
 
-    disagreement: Figure
+    consensus_distance: Figure
     drift: Figure
     contraction: Figure
 
@@ -68,9 +68,9 @@ def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: F
     Raises:
         PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
     """
-    from partreduce.topo.figures import contraction, disagreement, drift
+    from partreduce.topo.figures import consensus_distance, contraction, drift
 
-    figures = Figures(disagreement(schedule), drift(schedule, job.push), contraction(schedule))
+    figures = Figures(consensus_distance(schedule), drift(schedule, job.push), contraction(schedule))
     if form is None:
         costed_hows = hows_of(schedule, job)
     else:
@@ -108,7 +108,7 @@ def assembled(
     schedule: Schedule, job: Job, label: Label, *, form: Form, sent: Sent, seconds: Seconds, figures: Figures
 ) -> Option:
     """The option of a schedule that is measured already."""
-    noise, pushed = known(figures.disagreement), pushed_by(figures.drift, job)
+    noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, job)
     model = steps_model(schedule, job, noise, pushed)
     lateness = Lateness.of(schedule.strategy)
     late, delayed = lateness is Lateness.LATE, job.delayed(schedule.strategy.when)
@@ -122,10 +122,10 @@ def assembled(
         step_seconds=seconds.step,
         step_error=seconds.error,
         waiting=_waiting(seconds, 0.0 if schedule.strategy.overlap else sent.seconds),
-        disagreement=figures.disagreement,
+        consensus_distance=figures.consensus_distance,
         drift=figures.drift,
         contraction=figures.contraction,
-        stretch=model.stretch(noise, pushed, late=late, delayed=delayed),
+        steps_ratio=model.steps_ratio(noise, pushed, late=late, delayed=delayed),
         model=model,
         extrapolated=model.extrapolates(noise, pushed),
         corrected=model is CORRECTED,
@@ -153,7 +153,7 @@ def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float) -> St
     usual, late = job.steps_model, schedule.strategy.mixes_late
     if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
         return usual
-    helps = CORRECTED.stretch(noise, pushed) < usual.stretch(noise, pushed, late=late)
+    helps = CORRECTED.steps_ratio(noise, pushed) < usual.steps_ratio(noise, pushed, late=late)
     return CORRECTED if helps else usual
 
 

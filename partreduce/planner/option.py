@@ -92,11 +92,11 @@ class Option:
     """A schedule on the job's cluster, as it is to be run: its pace, its form and codec, in lockstep or late.
 
     Seconds are per step of the workers with the largest pace. `step_seconds` includes computing, waiting and
-    communication, `step_error` is the relative standard error where it was sampled; `stretch` is the predicted number
-    of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
-    `catalogue`; `bound` the least disagreement that any schedule of `bound_class` can have at this communication, where
-    that is proved. `corrected` says that the stretch is the one with drift correction. `gap` is
-    there where workers go on by themselves, `quorum` where one starts rounds: these are its steps, of fewer gradients.
+    communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
+    number of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
+    `catalogue`; `bound` the least consensus distance that any schedule of `bound_class` can have at this communication,
+    where that is proved. `corrected` says that the steps ratio is the one with drift correction. `gap` is there where
+    workers go on by themselves, `quorum` where one starts rounds: these are its steps, of fewer gradients.
     """
 
     name: str
@@ -108,10 +108,10 @@ class Option:
     step_seconds: float
     step_error: float
     waiting: float
-    disagreement: Figure
+    consensus_distance: Figure
     drift: Figure
     contraction: Figure
-    stretch: float
+    steps_ratio: float
     model: StepsModel
     extrapolated: bool
     status: str
@@ -127,15 +127,15 @@ class Option:
         return Costs(
             communication=self.communication,
             step_seconds=self.step_seconds,
-            disagreement=known(self.disagreement),
+            consensus_distance=known(self.consensus_distance),
             drift=known(self.drift),
-            stretch=self.stretch,
+            steps_ratio=self.steps_ratio,
         )
 
     @property
     def time(self) -> float:
         """Predicted seconds to a loss, per step that All-Reduce would need."""
-        return self.step_seconds * self.stretch
+        return self.step_seconds * self.steps_ratio
 
     @property
     def late(self) -> bool:
@@ -168,8 +168,8 @@ class Option:
         lockstep = self.schedule.strategy.averages_gradients and not self.late
         return self.is_plain and lockstep and self.form is Form.RING and self.how == How()
 
-    def stretch_error(self, data: Data) -> float:
-        """The relative error of `stretch` that 9 of 10 schedules keep; gradients averaged in lockstep define 1."""
+    def steps_ratio_error(self, data: Data) -> float:
+        """The relative error of `steps_ratio` that 9 of 10 schedules keep; gradients averaged in lockstep define 1."""
         if self.lateness is Lateness.PIPELINE:
             return self.model.delay_error
         if self.quorum and not self.quorum.of:
@@ -180,7 +180,7 @@ class Option:
 
     @property
     def basis(self) -> str:
-        """Whose errors `stretch_error` is, as the subject of a sentence."""
+        """Whose errors `steps_ratio_error` is, as the subject of a sentence."""
         of_gradients = self.quorum is not None and not self.quorum.of
         return "measured pipelines" if self.lateness is Lateness.PIPELINE or of_gradients else self.model.basis
 
@@ -208,12 +208,12 @@ class Option:
             "pace": self.pace if isinstance(self.pace, int) else list(self.pace),
             "communication_seconds_per_step": self.communication,
             "nic_bytes_per_step": self.nic_bytes,
-            "disagreement": self.disagreement.json_value(),
+            "consensus_distance": self.consensus_distance.json_value(),
             "drift": self.drift.json_value(),
             "contraction": self.contraction.json_value(),
             "step_seconds": self.step_seconds,
             "waiting_seconds_per_step": self.waiting,
-            "stretch": self.stretch if math.isfinite(self.stretch) else None,
+            "steps_ratio": self.steps_ratio if math.isfinite(self.steps_ratio) else None,
             "drift_correction": "auto" if self.corrected else None,
             "period": self.period,
             "status": self.status,

@@ -9,7 +9,7 @@ from partreduce.planner.gain import best_plain
 from partreduce.planner.job import PIPELINE_WIDTH
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, seconds_of
-from partreduce.planner.pick import ms, permitted
+from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.travel import cheapest_hows, coded_words, travelling
 from partreduce.planner.work import work_of
 from partreduce.topo.figures.pipeline import stability_limit
@@ -80,7 +80,7 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
 
 
 def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """What allowing codecs would gain at the least: for the pick, the best plain one and the fastest that may."""
+    """What codecs would gain at the least: for the recommendation, the best plain option and the fastest that may."""
     from partreduce.planner.axes import Axes
 
     allowed = replace(job, codec=None)
@@ -142,16 +142,17 @@ def _pipeline_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[
     hidden = beside.step_seconds - best.step_seconds
     said = (
         f"a pipeline of gradients would hide {ms(hidden)} of All-Reduce's {ms(beside.step_seconds)} per step "
-        f"({hidden / max(beside.step_seconds, 1e-300):.0%}) and is predicted to need {best.stretch - 1:.0%} more steps"
+        f"({hidden / max(beside.step_seconds, 1e-300):.0%}) and is predicted to need {best.steps_ratio - 1:.0%} more "
+        "steps"
     )
     if best.time >= beside.time:
         return [f"{said}: it does not pay"]
-    return [f"{said}: {best.time / chosen.time:.2f} times as long as the pick"] if chosen.time > 0 else []
+    return [f"{said}: {best.time / chosen.time:.2f} times as long as the recommendation"] if chosen.time > 0 else []
 
 
 def _price(job: Job, chosen: Option) -> str:
     known = "" if job.curvature is None else f" at a learning rate times curvature of {job.curvature:g}"
-    return f"that is predicted to take {chosen.stretch:.2f} times All-Reduce's steps{known}"
+    return f"that is predicted to take {chosen.steps_ratio:.2f} times All-Reduce's steps{known}"
 
 
 def _named(how: How) -> str:

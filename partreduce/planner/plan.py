@@ -1,4 +1,4 @@
-"""Ties the planner together: competitors, search, front, pick, proof."""
+"""Ties the planner together: competitors, search, front, recommendation, proof."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from partreduce.planner.left_out import not_reached, not_weighed
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label
 from partreduce.planner.payoff import late_and_small
-from partreduce.planner.pick import cautions, gain_of, pick, reasons
 from partreduce.planner.quorum_words import quorum_cautions, quorum_reasons
 from partreduce.planner.quorums import quorum_options
+from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
 from partreduce.planner.searched import options_of
 from partreduce.planner.shorter import shorter
 from partreduce.planner.travel import timed
@@ -59,7 +59,7 @@ MEASURE_SHARE = 0.2
 """Of the time, kept at the most for measuring what the search found."""
 
 PROOF_SHARE, PROOF_SECONDS = 0.08, 2.0
-"""Of the time, kept for proving the pick, and so many seconds at the most. A proof is never cut short."""
+"""Of the time, kept for proving the recommendation, and so many seconds at the most. A proof is never cut short."""
 
 LOADED = (
     "ortools.sat.python.cp_model",
@@ -89,14 +89,15 @@ NOT_SEARCHED = Front(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer: the pick with its proof, the front, the baselines, and all competitors that were measured.
+    """The answer: the recommendation with its proof, the front, the baselines, and all competitors that were measured.
 
-    `gain` is the pick's over the best plain alternative, All-Reduce every k steps in its best form, late or not.
-    `answer` says how good the pick is known to be, and why the search ended. `search_status` is the synthesiser's word
-    about its own problem, which minimises a figure where the objective is none, `search_proof` what its bound covers.
+    `gain` is the recommendation's over the best plain alternative, All-Reduce every k steps in its best form, late or
+    not. `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
+    synthesiser's word about its own problem, which minimises a figure where the objective is none, `search_proof` what
+    its bound covers.
     """
 
-    pick: Option
+    recommendation: Option
     proof: Proof
     reasons: list[str]
     cautions: list[str]
@@ -113,7 +114,7 @@ class Plan:
         """As `partreduce design --json` prints it; the same for the same job unless time ran out (`answer.capped`)."""
         return {
             "answer": self.answer.to_json(),
-            "pick": {**self.pick.to_json(), "verdict": self.proof.verdict},
+            "recommendation": {**self.recommendation.to_json(), "verdict": self.proof.verdict},
             "gain": None if self.gain is None else self.gain.to_json(),
             "reasons": self.reasons,
             "cautions": self.cautions,
@@ -125,10 +126,10 @@ class Plan:
 
 
 def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
-    """Measure the catalogue, search for better schedules, keep the front, pick one and prove it.
+    """Measure the catalogue, search for better schedules, keep the front, recommend one and prove it.
 
     The job's effort and time limit are kept: the clock starts when everything is imported, nothing begins that is not
-    likely to end in time, and only the proof of the pick is never cut short.
+    likely to end in time, and only the proof of the recommendation is never cut short.
 
     Raises:
         InputError: the job cannot be.
@@ -159,7 +160,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     if job.tables:
         options = [option for option in options if not option.schedule.strategy.refuses_tables()]
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
-    chosen = _pick(options, job, searched, clock, rounds)
+    chosen = _recommend(options, job, searched, clock, rounds)
     if (part := shorter(chosen, job, lambda one: _fits(one, job, clock))) is not None:
         options.append(part)
         chosen = part
@@ -168,7 +169,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     kept = front(options)
     answer = answer_of(chosen, job, searched, clock, rounds)
     return Plan(
-        pick=chosen,
+        recommendation=chosen,
         proof=proof,
         reasons=[
             *reasons(chosen, options, job),
@@ -262,10 +263,10 @@ def _fits(schedule: Schedule, job: Job, clock: Clock, *, kept: float = 0.0) -> b
     return payer(clock, clock.limit - _for_proof(clock) - kept)(work_of(schedule, job, SETTINGS))
 
 
-def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Option:
-    """The pick; where there is none, the error says whether that is proved."""
+def _recommend(options: list[Option], job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Option:
+    """The recommendation; where there is none, the error says whether that is proved."""
     try:
-        return pick(options, job)
+        return recommend(options, job)
     except UnknownError as error:
         if impossible := why_infeasible(job, searched, rounds):
             raise InfeasibleError(f"{impossible} (proved; {error})") from None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from partreduce.schedulers.synthesis.problem import Limits
 
-MAX_STRETCH_WHEN_CHEAP = 1.25
+MAX_STEPS_RATIO_WHEN_CHEAP = 1.25
 """`--objective communication` takes the cheapest option that is predicted to need at most a quarter more steps."""
 
 SLACK = 1 + 1e-9
@@ -25,48 +25,48 @@ NOTHING = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What decides: seconds per step, figures (infinite where unknown), and the predicted stretch in steps."""
+    """What decides: seconds per step, figures (infinite where unknown), and the predicted steps ratio."""
 
     communication: float
     step_seconds: float
-    disagreement: float
+    consensus_distance: float
     drift: float
-    stretch: float
+    steps_ratio: float
 
     @property
     def time(self) -> float:
         """Predicted seconds to a loss, per step that All-Reduce would need."""
-        return self.step_seconds * self.stretch
+        return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
         """Whether consensus is reached and the limits on figures are kept; `exactly()` decides what rounding would."""
-        if not math.isfinite(self.stretch) or not limits.allow_communication(self.communication):
+        if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
-        return limits.allow_disagreement(self.disagreement, exactly)
+        return limits.allow_consensus_distance(self.consensus_distance, exactly)
 
     def all(self) -> tuple[float, ...]:
         """Everything of which less is better."""
-        return (self.communication, self.disagreement, self.drift, self.step_seconds, self.stretch)
+        return (self.communication, self.consensus_distance, self.drift, self.step_seconds, self.steps_ratio)
 
 
 def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
     """Less is better. To nine digits: two ways to write one schedule differ by rounding, and then the simpler wins.
 
     It never falls when the seconds of a step rise, so a lower bound of these gives one of the preference. For exact
-    consensus the period decides first; the pick knows that.
+    consensus the period decides first; the recommendation knows that.
     """
     return tuple(float(f"{value:.9g}") if abs(value) > NOTHING else 0.0 for value in _preferred(costs, objective))
 
 
 def _preferred(costs: Costs, objective: Objective) -> tuple[float, ...]:
     if objective is Objective.COMMUNICATION:
-        return (float(costs.stretch > MAX_STRETCH_WHEN_CHEAP), costs.communication, costs.time)
-    if objective is Objective.DISAGREEMENT:
-        return (costs.disagreement, costs.communication)
+        return (float(costs.steps_ratio > MAX_STEPS_RATIO_WHEN_CHEAP), costs.communication, costs.time)
+    if objective is Objective.CONSENSUS_DISTANCE:
+        return (costs.consensus_distance, costs.communication)
     if objective is Objective.DRIFT:
         return (costs.drift, costs.communication)
     if objective is Objective.WAITING:
-        return (costs.step_seconds, costs.stretch)
+        return (costs.step_seconds, costs.steps_ratio)
     if objective is Objective.EXACT:
         return (costs.communication,)
     return (costs.time, costs.communication)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from partreduce.planner.gain import gain
 from partreduce.planner.job import Data
-from partreduce.planner.pick import permitted
 from partreduce.planner.quorums import all_reduce
+from partreduce.planner.recommend import permitted
 from partreduce.planner.slowdown import Slowdown
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ LITTLE = 0.5
 
 
 def quorum_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """The recommendation in a sentence, then what the pick brings and holds; or what the best one would bring."""
+    """The recommendation in a sentence, then what it brings and holds; or what the best quorum would bring."""
     facts = chosen.quorum
     if facts is None:
-        return _not_picked(chosen, options, job)
+        return _not_recommended(chosen, options, job)
     count = job.cluster.num_workers
     said = [recommended(chosen, options, job), *_beside(chosen, options, job)]
     if facts.of:
@@ -46,15 +46,15 @@ def quorum_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[
     return said
 
 
-def _not_picked(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """What the best quorum would gain, where some were run and another kind was picked."""
+def _not_recommended(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """What the best quorum would gain, where some were run and another kind was recommended."""
     tried = [option for option in permitted(options, job) if option.quorum]
     if not tried or not chosen.time > 0:
         return []
     best = min(tried, key=lambda option: (option.time, option.name))
     against = gain(best, chosen, job.data)
     assert best.quorum is not None, "kept above"
-    pays = "it does not pay" if against.ratio <= 1 else "not distinguishable, and the pick is simpler"
+    pays = "it does not pay" if against.ratio <= 1 else "not distinguishable, and the recommendation is simpler"
     what = f"a quorum is predicted to be {against} as fast at best ({best.quorum.words})"
     return [f"{what}: {pays}"]
 
@@ -93,7 +93,7 @@ def recommended(chosen: Option, options: Sequence[Option], job: Job) -> str:
 
 
 def quorum_cautions(chosen: Option, job: Job) -> list[str]:
-    """What the user of a picked quorum should know."""
+    """What the user of a recommended quorum should know."""
     facts = chosen.quorum
     if facts is None:
         return []

@@ -207,7 +207,7 @@ def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
     )
 
 
-def stretch_of(found: Run, job: Job) -> float:
+def steps_ratio_of(found: Run, job: Job) -> float:
     """Rounds to a loss, over All-Reduce's steps."""
     count = job.cluster.num_workers
     return count / found.gradients * (1 + price_of(found.age * found.gradients / count, job))
@@ -240,7 +240,7 @@ def _option(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
         step_error=found.error,
         waiting=found.waiting,
         contraction=absent("whose gradients are in a round is decided while the job runs"),
-        stretch=stretch_of(found, job),
+        steps_ratio=steps_ratio_of(found, job),
         model=job.steps_model,
         extrapolated=False,
         quorum=QuorumFacts(

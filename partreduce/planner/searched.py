@@ -55,6 +55,6 @@ def with_bound(option: Option, found: Pace) -> Option:
         return replace(option, bound=None, bound_class="", status="feasible")
     fresh = 1.0 if isinstance(strategy.pace, int) else float(option.schedule.paces().mean())
     bound = option.bound + (fresh * (n - 1) / n if option.late else 0.0)
-    reached = option.disagreement.value is not None and option.disagreement.value <= bound + TOLERANCE
+    reached = option.consensus_distance.value is not None and option.consensus_distance.value <= bound + TOLERANCE
     words = option.bound_class.replace(LOCKSTEP_CLASS, LATE_CLASS) if option.late else option.bound_class
     return replace(option, bound=bound, bound_class=words, status="optimal" if reached else "feasible")

@@ -1,17 +1,17 @@
-"""How many more steps a schedule needs than All-Reduce: predicted from its disagreement and drift.
+"""How many more steps a schedule needs than All-Reduce: predicted from its consensus distance and drift.
 
 The constants c and p are fitted by `python -m benchmarks.steps_to_loss.fit` (digits, 16 virtual workers, learning rate
 0.4, three placements of the data; half of the schedules fitted, the rest and another cluster shape held out). How much
-disagreement costs depends on the network: a is 0.013 for that one and 0.055 for the lab's convolutional one. The
+consensus distance costs depends on the network: a is 0.013 for that one and 0.055 for the lab's convolutional one. The
 planner takes what fits both with equal weight (`python -m benchmarks.steps_to_loss.second_task`). The fits, their
 errors and every measured point are in benchmarks/results/steps_to_loss.json and steps_to_loss_second.json. They are
 two networks on one small task: good for ranking schedules, not a promise about yours.
 
-Overlapped schedules have their disagreement and drift under delayed mixing (docs/figures.md). On the first network
-these predict them as well as they predict the others (`python -m benchmarks.steps_to_loss.overlapped`): All-Reduce in
-each step, late, needed 1.07 times its own steps. The lab's convolutional one needed 1.31 times at its best rate, and
-the lab's text 1.31 (`python -m benchmarks.steps_to_loss.late_and_small`). So lateness has a price, and all three
-networks have equal weight: 1.03 from disagreement and 0.19 are their geometric mean.
+Overlapped schedules have their consensus distance and drift under delayed mixing (docs/figures.md). On the first
+network these predict them as well as they predict the others (`python -m benchmarks.steps_to_loss.overlapped`):
+All-Reduce in each step, late, needed 1.07 times its own steps. The lab's convolutional one needed 1.31 times at its
+best rate, and the lab's text 1.31 (`python -m benchmarks.steps_to_loss.late_and_small`). So lateness has a price, and
+all three networks have equal weight: 1.03 from consensus distance and 0.19 are their geometric mean.
 
 Gradients that come a step late to all alike (a pipeline) cost more the nearer the learning rate comes to the pipeline's
 stability limit, and networks sharpen until it does: each at its best rate of a grid, pipelines needed 1.05 times the
@@ -33,7 +33,7 @@ from partreduce.topo.figures.pipeline import noise_factor
 
 @dataclass(frozen=True, slots=True)
 class StepsModel:
-    """stretch = 1 + a·disagreement + c·drift^p + (late, if averagings are late), with drift 0 for shuffled data.
+    """steps ratio = 1 + a·(consensus distance) + c·drift^p + (late, if averagings are late); drift 0 for shuffled data.
 
     `errors` holds, per placement of the data, the relative error that 9 of 10 schedules kept: held-out ones for sorted
     data; for shuffled data those of the network that is predicted worse. `late_errors` holds the same of overlapped
@@ -44,7 +44,7 @@ class StepsModel:
     c: float
     p: float
     errors: tuple[tuple[str, float], ...]
-    max_disagreement: float
+    max_consensus_distance: float
     max_drift: float
     late: float = 0.0
     late_errors: tuple[tuple[str, float], ...] = ()
@@ -60,18 +60,20 @@ class StepsModel:
     basis: str = "9 of 10 measured schedules"
     """Whose errors these are, as the subject of a sentence."""
 
-    def stretch(self, disagreement: float, drift: float, *, late: bool = False, delayed: float = 0.0) -> float:
+    def steps_ratio(
+        self, consensus_distance: float, drift: float, *, late: bool = False, delayed: float = 0.0
+    ) -> float:
         """Predicted steps to a loss, divided by those of All-Reduce in each step.
 
         Args:
-            disagreement: of the schedule as it runs, overlap included; ≥ 0, infinity gives infinity.
+            consensus_distance: of the schedule as it runs, overlap included; ≥ 0, infinity gives infinity.
             drift: likewise; 0 for shuffled data.
             late: whether the averaging of a round is late by one round.
             delayed: what late gradients cost (`delayed`).
         """
-        if math.isinf(disagreement) or math.isinf(drift):
+        if math.isinf(consensus_distance) or math.isinf(drift):
             return math.inf
-        noise = _charged(disagreement, self.max_disagreement, self.a, self.a_beyond)
+        noise = _charged(consensus_distance, self.max_consensus_distance, self.a, self.a_beyond)
         pushed = _charged(drift**self.p, self.max_drift**self.p, self.c, self.c_beyond) if drift > 0 else 0.0
         return 1.0 + noise + pushed + (self.late if late else 0.0) + delayed
 
@@ -102,9 +104,9 @@ class StepsModel:
         """The relative error that 9 of 10 schedules, or 9 of 10 overlapped ones, kept on data placed like this."""
         return dict(self.late_errors if late and self.late_errors else self.errors)[data]
 
-    def extrapolates(self, disagreement: float, drift: float) -> bool:
+    def extrapolates(self, consensus_distance: float, drift: float) -> bool:
         """Whether the figures lie outside what was measured."""
-        return disagreement > self.max_disagreement or drift > self.max_drift
+        return consensus_distance > self.max_consensus_distance or drift > self.max_drift
 
 
 def _charged(amount: float, most: float, price: float, beyond: float | None) -> float:
@@ -119,7 +121,7 @@ FITTED = StepsModel(
     c=0.6406,
     p=0.4862,
     errors=(("shuffled", 0.12), ("per-worker", 0.27), ("per-node", 0.59)),
-    max_disagreement=10.8,
+    max_consensus_distance=10.8,
     max_drift=170.0,
     late=0.19,
     # Of the first network, whose overlapped schedules need fewer steps than predicted; the lab's lie within.
@@ -134,10 +136,10 @@ CORRECTED = StepsModel(
     c=0.0069,
     p=0.9317,
     errors=(("per-worker", 0.30), ("per-node", 0.28)),
-    max_disagreement=10.8,
+    max_consensus_distance=10.8,
     max_drift=170.0,
 )
 """The same on sorted data with drift correction `auto` (`python -m benchmarks.steps_to_loss.fit_corrected`).
 
-Corrections take the push away but follow noise, so disagreement weighs more than without and drift less.
+Corrections take the push away but follow noise, so consensus distance weighs more than without and drift less.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from partreduce.report.axes import COMMUNICATION, DISAGREEMENT, DRIFT, logarithmic, quiet
+from partreduce.report.axes import COMMUNICATION, CONSENSUS_DISTANCE, DRIFT, logarithmic, quiet
 from partreduce.report.palette import style
 from partreduce.report.picture import legend_below, new_figure
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_comparison(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Communication against disagreement and drift, one marker for each row of `partreduce compare --json`.
+    """Communication against consensus distance and drift, one marker for each row of `partreduce compare --json`.
 
     Raises:
         MissingFeatureError: matplotlib is not installed.
@@ -24,8 +24,8 @@ def draw_comparison(rows: Sequence[dict[str, Any]]) -> Figure:
     axes = figure.subplots(1, 2)
     for axis, label, values in zip(
         axes,
-        (DISAGREEMENT, DRIFT),
-        ([row["disagreement"] for row in rows], [row["drift"]["worker"] for row in rows]),
+        (CONSENSUS_DISTANCE, DRIFT),
+        ([row["consensus_distance"] for row in rows], [row["drift"]["worker"] for row in rows]),
         strict=True,
     ):
         across = [row["communication_seconds_per_step"] * 1e3 for row in rows]

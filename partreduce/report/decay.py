@@ -1,4 +1,4 @@
-"""How fast disagreement decays: the mean squared distance to the mean, round by round, without new noise."""
+"""How fast consensus distance decays: the mean squared distance to the mean, round by round, without new noise."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Picture of a plan: communication against disagreement and drift, found schedules beside the catalogue's."""
+"""Picture of a plan: communication against consensus distance and drift, found schedules beside the catalogue's."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from partreduce.report.axes import COMMUNICATION, DISAGREEMENT, DRIFT, logarithmic, quiet
+from partreduce.report.axes import COMMUNICATION, CONSENSUS_DISTANCE, DRIFT, logarithmic, quiet
 from partreduce.report.palette import ALARM, GREY, INK, style
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ def draw_front(planned: Plan, path: Path) -> None:
 
     figure = new_figure(12.0, 5.2)
     axes = figure.subplots(1, 2)
-    _panel(axes[0], planned, DISAGREEMENT, [float(option.disagreement) for option in planned.options])
+    _panel(axes[0], planned, CONSENSUS_DISTANCE, [float(option.consensus_distance) for option in planned.options])
     _panel(axes[1], planned, DRIFT, [float(option.drift) for option in planned.options])
     legend_below(figure, axes[0])
-    cluster = planned.pick.schedule.cluster
+    cluster = planned.recommendation.schedule.cluster
     figure.suptitle(
         f"{cluster}: what less communication costs", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK
     )
@@ -41,7 +41,7 @@ def draw_front(planned: Plan, path: Path) -> None:
 
 
 def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> None:
-    """One scatter on logarithmic axes: the front large, the rest small and pale, the pick ringed, baselines crossed."""
+    """A scatter on logarithmic axes: front large, the rest small and pale, recommendation ringed, baselines crossed."""
     kept = {id(option) for option in planned.front}
     points = [
         (option, option.communication * 1e3, value)
@@ -64,12 +64,12 @@ def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> No
         [x for x, _ in crossed], [y for _, y in crossed], "+", ms=11, mec=INK, mew=1.2, linestyle="none",
         label="baseline", zorder=5,
     )  # fmt: skip
-    pick: Option = planned.pick
-    value = next((y for option, _, y in points if option is pick), None)
+    recommendation: Option = planned.recommendation
+    value = next((y for option, _, y in points if option is recommendation), None)
     if value is not None:
         axis.plot(
-            [pick.communication * 1e3], [value], "o", ms=15, mfc="none", mec=ALARM, mew=2.2, linestyle="none",
-            label=f"pick: {pick.name}", zorder=4,
+            [recommendation.communication * 1e3], [value], "o", ms=15, mfc="none", mec=ALARM, mew=2.2, linestyle="none",
+            label=f"recommendation: {recommendation.name}", zorder=4,
         )  # fmt: skip
     quiet(axis, across=COMMUNICATION, up=label)
     logarithmic(axis, "x", [x for _, x, _ in points])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from partreduce.runtime.virtual_time.gap_record import GapRecord
+    from partreduce.runtime.virtual_time.record import GapRecord
 
 INSTANTS = 400
 

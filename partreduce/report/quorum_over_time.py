@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from partreduce.runtime.virtual_time.quorum_record import QuorumRecord
+    from partreduce.runtime.virtual_time.record import QuorumRecord
 
 INSTANTS = 600
 SHOWN = 80

@@ -32,7 +32,7 @@ def draw_quorums(planned: Plan, found: Imbalances, path: Path) -> None:
     left, right = figure.subplots(1, 2)
     _by_imbalance(left, found)
     _by_number(right, planned, found)
-    cluster = planned.pick.schedule.cluster
+    cluster = planned.recommendation.schedule.cluster
     figure.suptitle(
         f"{cluster}: which quorum pays for which imbalance",
         x=0.01,
@@ -95,10 +95,10 @@ def _by_number(axis: Axes, planned: Plan, found: Imbalances) -> None:
         short = f"{facts.words.partition(' each')[0]} each group" if facts.of else facts.words
         axis.annotate(
             short, (facts.active, found.lockstep / option.time), xytext=(0, -14), textcoords="offset points",
-            ha="center", fontsize=8, color=INK, fontweight="bold" if option is planned.pick else "normal",
+            ha="center", fontsize=8, color=INK, fontweight="bold" if option is planned.recommendation else "normal",
         )  # fmt: skip
     axis.axhline(1.0, color=PALE, linewidth=1.2)
     quiet(axis, across="workers active in a round", up="÷ All-Reduce's in lockstep")
     axis.set_ylim(bottom=0)
-    axis.set_title("at this job's imbalance; the pick in bold", loc="left", fontsize=9, color=PALE)
+    axis.set_title("at this job's imbalance; the recommendation in bold", loc="left", fontsize=9, color=PALE)
     axis.legend(fontsize=8, frameon=False, loc="best")

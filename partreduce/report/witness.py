@@ -1,4 +1,4 @@
-"""Picture of a proof: the witness of its most telling claim, beside the decay of disagreement where there is one.
+"""Picture of a proof: the witness of its most telling claim, beside the decay of consensus distance where there is one.
 
 A conflict shows both groups and the worker they share; refuted consensus shows the workers that nobody else ever meets;
 proved consensus shows the spanning tree of first meetings, one colour per phase.

@@ -1,1 +1,1 @@
-"""What is averaged and committed: buckets of the flat model, gradients, riders, reducers, the mean model, P-Reduce."""
+"""What is averaged: buckets of the flat model, gradients, piggybacked tensors, the mean model; reducers, P-Reduce."""

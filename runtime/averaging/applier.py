@@ -39,7 +39,7 @@ class Applier:
         """Take a step of its own, between those that the training loop asks for; whether it was taken.
 
         Args:
-            put: writes mean gradients into the parameters' gradients and returns the device's verdict on them, None
+            put: writes mean gradients into the parameters' gradients and returns the device's check on them, None
                 where the host knows already that all is well.
             check_finite: leave the step out unless all gradients are finite.
         """

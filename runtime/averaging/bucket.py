@@ -42,7 +42,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Rider:
+class Piggybacked:
     """A tensor that rides along: copied into the scratch array, reduced, copied back."""
 
     name: str
@@ -57,19 +57,19 @@ class Rider:
         return ":" in self.name
 
     def view(self, scratch: torch.Tensor) -> torch.Tensor:
-        """This rider's part of the scratch array."""
+        """This piggybacked tensor's part of the scratch array."""
         count = torch.Size(self.shape).numel()
         return scratch[self.start : self.start + count].view(self.shape)
 
 
 @dataclass(slots=True)
 class Bucket:
-    """What is reduced as one array: the flat parameters of one (device, dtype), then the riders, then the tag.
+    """What is reduced as one array: the flat parameters of one (device, dtype), piggybacked tensors, the tag.
 
-    `size` counts parameters with padding, `length` riders too; the array of an operation is `length` + presence + tag
-    long, where presence holds one number per parameter that has a gradient somewhere, and makes room for a longer note.
-    Each operation borrows an array while it runs and until its sums are committed; those that came back are lent again,
-    so there are as many as operations ever were under way at once. Any thread may borrow and give back.
+    `size` counts parameters with padding, `length` piggybacked tensors too; the array of an operation is `length` +
+    presence + tag long, where presence holds one number per parameter that has a gradient somewhere, and makes room for
+    a longer note. Each operation borrows an array while it runs and until its sums are committed; those that came back
+    are lent again, so there are as many as operations ever were under way at once. Any thread may borrow and give back.
     """
 
     device: torch.device
@@ -77,7 +77,7 @@ class Bucket:
     size: int
     flat: torch.Tensor
     slots: list[Slot] = field(default_factory=list)
-    riders: list[Rider] = field(default_factory=list)
+    piggybacked: list[Piggybacked] = field(default_factory=list)
     length: int = 0
     note: torch.Tensor | None = None
     """Numbers that averages of parameters carry along, from the place of presence on, and average (see `carry`)."""

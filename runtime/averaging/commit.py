@@ -50,7 +50,7 @@ def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None
 
 
 def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None) -> None:
-    """Write new values over the live ones, unless the device's verdict says otherwise."""
+    """Write new values over the live ones, unless the device's check says otherwise."""
     if ok is None:
         live.copy_(new)
     else:
@@ -58,5 +58,5 @@ def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None
 
 
 def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
-    """Make values zero if the verdict is false; a product would leave NaN and infinity as they are."""
+    """Make values zero if the check is false; a product would leave NaN and infinity as they are."""
     torch.where(ok, values, values.new_zeros(()), out=values)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Rider, Slot, aligned
+from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot, aligned
 from partreduce.runtime.averaging.foreign import wrapped_by
 from partreduce.runtime.averaging.load_watch import count_loads
 from partreduce.runtime.averaging.optimizer_state import state_keys
@@ -123,10 +123,10 @@ class FlatModel:
                 if not slot.parameter.numel():
                     continue  # nothing is stored, so nothing can have moved
                 if slot.parameter.data_ptr() != base + slot.start * width or slot.parameter.dtype != bucket.dtype:
-                    usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that; do it before"
+                    usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that"
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
-                        f"was made; {wrapped_by(slot.owners[0][0]) or usual}"
+                        f"was made; {wrapped_by(slot.owners[0][0]) or f'{usual}; do it before'}"
                     )
 
         for parameter, name in self._frozen.items():
@@ -170,7 +170,7 @@ class FlatModel:
                 )
 
     def layout(self) -> list[str]:
-        """One line per parameter and rider, equal on all workers that run the same model."""
+        """One line per parameter and piggybacked tensor, equal on all workers that run the same model."""
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -178,7 +178,9 @@ class FlatModel:
                 lines.append(
                     f"{'='.join(slot.names)} {shape} {bucket.dtype} {bucket.device.type} strides {slot.stride}"
                 )
-            lines += [f"{rider.name} {'×'.join(map(str, rider.shape))} {bucket.dtype}" for rider in bucket.riders]
+            lines += [
+                f"{tensor.name} {'×'.join(map(str, tensor.shape))} {bucket.dtype}" for tensor in bucket.piggybacked
+            ]
         lines += self._apart.values()
         lines += [f"frozen parameter {'×'.join(map(str, p.shape))} {p.dtype}" for p in self.frozen]
         lines += [f"buffer {name} {'×'.join(map(str, b.shape))} {b.dtype}" for name, b in self.model.named_buffers()]
@@ -226,7 +228,7 @@ def _ride(
     if bucket is None:
         bucket = Bucket(like.device, like.dtype, 0, torch.empty(0, dtype=like.dtype, device=like.device))
         buckets.append(bucket)
-    bucket.riders.append(Rider(name, tuple(like.shape), bucket.length, broadcast, fetch))
+    bucket.piggybacked.append(Piggybacked(name, tuple(like.shape), bucket.length, broadcast, fetch))
     bucket.length += like.numel()
 
 
@@ -297,7 +299,9 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
         if hasattr(parameter, "device_mesh"):
             raise InputError(f"model: parameter {name!r} is sharded (DTensor); only whole parameters are averaged")
     if any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules()):
-        raise InputError("model: is sharded by FullyShardedDataParallel; pass the bare module, whose parameters are whole")
+        raise InputError(
+            "model: is sharded by FullyShardedDataParallel; pass the bare module, whose parameters are whole"
+        )
 
 
 def _refuse_foreign(

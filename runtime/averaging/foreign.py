@@ -72,9 +72,7 @@ def averaged_elsewhere(module: torch.nn.Module) -> bool:
     """Inside a forward pass of `module`: whether a DistributedDataParallel around it averages what backward makes."""
     wrapper: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
     return (
-        wrapper is not None
-        and wrapper.require_backward_grad_sync
-        and any(one is module for one in wrapper.modules())
+        wrapper is not None and wrapper.require_backward_grad_sync and any(one is module for one in wrapper.modules())
     )
 
 
@@ -85,8 +83,8 @@ def refuse_averaged_gradients() -> None:
         InputError: always.
     """
     raise InputError(
-        "model: its forward pass runs inside a DistributedDataParallel, which has averaged the gradients before step(), "
-        f"so the schedule would do nothing; {way_out() or 'train the bare model'}"
+        "model: its forward pass runs inside a DistributedDataParallel, which has averaged the gradients before "
+        f"step(), so the schedule would do nothing; {way_out() or 'train the bare model'}"
     )
 
 
@@ -102,7 +100,9 @@ def way_out() -> str:
 def wrapped_by(module: torch.nn.Module) -> str:
     """Who replaced a module's parameters, and what to do instead, if it is known; empty otherwise."""
     if getattr(module, "_is_fsdp_managed_module", False):
-        return "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made; give it whole models"
+        return (
+            "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made; give it whole models"
+        )
     return way_out()
 
 

@@ -85,7 +85,7 @@ def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None
     Args:
         bucket: whose parameters.
         sums: what came of `load_gradients`, maybe called some steps ago.
-        ok: the device's verdict, see `commit`.
+        ok: the device's check, see `commit`.
         absent: the slots without a gradient here when it was sent. Without one on any member they have none now; of the
             others somebody had one, so that the host need not ask the device.
     """

@@ -19,7 +19,7 @@ import torch
 
 from partreduce.runtime.averaging.coded import Given, launch_beside
 from partreduce.runtime.averaging.gradients import load_presence, load_some
-from partreduce.runtime.averaging.riders import load_riders
+from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.topo.errors import InputError, PartreduceError
 
@@ -229,7 +229,9 @@ class LayerSender:
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
             with self.reducer.stream(bucket.device), torch.no_grad():
                 reduction.absent[index] = load_presence(bucket, array)
-                load_riders(bucket, array, reduction.num_members, is_first=communicator.is_first, rank=self.reducer.world.rank)
+                load_piggybacked(
+                    bucket, array, reduction.num_members, is_first=communicator.is_first, rank=self.reducer.world.rank
+                )
                 beside = streams.runs_ahead or not bucket.exact
                 if not beside:
                     array[-TAG_LENGTH:].copy_(torch.tensor(tag, dtype=bucket.dtype))

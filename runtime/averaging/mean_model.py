@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.averaging.commit import commit_mean
-from partreduce.runtime.averaging.riders import commit_riders
+from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
     """Replace the parameters and floating-point buffers of `members` by their means over all of them; alone, nothing.
 
-    What is read or kept next is this mean, so the verdicts on it are waited for.
+    What is read or kept next is this mean, so the checks on it are waited for.
 
     Raises:
         PeerLostError: a worker is gone, or at another round.
@@ -39,7 +39,7 @@ def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], st
 def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
     """Parameters and what rides along become their means."""
     commit_mean(bucket, sums, 1.0, ok)
-    commit_riders(bucket, sums, ok)
+    commit_piggybacked(bucket, sums, ok)
 
 
 @contextmanager
@@ -51,8 +51,8 @@ def own_values_kept(flat: FlatModel) -> Iterator[None]:
     states = [
         (value, value.clone())
         for bucket in flat.buckets
-        for rider in bucket.riders
-        if rider.is_state and (value := rider.fetch()) is not None
+        for tensor in bucket.piggybacked
+        if tensor.is_state and (value := tensor.fetch()) is not None
     ]
     try:
         yield

@@ -1,8 +1,8 @@
 """Neighbor reducer: one round of weighted averaging, from point-to-point messages instead of a reduction over a group.
 
-Each worker sends its whole scratch array (parameters, riders, tag) to its out-neighbours and receives one from each
-in-neighbour; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in the scratch array, in one order, and committed as a
-group's mean would be. Costs one receive array of model size for every in-neighbour of the busiest round.
+Each worker sends its whole scratch array (parameters, piggybacked tensors, tag) to its out-neighbours and receives one
+from each in-neighbour; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in the scratch array, in one order, and
+committed as a group's mean would be. Costs one receive array of model size for every in-neighbour of the busiest round.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.averaging.riders import load_riders
 from partreduce.runtime.averaging.weights import unit_weights
 from partreduce.runtime.transport.in_thread import InThread
 from partreduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
@@ -124,18 +124,16 @@ class PeerReducer(Reducer):
             for work in reduction.works:
                 self.wait_for(work, reduction.operation)
             reduction.works.clear()
-            verdicts = []
+            checks = []
             for index, bucket in enumerate(self.buckets):
                 with self.stream(bucket.device):
                     for place in range(len(near.sources)):
                         heard = reduction.heard[index, place]
-                        verdicts.append(sums_agree(heard[-1][-TAG_LENGTH:], reduction.tag, 1, self.streams.upload))
+                        checks.append(sums_agree(heard[-1][-TAG_LENGTH:], reduction.tag, 1, self.streams.upload))
                     self._combine(reduction, index, bucket.length)
-                    if self.streams.runs_ahead and not verdicts:  # a worker that only sends has nothing to judge
-                        verdicts.append(self.streams.upload([1], torch.float32) > 0)
-            self._judge(
-                reduction, verdicts, "its members were in different rounds at the same time (their tags differ)"
-            )
+                    if self.streams.runs_ahead and not checks:  # a worker that only sends has nothing to judge
+                        checks.append(self.streams.upload([1], torch.float32) > 0)
+            self._judge(reduction, checks, "its members were in different rounds at the same time (their tags differ)")
         except (RuntimeError, GoneError) as error:
             raise self.failed(reduction, error) from None
 
@@ -143,7 +141,7 @@ class PeerReducer(Reducer):
         scratch = reduction.arrays[index]
         with torch.no_grad():
             scratch[: bucket.size].copy_(bucket.flat)
-            load_riders(bucket, scratch, 1, is_first=True, rank=self.world.rank)
+            load_piggybacked(bucket, scratch, 1, is_first=True, rank=self.world.rank)
             if self.streams.runs_ahead or not bucket.exact:
                 reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
             else:

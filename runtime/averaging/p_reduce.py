@@ -72,7 +72,7 @@ def queue_p_reduce(
     timeout: float = 300.0,
     world: World | None = None,
 ) -> Reducer | None:
-    """As `p_reduce`; on CUDA the host only queues it, and hears the verdict at a later call or by the result's `flush`.
+    """As `p_reduce`; on CUDA the host only queues it, and hears the check at a later call or by the result's `flush`.
 
     Until then a failed operation has left the tensors as they were. None in a script that runs alone.
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.averaging.coded import launch_coded
+from partreduce.runtime.averaging.device_checks import DeviceChecks
 from partreduce.runtime.averaging.gradients import load_gradients
+from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.averaging.riders import load_riders
-from partreduce.runtime.averaging.verdicts import Verdicts
 from partreduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Lookout, wait_a_while
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, PeerWatch, wait_a_while
 from partreduce.topo.errors import InputError, PeerLostError, StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from partreduce.runtime.transport.worlds import World
 
     Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
-    """Takes a bucket's index, the bucket, its sums and the verdict `ok` on them."""
+    """Takes a bucket's index, the bucket, its sums and the check `ok` on them."""
 
 SPLIT_BYTES = 4 * 2**20
 
@@ -61,7 +61,7 @@ class Reducer:
     ) -> None:
         self.world, self.buckets, self.recorder, self.heartbeat = world, buckets, recorder, heartbeat
         self.key, self.timeout = key, timeout
-        self.verdicts = Verdicts(world, recorder, heartbeat, timeout=timeout)
+        self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     @property
     def streams(self) -> Streams:
@@ -134,10 +134,10 @@ class Reducer:
             self._start(reduction)
             self._complete(reduction, given_up)
             if self.streams.runs_ahead:
-                self.verdicts.flush(given_up)
+                self.checks.flush(given_up)
         except (RuntimeError, GoneError, UnavailableError) as error:
             reduction.works.clear()
-            self.verdicts.drop(reduction.operation)
+            self.checks.drop(reduction.operation)
             self.recorder.end(reduction.operation, f"failed: {error}")
             self.heartbeat.doing(f"went on without {reduction.operation}")
             return None
@@ -173,8 +173,8 @@ class Reducer:
     def _look(self, operation: Operation) -> None:
         """Where the host runs ahead: look at what earlier operations have become, and begin to watch this one."""
         if self.streams.runs_ahead:
-            self.verdicts.look()
-            self.verdicts.begun(operation, self.streams)
+            self.checks.look()
+            self.checks.begun(operation, self.streams)
 
     def _refuse_after_abort(self) -> None:
         """Where the watch has destroyed the groups, say why.
@@ -182,8 +182,8 @@ class Reducer:
         Raises:
             PeerLostError: as said.
         """
-        if self.verdicts.why is not None:
-            raise self.failure(self.recorder.last()[-1], GoneError(self.verdicts.why))
+        if self.checks.why is not None:
+            raise self.failure(self.recorder.last()[-1], GoneError(self.checks.why))
 
     def _fills_first(self) -> None:
         """Let the user's stream wait for the fills, which read parameters and buffers that it changes next.
@@ -200,7 +200,7 @@ class Reducer:
             round_: for reports and the tag.
             group: who compares.
             fields: what must be equal on all members.
-            deferred: where the host runs ahead of the device, leave the verdict to it; it holds for what follows, too.
+            deferred: where the host runs ahead of the device, leave the check to it; it holds for what follows, too.
 
         Raises:
             PeerLostError: members differ, or one is gone.
@@ -220,7 +220,7 @@ class Reducer:
             if streams.runs_ahead:
                 self._agree_on_device(reduction, tag, complaint)
                 if not deferred:
-                    self.verdicts.flush()
+                    self.checks.flush()
                 return
             sums = streams.upload(tag, torch.float32)
             self.wait_for(communicator.all_reduce(sums), operation)
@@ -232,7 +232,7 @@ class Reducer:
         self.heartbeat.doing(f"finished {operation}")
 
     def _agree_on_device(self, reduction: Reduction, tag: tuple[int, ...], complaint: str) -> None:
-        """Queue a comparison, and its verdict."""
+        """Queue a comparison, and its check."""
         streams = self.streams
         self._look(reduction.operation)
         with streams.side():
@@ -240,18 +240,18 @@ class Reducer:
             work = reduction.communicator.all_reduce(sums)
         work.wait()
         with streams.side():
-            verdict = sums_agree(sums, tag, reduction.num_members, streams.upload)
-            reduction.ok = self.verdicts.add(reduction.operation, [verdict], streams, complaint)
+            check = sums_agree(sums, tag, reduction.num_members, streams.upload)
+            reduction.ok = self.checks.add(reduction.operation, [check], streams, complaint)
         streams.rejoin()
 
     def flush(self) -> None:
-        """Wait for the device's verdicts on everything that was begun and waited for; nothing to do on CPU.
+        """Wait for the device's checks on everything that was begun and waited for; nothing to do on CPU.
 
         Raises:
             PeerLostError: an operation failed, or did not finish within the timeout.
         """
         try:
-            self.verdicts.flush()
+            self.checks.flush()
         except GoneError as error:
             raise self.failure(self.recorder.last()[-1], error) from None
 
@@ -269,18 +269,18 @@ class Reducer:
     def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
         for work in reduction.works:
             self.wait_for(work, reduction.operation, given_up)
-        verdicts = []
+        checks = []
         for index, bucket in enumerate(reduction.buckets):
             with self.stream(bucket.device):
                 tags = self._tags(reduction, index)
-                verdicts.append(sums_agree(tags, reduction.tag, reduction.num_members, self.streams.upload))
+                checks.append(sums_agree(tags, reduction.tag, reduction.num_members, self.streams.upload))
                 if index in reduction.coded and self.streams.runs_ahead:
-                    verdicts.append(reduction.coded[index].stays_in_range())
+                    checks.append(reduction.coded[index].stays_in_range())
         reduction.works.clear()
         complaint = reduction.complaint
         if reduction.coded and self.streams.runs_ahead:
             complaint += ", or a finite number left the codec's range (use bfloat16)"
-        self._judge(reduction, verdicts, complaint)
+        self._judge(reduction, checks, complaint)
 
     @staticmethod
     def _tags(reduction: Reduction, index: int) -> torch.Tensor:
@@ -313,7 +313,7 @@ class Reducer:
         self.rejoin()
         reduction.release()
 
-    def _judge(self, reduction: Reduction, verdicts: list[torch.Tensor], complaint: str) -> None:
+    def _judge(self, reduction: Reduction, checks: list[torch.Tensor], complaint: str) -> None:
         """Look at the tags, or leave that to the device.
 
         Raises:
@@ -321,21 +321,21 @@ class Reducer:
         """
         if self.streams.runs_ahead:
             with self.streams.side():
-                reduction.ok = self.verdicts.add(reduction.operation, verdicts, self.streams, complaint)
-        elif all(bool(verdict) for verdict in verdicts):
+                reduction.ok = self.checks.add(reduction.operation, checks, self.streams, complaint)
+        elif all(bool(check) for check in checks):
             self._refuse_beyond_range(reduction)
             self.recorder.end(reduction.operation)
         else:
             raise GoneError(complaint)
         self.heartbeat.doing(f"finished {reduction.operation}")
 
-    def refuse_if_gone(self, lookout: Lookout, step: int, round_: int) -> None:
+    def refuse_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
         """For strategies in which nobody waits for all: now and then look whether the run can still end well.
 
         Raises:
             PeerLostError: a worker is gone; one who waited for it would find out, too.
         """
-        if (why := lookout.gone()) is not None:
+        if (why := watch.gone()) is not None:
             raise self.failure(
                 self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0), GoneError(why)
             )
@@ -348,10 +348,10 @@ class Reducer:
     def failure(self, operation: Operation, error: Exception) -> UnavailableError:
         """Destroy all groups first, so that peers learn at once; then find out why and say it."""
         self.world.abandon()
-        self.verdicts.close()
+        self.checks.close()
         self.recorder.end(operation, f"failed: {error}")
         self.heartbeat.note("failed", f"gave up in {operation}")
-        reason = str(error) if isinstance(error, GoneError) else self.verdicts.why or self._why(operation, error)
+        reason = str(error) if isinstance(error, GoneError) else self.checks.why or self._why(operation, error)
         where = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}"
         if (store_lost := self.heartbeat.store_lost()) is not None:
             return StoreLostError(f"{where}: {store_lost}")
@@ -398,7 +398,7 @@ class Reducer:
                     reduction.load(index, slice(0, first))
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
                 reduction.load(index, slice(first, bucket.size))
-            load_riders(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
+            load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
             beside = self.streams.runs_ahead or not bucket.exact
@@ -430,11 +430,11 @@ class Reducer:
         start = time.monotonic()
         members, round_ = operation.members, operation.rounds_before
         self.heartbeat.doing(f"entered {operation}", members)
-        lookout = Lookout(self.heartbeat, members)
+        watch = PeerWatch(self.heartbeat, members)
         end = start + self.timeout
         while not work.is_completed():
             now = time.monotonic()
-            if lookout.is_due():
+            if watch.is_due():
                 if given_up is None:
                     why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
                 else:
@@ -445,7 +445,7 @@ class Reducer:
                 end = start + self.timeout + DIAGNOSE_SECONDS
                 if now > end or self.heartbeat.sees_silence(members):
                     raise GoneError(self.heartbeat.waits_for(members, self.timeout))
-            wait_a_while(work, max(0.0, lookout.next - now), now - start)
+            wait_a_while(work, max(0.0, watch.next - now), now - start)
         work.wait()
 
     def _why(self, operation: Operation, error: Exception) -> str:

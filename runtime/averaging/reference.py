@@ -47,7 +47,7 @@ class Reference:
         change.add_(self.arrays[index])
 
     def take(self, index: int, mean: torch.Tensor, ok: torch.Tensor | None) -> None:
-        """Let a mean over all workers be the reference of one bucket, unless the device's verdict says otherwise."""
+        """Let a mean over all workers be the reference of one bucket, unless the device's check says otherwise."""
         replace_where(self.arrays[index], mean, ok)
 
     def state(self) -> dict[str, torch.Tensor]:

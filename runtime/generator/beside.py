@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.launcher.orphans import die_with_parent
-from partreduce.runtime.launcher.signals import ENDING, Terminated, as_in_a_fresh_process, held, terminable
+from partreduce.runtime.launcher.signals import Terminated, held, let_through, terminable
 from partreduce.runtime.transport.background import Background
 from partreduce.topo.errors import UnavailableError
 
@@ -142,22 +142,15 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
     try:
         with terminable():
             try:
-                as_in_a_fresh_process()
-                if not die_with_parent(parent, signal.SIGTERM):
-                    raise Terminated(signal.SIGTERM)
-                files[0].parent.mkdir(mode=0o700, exist_ok=True)
-                yield
-            finally:
-                _remove(files)
+                with let_through(set()):
+                    if not die_with_parent(parent, signal.SIGTERM):
+                        raise Terminated(signal.SIGTERM)
+                    files[0].parent.mkdir(mode=0o700, exist_ok=True)
+                    yield
+            finally:  # signals wait again
+                with contextlib.suppress(OSError):
+                    for file in files:
+                        file.unlink(missing_ok=True)
+                    files[0].parent.rmdir()
     except Terminated as ended:
         raise SystemExit(ended.exit_code) from None
-
-
-def _remove(files: Sequence[Path]) -> None:
-    """Remove the files and their folder, whatever signals come meanwhile."""
-    for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        for file in files:
-            file.unlink(missing_ok=True)
-        files[0].parent.rmdir()

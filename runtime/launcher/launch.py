@@ -72,7 +72,7 @@ def launch(
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
-        outlet: through which they go in place of that; it may watch the workers on its board.
+        outlet: through which they go in place of that; it may watch what the workers publish.
 
     Raises:
         InputError: no such script, or counts that do not fit.
@@ -159,8 +159,8 @@ def _settling(rank: int, earlier: Sequence[Child], guardian: Guardian, outlet: O
         for descriptor in [d for worker in earlier for d in (worker.go, *worker.streams)]:
             os.close(descriptor)
         guardian.forget_in_child()
-        if outlet.board is not None:
-            outlet.board.claim(rank)
+        if outlet.published is not None:
+            outlet.published.claim(rank)
 
     return settle
 
@@ -256,7 +256,7 @@ def _say_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) ->
     if schedule is None or has_joined() or variables["RANK"] != "0" or variables["WORLD_SIZE"] == "1":
         return
     sys.stderr.write(
-        f"partreduce: {script} ended without a DistributedOptimizer, so nothing followed schedule {schedule}; its lines are\n"
+        f"partreduce: {script} ended without a DistributedOptimizer, so nothing followed {schedule}; it needs\n"
         "    import partreduce\n"
         "    data = partreduce.shard(data)  # this worker's part\n"
         '    optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["PARTREDUCE_SCHEDULE"])\n'

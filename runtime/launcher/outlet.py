@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from partreduce.runtime.watch.board import Board
+    from partreduce.runtime.watch.published_progress import PublishedProgress
 
 
 class Outlet(Protocol):
     """Where lines go; asked again and again while workers run."""
 
-    board: Board | None
+    published: PublishedProgress | None
     """On which the workers say how far they are, if anybody reads it."""
 
     def write(self, text: str, *, errors: bool) -> None:
@@ -34,7 +34,7 @@ class PlainOutlet:
         output: where all lines go; standard output and error by default.
     """
 
-    board: Board | None = None
+    published: PublishedProgress | None = None
 
     def __init__(self, output: TextIO | None = None) -> None:
         self._output = output

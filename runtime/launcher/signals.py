@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNALLED = 128
 """Exit codes above it name the signal that ended a process."""
+AGAIN_SECONDS = 1.0
+"""Signals that follow one another faster are one request: GNU `timeout` signals a process and then its whole group."""
 
 
 _unheard: list[int] = []
 """Signals whose exception nobody has caught, as far as is known."""
+_asked = float("-inf")
+"""When the last request to end came, on the monotonic clock."""
 
 
 class Terminated(BaseException):
@@ -32,57 +37,84 @@ class Terminated(BaseException):
 def terminable() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself.
 
-    And children that end can be waited for, also where who started this program ignores theirs, which is inherited.
+    Of them and Ctrl-C what repeats another one at once raises nothing. And children that end can be waited for, also
+    where who started this program ignores theirs, which is inherited.
     """
+    global _asked  # noqa: PLW0603 - belongs to the process, as its handlers do
     ours: list[signal.Signals] = []
     ignores_children = False
     if threading.current_thread() is threading.main_thread():
         if ignores_children := signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in ENDING:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, _raise)
-                ours.append(number)
+        ours = [number for number in ENDING if signal.getsignal(number) is _default(number)]
     if ours:  # not inside another one, which may have one to hear
         _unheard.clear()
+        _asked = float("-inf")
+    for number in ours:
+        signal.signal(number, _raise)
     try:
         yield
     finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+        _restore(ours)
         if ignores_children:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
+def _default(number: int) -> object:
+    """What a Python program does about a signal unless it says otherwise."""
+    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+
+
+def _restore(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        signal.signal(number, _default(number))  # type: ignore[arg-type]  # it is one
+
+
 def _raise(number: int, _: FrameType | None) -> None:
-    _unheard.append(number)
-    raise Terminated(number)
+    global _asked  # noqa: PLW0603 - as in `terminable`
+    now = time.monotonic()
+    if now - _asked >= AGAIN_SECONDS:
+        _asked = now
+        _unheard.append(number)
+        raise _exception(number)
+
+
+def _exception(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
 
 
 def raise_unheard() -> None:
-    """Raise a `Terminated` that was lost: what is raised in a finaliser or a callback of the interpreter is dropped."""
+    """Raise an exception that was lost: what is raised in a finaliser or a callback of the interpreter is dropped."""
     if _unheard:
-        raise Terminated(_unheard[0])
+        raise _exception(_unheard[0])
 
 
 def heard() -> None:
-    """Say that a `Terminated` has arrived."""
+    """Say that the exception of a signal has arrived."""
     _unheard.clear()
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def held() -> Iterator[set[int]]:
     """Inside, signals that would end this process wait: for forks, bookkeeping and clean-up. Yields the old mask."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
-        yield
+        yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def let_through(before: set[int]) -> Iterator[None]:
+    """Inside a `held` that yielded `before`: the one place where its signals may come."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
 def as_in_a_fresh_process() -> None:
     """For a forked child: the default handlers, and nothing held."""
-    for number in ENDING:
-        if signal.getsignal(number) is _raise:
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *ENDING})
+    _restore(number for number in ENDING if signal.getsignal(number) is _raise)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

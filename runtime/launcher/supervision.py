@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.launcher.orphans import end_groups
-from partreduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, raise_unheard
+from partreduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, let_through, raise_unheard
 from partreduce.topo.errors import FencedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def supervise(
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
     width, stages = len(str(len(workers) - 1)), _stages(store)
-    with selectors.DefaultSelector() as selector:
+    with held() as mask, selectors.DefaultSelector() as selector:
         for worker in workers:
             for descriptor in worker.streams:
                 selector.register(descriptor, selectors.EVENT_READ, worker)
@@ -120,24 +120,25 @@ def supervise(
         # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
         while running or (selector.get_map() and time.monotonic() < drained):
             try:
-                raise_unheard()
-                ready = selector.select(timeout=0.05)
-                for key, _ in ready:
-                    if not _forward(key.fd, key.data, outlet, width):
-                        selector.unregister(key.fd)
-                with held():
-                    if running and not (running := _collect(workers, store, shutdown, grace, outlet)):
-                        drained = time.monotonic() + 0.5
-                outlet.look({worker.rank: worker.code for worker in workers}, stages)
+                with let_through(mask):
+                    raise_unheard()
+                    for key, _ in selector.select(timeout=0.05):
+                        if not _forward(key.fd, key.data, outlet, width):
+                            selector.unregister(key.fd)
+                    outlet.look({worker.rank: worker.code for worker in workers}, stages)
             except Terminated as ended:
                 heard()
                 shutdown.asked(ended.exit_code, grace, workers)
             except KeyboardInterrupt:
+                heard()
                 _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
                 shutdown.code = 130
                 shutdown.begin(130, grace)
-        for key in list(selector.get_map().values()):
-            _forward(key.fd, key.data, outlet, width, last=True)
+            if running and not (running := _collect(workers, store, shutdown, grace, outlet)):
+                drained = time.monotonic() + 0.5
+        with let_through(mask):
+            for key in list(selector.get_map().values()):
+                _forward(key.fd, key.data, outlet, width, last=True)
     # A run that went on without a worker that was given up says so, even where all others ended well.
     fenced = any(worker.code == FencedError.exit_code for worker in workers)
     return shutdown.code or (FencedError.exit_code if fenced else 0)

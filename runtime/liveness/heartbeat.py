@@ -13,8 +13,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from partreduce.runtime.liveness.culprit import Sign, clause, sees_silence
 from partreduce.runtime.liveness.lifelines import closed_notes
+from partreduce.runtime.liveness.wait_chain import Sign, clause, sees_silence
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes
 from partreduce.runtime.transport.store_line import root_store

@@ -96,14 +96,14 @@ class Lifelines:
 
     def _run(self, watched: list[int], others: list[int]) -> None:
         """Wait for an end, try again, note it; the first of the others is then watched in place of the dead one."""
-        known, patience = set(self._connections), time.monotonic() + REACH_SECONDS
+        known, deadline = set(self._connections), time.monotonic() + REACH_SECONDS
         """To whom there was a connection; before that a refusal tells nothing."""
         with contextlib.suppress(RuntimeError, StoreLostError, OSError, ValueError):  # closed, or without a store
             while not self._stop.is_set():
                 for rank in [rank for rank in watched if rank not in self._connections]:
                     is_refused = self._is_refused(rank)
                     known |= self._connections.keys()
-                    if is_refused or (rank not in known and time.monotonic() > patience):
+                    if is_refused or (rank not in known and time.monotonic() > deadline):
                         watched.remove(rank)
                     if is_refused and rank in known:
                         self._note(rank)

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.waiting import Lookout
+from partreduce.runtime.transport.waiting import PeerWatch
 from partreduce.topo.errors import PeerLostError, UnavailableError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class UnevenInputs:
         """
         begun, ended = f"{self._generation}/round/{round_}", f"{self._generation}/ended"
         start = time.monotonic()
-        lookout = Lookout(self.heartbeat, range(self.size))
+        watch = PeerWatch(self.heartbeat, range(self.size))
         while True:
             gone = frozenset[int]() if lost is None else lost()
             needed = [f"{ended}/{rank}" for rank in range(self.size) if rank not in gone]
@@ -75,7 +75,7 @@ class UnevenInputs:
             if all_ended:
                 self.close()
                 return False
-            if lost is None and lookout.is_due():
+            if lost is None and watch.is_due():
                 self._refuse_if_gone(f"data ended before round {round_}")
                 why = self.heartbeat.elsewhere(range(self.size), round_, BEHIND)
                 # Asked again, since who saw all end, or began the round, before it came there waits for no such worker.
@@ -104,7 +104,7 @@ class UnevenInputs:
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)
         start = time.monotonic()
-        lookout = Lookout(self.heartbeat, waiting)
+        watch = PeerWatch(self.heartbeat, waiting)
         absent: set[int] = set()
         while waiting:
             gone = frozenset[int]() if lost is None else lost()  # asked first: who is lost by now notes no end later
@@ -121,7 +121,7 @@ class UnevenInputs:
                         f"{self.heartbeat.unequal}"
                     )
                 waiting.remove(rank)
-            if waiting and lookout.is_due() and lost is None:
+            if waiting and watch.is_due() and lost is None:
                 self._refuse_if_gone("finish")
             if waiting and time.monotonic() > start + self.timeout:
                 late = self.heartbeat.waits_for(waiting, None)

@@ -29,8 +29,8 @@ def reference(cluster: Cluster) -> Schedule:
 def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
     """What is compared with it: All-Reduce every k steps, pairs along a ring, and some of these late by a round.
 
-    Their disagreement spreads over a factor of ten, so that its price shows; half of them are late, so that what
-    lateness costs can be told from the disagreement that it brings.
+    Their consensus distance spreads over a factor of ten, so that its price shows; half of them are late, so that what
+    lateness costs can be told from the consensus distance that it brings.
 
     Raises:
         InputError: too few steps, or data said to differ between nodes where there is one.

@@ -362,7 +362,7 @@ def _on_host(reducer: Reducer) -> Reducer:
     if world is reducer.world and not reducer.streams.runs_ahead:
         return reducer
     other = Reducer(world, (), reducer.recorder, reducer.heartbeat, key=reducer.key, timeout=reducer.timeout)
-    other.verdicts = reducer.verdicts  # the watch over the device knows why a host waited for rows in vain
+    other.checks = reducer.checks  # the watch over the device knows why a host waited for rows in vain
     return other
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from partreduce.runtime.liveness.culprit import listed
+from partreduce.runtime.liveness.wait_chain import listed
 from partreduce.runtime.sharding.found import embeddings_of
 from partreduce.runtime.transport.notes import Notes, deaths_of
 from partreduce.topo.errors import InputError, PeerLostError, UnavailableError

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partreduce.runtime.state import shelf
+from partreduce.runtime.state import checkpoint_directory
+from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
 from partreduce.runtime.state.saved_tables import deal_anew, reader
-from partreduce.runtime.state.shelf import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import FileProblem, InputError, PartreduceError
@@ -87,14 +87,14 @@ def _saved(
     ending, meeting = optimizer.ending, optimizer.meeting
     round_, rank = optimizer.round, optimizer.rank
     name = f"round-{round_:08d}"
-    standing = shelf.standing(directory, name) | {"lineage": meeting.lineage or secrets.token_hex(8)}
+    standing = checkpoint_directory.standing(directory, name) | {"lineage": meeting.lineage or secrets.token_hex(8)}
     said = meeting.exchange("checkpoint", round_, standing, members)
     number = 1 + max(int(entry["highest"]) for entry in said)
     meeting.lineage = lineage = str(said[0]["lineage"])
     if any(entry["taken"] for entry in said):
         name = f"{name}-{number}"
     folder = directory / name
-    superfluous = shelf.superfluous(directory, lineage, rank, keep=keep, written=name)
+    superfluous = checkpoint_directory.superfluous(directory, lineage, rank, keep=keep, written=name)
     ending.guard(optimizer.runner.settle)
     try:
         data = pack(_state_file(optimizer), extra, lineage)
@@ -121,7 +121,7 @@ def _saved(
         "workers": [dict(zip(members, reports, strict=True)).get(one) for one in range(optimizer.num_workers)],
     }
     write_file(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-    shelf.delete(superfluous, rank)
+    checkpoint_directory.delete(superfluous, rank)
     return folder
 
 
@@ -173,13 +173,17 @@ def _loaded(
     ending, meeting = optimizer.ending, optimizer.meeting
     number = meeting.next_number("load_checkpoint")
     try:
-        mine: dict[str, object] = {"seen": shelf.plain(shelf.survey(directory, None if other_run else optimizer.rank))}
+        mine: dict[str, object] = {
+            "seen": checkpoint_directory.plain(
+                checkpoint_directory.survey(directory, None if other_run else optimizer.rank)
+            )
+        }
     except PartreduceError as error:
         mine = {"problem": str(error)}
     reports = meeting.exchange("checkpoint loadable", number, mine, members)
     # Only the first worker reads when the runs differ.
     readers = 1 if other_run else len(members)
-    name, passed_over = shelf.chosen(directory, reports[:readers], members[:readers])
+    name, passed_over = checkpoint_directory.chosen(directory, reports[:readers], members[:readers])
     if passed_over and optimizer.rank == members[0]:
         warnings.warn(passed_over, RuntimeWarning, stacklevel=3)
     if name is None:
@@ -189,7 +193,7 @@ def _loaded(
         return _load_mean(optimizer, number, folder, members)
     manifest = read_manifest(folder)
     _refuse_other_run(optimizer, manifest, folder)
-    source = shelf.source_of(manifest, optimizer.rank)
+    source = checkpoint_directory.source_of(manifest, optimizer.rank)
     tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)
     _state_file(optimizer).restore(tensors, facts, own_random_states=source == optimizer.rank)

@@ -128,7 +128,7 @@ class StateFile:
 
 
 def pack(state: StateFile, extra: object, lineage: str) -> bytes:
-    """A safetensors file; its header says of which lineage it is (see `shelf`).
+    """A safetensors file; its header says of which lineage it is (see `checkpoint_directory`).
 
     Raises:
         MissingFeatureError: safetensors is not installed.

@@ -12,7 +12,7 @@ from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.through_servers import shard_bounds
-from partreduce.runtime.transport.waiting import GoneError, Lookout, pause_after
+from partreduce.runtime.transport.waiting import GoneError, PeerWatch, pause_after
 from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class AsynchronousServer(OneSided):
 
     def end_round(self, step: int, round_: int) -> None:
         """Send the round's progress and take the model that comes back."""
-        self.run.reducer.refuse_if_gone(self._lookout, step, round_)
+        self.run.reducer.refuse_if_gone(self._peer_watch, step, round_)
         self._open(round_)
         progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
         if self._factor != 1.0:
@@ -128,10 +128,10 @@ class AsynchronousServer(OneSided):
     def _await_note(self, notes: Notes, host: int) -> None:
         """Wait for a host's note, as long as it can come."""
         reducer, start = self.run.reducer, time.monotonic()
-        lookout = Lookout(reducer.heartbeat, (host,), 0)
+        watch = PeerWatch(reducer.heartbeat, (host,), 0)
         while not notes.has("digest"):
             now = time.monotonic()
-            if (why := lookout.gone()) is not None:
+            if (why := watch.gone()) is not None:
                 raise GoneError(why)
             if now > start + reducer.timeout:
                 raise GoneError(reducer.heartbeat.waits_for((host,), None))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from partreduce.runtime.averaging.gradients import commit_gradients
 from partreduce.runtime.averaging.layers import LayerSender
-from partreduce.runtime.averaging.riders import commit_riders
+from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.base import Runner
 from partreduce.topo.errors import InputError
@@ -78,7 +78,7 @@ class GradientMeans(Runner):
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
             commit_gradients(bucket, sums, ok, reduction.absent[index])
-            commit_riders(bucket, sums, ok)
+            commit_piggybacked(bucket, sums, ok)
 
         self.run.reducer.commit(reduction, commit)
         self.run.applier.remember(reduction.ok)
@@ -124,7 +124,7 @@ class GradientMeans(Runner):
         self.refuse_unfinished("finish, join or checkpoint")
 
     def settle(self) -> None:
-        """Hear the device's verdicts.
+        """Hear the device's checks.
 
         Raises:
             InputError: the step of a backward pass has not come.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
-from partreduce.runtime.averaging.riders import commit_riders, snapshot_riders
+from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.strategies.base import Runner
 from partreduce.topo.strategies.base import Averaging
 
@@ -32,7 +32,7 @@ class GroupMeans(Runner):
         self.needs_round_start = self.overlap or self.normalises
         self._snapshots: list[torch.Tensor] = []
         self._starts: list[torch.Tensor] = []
-        self._riders: list[list[torch.Tensor | None]] = []
+        self._piggybacked: list[list[torch.Tensor | None]] = []
         self._pending: Reduction | None = None
         self._waited = False
         self._started = -1
@@ -101,7 +101,7 @@ class GroupMeans(Runner):
             self._snapshots = _copy_to(self._snapshots, [bucket.flat for bucket in buckets])
         group = self._group(round_)
         if group is not None:
-            self._riders = [snapshot_riders(bucket) for bucket in buckets]
+            self._piggybacked = [snapshot_piggybacked(bucket) for bucket in buckets]
             self._pending = self._start_sum(step, round_, group)
             self._waited = False
 
@@ -134,7 +134,7 @@ class GroupMeans(Runner):
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
             self._receive(index, sums, reduction)
-            commit_riders(bucket, sums, ok)
+            commit_piggybacked(bucket, sums, ok)
             commit_mean(bucket, sums, relax, ok, swap=True)
 
         self.run.reducer.commit(reduction, commit)
@@ -152,7 +152,7 @@ class GroupMeans(Runner):
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
             self._receive(index, sums, pending)
             commit_delayed(bucket, sums, self._snapshots[index], relax, ok)
-            commit_riders(bucket, sums, ok, self._riders[index])
+            commit_piggybacked(bucket, sums, ok, self._piggybacked[index])
 
         reducer.commit(pending, commit)
 

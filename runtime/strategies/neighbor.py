@@ -37,7 +37,7 @@ class NeighborMeans(GroupMeans):
     """
 
     def __init__(self, strategy: Neighbor, run: Run) -> None:
-        if any(rider.broadcast for bucket in run.flat.buckets for rider in bucket.riders):
+        if any(tensor.broadcast for bucket in run.flat.buckets for tensor in bucket.piggybacked):
             raise InputError("buffers='broadcast': neighbours have no common first worker; use 'average' or 'local'")
         near = [Neighbourhood(strategy, t, run.rank) for t in range(len(strategy.rounds))]
         reducer = PeerReducer(run.reducer, near)

@@ -1,4 +1,4 @@
-"""What runners share in which nobody waits for a common operation: a mailbox, a lookout, progress since a start."""
+"""What runners share in which nobody waits for a common operation: a mailbox, a peer watch, progress since a start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from partreduce.runtime.strategies.base import Runner
 from partreduce.runtime.transport.mailbox import Mailbox
-from partreduce.runtime.transport.waiting import Lookout
+from partreduce.runtime.transport.waiting import PeerWatch
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.base import Averaging
 
@@ -45,14 +45,14 @@ class OneSided(Runner):
         bound: Bound | None = None,
     ) -> None:
         super().__init__(run)
-        if any(rider.is_state for bucket in run.flat.buckets for rider in bucket.riders):
+        if any(tensor.is_state for bucket in run.flat.buckets for tensor in bucket.piggybacked):
             raise InputError(f"optimizer_state='average': stays with each worker of {place}; use 'local'")
         normalises = strategy.averaging is Averaging.STEP_NORMALISED
         self._factor = float(run.schedule.paces().mean()) / run.pace if normalises else 1.0
         """By which a round's progress is multiplied."""
         self.needs_round_start = self._factor != 1.0
         reducer = run.reducer
-        self._lookout = Lookout(reducer.heartbeat, range(run.schedule.num_workers))
+        self._peer_watch = PeerWatch(reducer.heartbeat, range(run.schedule.num_workers))
         self._mailbox = Mailbox(
             reducer.world.store,
             run.rank,

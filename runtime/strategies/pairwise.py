@@ -59,7 +59,7 @@ class PairMeans(OneSided):
 
     def end_round(self, step: int, round_: int) -> None:
         """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
-        self.run.reducer.refuse_if_gone(self._lookout, step, round_)
+        self.run.reducer.refuse_if_gone(self._peer_watch, step, round_)
         self._open()
         self._merge(self._factor)
         if self.is_active and self.neighbors:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.averaging.gradients import clear_gradients, commit_gradients
+from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.averaging.riders import commit_riders, snapshot_riders
 from partreduce.runtime.strategies.base import Runner
 from partreduce.runtime.strategies.gradient_means import KIND, GradientMeans
 from partreduce.topo.errors import InputError
@@ -36,7 +36,7 @@ class _Flight:
 
     step: int
     reduction: Reduction
-    riders: list[list[torch.Tensor | None]] = field(default_factory=list)
+    piggybacked: list[list[torch.Tensor | None]] = field(default_factory=list)
     """What rode along, by bucket, as it was when they left; empty where only gradients are taken from the sums."""
     scaled: bool = False
     """Whether a GradScaler was at work, so that a gradient that is not finite must be looked for."""
@@ -78,7 +78,8 @@ class GradientPipeline(Runner):
         if len(self._flights) == self.when.lag:
             arrived = self._flights.popleft()
             self._wait(arrived)
-            self._commit_riders(arrived)  # before this step's leave: they are to be what the others will see corrected
+            # Before this step's leave: they are to be what the others will see corrected.
+            self._commit_piggybacked(arrived)
         self._send(step, round_)
         if arrived is None:
             clear_gradients(self.run.flat.buckets)
@@ -149,7 +150,7 @@ class GradientPipeline(Runner):
         while self._flights:
             flight = self._flights.popleft()
             self._wait(flight)
-            self._commit_riders(flight)
+            self._commit_piggybacked(flight)
             if self.when.drain is Drain.APPLY:
                 self.run.applier.apply(lambda one=flight: self._commit(one), check_finite=flight.scaled)  # type: ignore[misc]
             else:
@@ -185,13 +186,13 @@ class GradientPipeline(Runner):
             self._wait(flight)
         named = self._lockstep.state()
         for place, flight in enumerate(self._flights):
-            named[f"late/{place}/facts"] = torch.tensor([flight.step, int(flight.scaled), len(flight.riders)])
+            named[f"late/{place}/facts"] = torch.tensor([flight.step, int(flight.scaled), len(flight.piggybacked)])
             for index, (bucket, sums) in enumerate(zip(flight.reduction.buckets, flight.reduction.arrays, strict=True)):
                 named[f"late/{place}/sums/{index}"] = sums[: bucket.tail + len(bucket.slots)]
                 absent = flight.reduction.absent[index]
                 named[f"late/{place}/absent/{index}"] = torch.tensor(sorted(absent), dtype=torch.int64)
-            for index, values in enumerate(flight.riders):
-                named |= {f"late/{place}/rider/{index}/{at}": v for at, v in enumerate(values) if v is not None}
+            for index, values in enumerate(flight.piggybacked):
+                named |= {f"late/{place}/piggybacked/{index}/{at}": v for at, v in enumerate(values) if v is not None}
         return named
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -219,26 +220,26 @@ class GradientPipeline(Runner):
         self._flights = deque(flights)
 
     def _restored(self, state: Mapping[str, torch.Tensor], prefix: str) -> _Flight:
-        step, scaled, with_riders = map(int, state[f"{prefix}/facts"])
+        step, scaled, with_piggybacked = map(int, state[f"{prefix}/facts"])
         reducer, group = self.run.reducer, self._lockstep.group(step)
         operation = reducer.recorder.begin(KIND, step, step, group.members, 0)
         reducer.recorder.end(operation, "restored")
         communicator = reducer.world.communicator(group.members)
         reduction = Reduction(communicator, group, operation, (), self.run.flat.buckets)
-        riders: list[list[torch.Tensor | None]] = []
+        piggybacked: list[list[torch.Tensor | None]] = []
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
             array[: bucket.tail + len(bucket.slots)].copy_(state[f"{prefix}/sums/{index}"])
             reduction.absent[index] = frozenset(state[f"{prefix}/absent/{index}"].tolist())
-            if with_riders:
-                values = (state.get(f"{prefix}/rider/{index}/{at}") for at in range(len(bucket.riders)))
-                riders.append([None if value is None else value.to(bucket.device) for value in values])
-        return _Flight(step, reduction, riders, scaled=bool(scaled), waited=True)
+            if with_piggybacked:
+                values = (state.get(f"{prefix}/piggybacked/{index}/{at}") for at in range(len(bucket.piggybacked)))
+                piggybacked.append([None if value is None else value.to(bucket.device) for value in values])
+        return _Flight(step, reduction, piggybacked, scaled=bool(scaled), waited=True)
 
     def _send(self, step: int, round_: int) -> None:
         """Let the gradients go as they are."""
         rides = step % self.when.lag == 0
-        riders = [snapshot_riders(bucket) for bucket in self.run.flat.buckets] if rides else []
-        self._flights.append(_Flight(step, self._lockstep.send(step, round_), riders))
+        piggybacked = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets] if rides else []
+        self._flights.append(_Flight(step, self._lockstep.send(step, round_), piggybacked))
 
     def _wait(self, flight: _Flight) -> None:
         """Wait for a sum.
@@ -257,19 +258,19 @@ class GradientPipeline(Runner):
             raise
         flight.waited = True
 
-    def _commit_riders(self, flight: _Flight) -> None:
+    def _commit_piggybacked(self, flight: _Flight) -> None:
         """Correct the buffers by what has become known of how they differed."""
         reducer, reduction = self.run.reducer, flight.reduction
-        if not flight.riders:
+        if not flight.piggybacked:
             return
         with torch.no_grad():
-            for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.riders, strict=True):
+            for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.piggybacked, strict=True):
                 with reducer.stream(bucket.device):
-                    commit_riders(bucket, sums, reduction.ok, before)
+                    commit_piggybacked(bucket, sums, reduction.ok, before)
         reducer.rejoin()
 
     def _commit(self, flight: _Flight) -> torch.Tensor | None:
-        """Make the sums the parameters' gradients; the verdict on them."""
+        """Make the sums the parameters' gradients; the check on them."""
         reduction = flight.reduction
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:

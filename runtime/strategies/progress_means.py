@@ -26,8 +26,9 @@ round of all before k (or the model of the start, where there was none since).
   would travel as progress. `initial="keep"` is refused: models that began apart differ by much more than updates.
 
 The version of r, the number of the start and the round of its mean, stands in the tag of each operation: workers with
-different references end in a named error. The mean model and `finish` are exact and leave r alone; riders (BatchNorm,
-optimizer state) travel as they are. With `where: across-nodes` groups inside one node send plain parameters.
+different references end in a named error. The mean model and `finish` are exact and leave r alone; piggybacked tensors
+(BatchNorm, optimizer state) travel as they are. With `where: across-nodes` groups inside one node send plain
+parameters.
 """
 
 from __future__ import annotations

@@ -48,11 +48,11 @@ class BoundedCall(Generic[Result]):
             OverdueError: it did not return within so many seconds in which this process ran, or `given_up` said why.
             RuntimeError: torch's own.
         """
-        patience = Patience(seconds)
-        while not self._ended.wait(patience.slice()):
+        deadline = Deadline(seconds)
+        while not self._ended.wait(deadline.slice()):
             if (why := given_up()) is not None:
                 raise OverdueError(why)
-            if patience.is_over():
+            if deadline.is_over():
                 raise OverdueError(f"did not return within {seconds:g} s")
         if self._error is not None:
             raise self._error
@@ -66,7 +66,7 @@ class BoundedCall(Generic[Result]):
         self._ended.set()
 
 
-class Patience:
+class Deadline:
     """A deadline that a pause of this very process does not use up: who was stopped must not blame the others."""
 
     def __init__(self, seconds: float) -> None:

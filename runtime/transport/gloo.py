@@ -13,7 +13,7 @@ from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.notes import deaths_of
 from partreduce.runtime.transport.staged import StagedSums
 from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, Lookout
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, PeerWatch
 from partreduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
 from partreduce.topo.errors import StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
@@ -132,7 +132,7 @@ class GlooWorld(GroupTable):
         store, place = PrefixStore(name, self._store_to_connect()), members.index(self.rank)
         call: BoundedCall[object] = BoundedCall(lambda: ProcessGroupGloo(store, place, len(members), options))
         try:
-            backend = call.result(limit.total_seconds() + GRACE_SECONDS, self._lookout_for(members))
+            backend = call.result(limit.total_seconds() + GRACE_SECONDS, self._watch_over(members))
         except (RuntimeError, OverdueError) as error:
             if call.is_running:
                 self._left_behind.append(call)
@@ -167,14 +167,14 @@ class GlooWorld(GroupTable):
         other: Store = self.store.clone()
         return other
 
-    def _lookout_for(self, members: tuple[int, ...]) -> Callable[[], str | None]:
+    def _watch_over(self, members: tuple[int, ...]) -> Callable[[], str | None]:
         """Asked now and then while a group connects: why a member can no longer come."""
         signs = self.signs
         if signs is None:
             return lambda: deaths_of(self.store, members)
         signs.doing(f"entered the making of group {Group(members)}", members)
-        lookout = Lookout(signs, members)
-        return lambda: self._why(signs, members) if lookout.is_due() else None
+        watch = PeerWatch(signs, members)
+        return lambda: self._why(signs, members) if watch.is_due() else None
 
     @staticmethod
     def _why(signs: SignsOfLife, members: tuple[int, ...]) -> str | None:

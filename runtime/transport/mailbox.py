@@ -32,7 +32,7 @@ from partreduce.runtime.transport.credit import Account, Bound, Tally
 from partreduce.runtime.transport.doorbell import Doorbell
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.own_host import own_host
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Lookout
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, PeerWatch
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.extras import load
 
@@ -253,14 +253,14 @@ class Mailbox:
     ) -> None:
         """Wait for what the side thread brings about; `done` is asked under the lock."""
         start = time.monotonic()
-        lookout = None if heartbeat is None else Lookout(heartbeat, members, round_)
+        watch = None if heartbeat is None else PeerWatch(heartbeat, members, round_)
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: done() or self._failure is not None, GLANCE_SECONDS):
                     if self._failure is not None:
                         raise GoneError(f"a message could not be delivered ({self._cause})")
                     return
-            if lookout is not None and (why := lookout.gone()) is not None:
+            if watch is not None and (why := watch.gone()) is not None:
                 raise GoneError(why)
             if self._closing and purpose:
                 raise GoneError(f"the run ended while this worker waited {purpose}")

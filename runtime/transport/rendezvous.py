@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -11,6 +11,7 @@ from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
+from partreduce.runtime.transport.served_store import let_forks_go_without
 from partreduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, root_store
 from partreduce.runtime.transport.torch_api import TCPStore, default_store
 from partreduce.topo.errors import InputError, UnavailableError
@@ -53,9 +54,7 @@ def connect_store(timeout: timedelta) -> Store:
         UnavailableError: the store did not answer within the timeout.
     """
     if dist.is_initialized():
-        joined = NamedPrefixStore("partreduce", default_store())
-        fresh_line(joined, timeout.total_seconds())
-        return joined
+        return _settled(NamedPrefixStore("partreduce", default_store()), dist.get_rank(), timeout)
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing:
         raise InputError(
@@ -80,7 +79,15 @@ def connect_store(timeout: timedelta) -> Store:
             f"({reason or first_line(error)[:160]})"
         ) from None
     store = NamedPrefixStore(f"partreduce/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", bare)
+    return _settled(store, rank, timeout)
+
+
+def _settled(store: Store, rank: int, timeout: timedelta) -> Store:
+    """The store, with what this process does about it."""
     fresh_line(store, timeout.total_seconds())
+    if hosts_store(rank, store):
+        served: Any = root_store(store)
+        let_forks_go_without(served.port)
     return store
 
 

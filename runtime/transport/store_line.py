@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.bounded import Patience
+from partreduce.runtime.transport.bounded import Deadline
 from partreduce.runtime.transport.torch_api import PrefixStore, TCPStore
 from partreduce.topo.errors import StoreLostError
 
@@ -53,11 +53,11 @@ class StoreLine:
         """
         question = _Question(action)
         self._questions.put(question)
-        patience = Patience(self.timeout)
+        deadline = Deadline(self.timeout)
         with self._changed:
             while not question.answered and self.problem is None:
-                self._changed.wait(patience.slice())
-                if not question.answered and patience.is_over():
+                self._changed.wait(deadline.slice())
+                if not question.answered and deadline.is_over():
                     self._lose(f"it gave no answer for {self.timeout:g} s")
         if question.answered:
             answer: Answer = question.answer  # type: ignore[assignment]  # what this very action returned

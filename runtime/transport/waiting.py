@@ -59,7 +59,7 @@ class SignsOfLife(Protocol):
         """For whom a worker waits, down the chain of waiting, as a clause."""
 
 
-class Lookout:
+class PeerWatch:
     """When somebody who waits for `members` looks at what the others have noted: often at no cost, closely at times."""
 
     def __init__(self, heartbeat: SignsOfLife, members: Iterable[int], round_: int | None = None) -> None:

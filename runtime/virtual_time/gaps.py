@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from partreduce.runtime.virtual_time.gap_record import GapRecord
 from partreduce.runtime.virtual_time.in_turn import InTurn
 from partreduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.record import GapRecord, Observed
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Told
-from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.base import Note
 from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
 from partreduce.topo.errors import ScheduleError

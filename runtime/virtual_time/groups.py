@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partreduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.record import Observed
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
-from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound

@@ -18,6 +18,8 @@ from partreduce.topo.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from partreduce.runtime.virtual_time.network import Network
+
 
 @dataclass(frozen=True, slots=True)
 class Happened:
@@ -66,13 +68,15 @@ class Timing:
     """Whether `happened` is called for messages too; most of a large run's events are, so it is faster without."""
     keeps_order = False
     """Whether `way` itself lets no message overtake those that it must not; else the driver holds them back."""
+    network: Network | None = None
+    """The links that messages share of which `way` says None; `sends` puts those on them."""
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
         """Seconds that the work before an event takes; None if the process has no work left and rests."""
         return 0.0
 
-    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
-        """Seconds that a message is on its way."""
+    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
+        """Seconds that a message is on its way; None if `network` has it and says when it is there."""
         return 0.0
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
@@ -139,6 +143,7 @@ class VirtualMachine:
 
     def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0, keep_notes: bool = True) -> None:
         self.machine, self.timing, self._keeps_notes = machine, timing, keep_notes
+        self._network = timing.network
         self.now = 0.0
         self.notes: list[Happened] = []
         self._rng = np.random.default_rng(seed)
@@ -155,7 +160,7 @@ class VirtualMachine:
     @property
     def is_idle(self) -> bool:
         """Whether nothing will ever happen again: all processes have ended, or they wait for one another."""
-        return not self._queue
+        return self._next_at() == float("inf")
 
     @property
     def states(self) -> list[Any]:
@@ -169,10 +174,22 @@ class VirtualMachine:
         """
         first = len(self.notes)
         left = max_events
-        while not self.is_idle and self._queue[0][0] <= until and left != 0:
-            self._next()
-            left = None if left is None else left - 1
+        while left != 0 and (at := self._next_at()) < float("inf") and at <= until:
+            if self._network is None or self._is_due(at, self._network):
+                self._next()
+                left = None if left is None else left - 1
         return self.notes[first:]
+
+    def _next_at(self) -> float:
+        """When something happens next; infinity if nothing does."""
+        due = self._queue[0][0] if self._queue else float("inf")
+        return due if self._network is None else min(due, self._network.next_end())
+
+    def _is_due(self, at: float, network: Network) -> bool:
+        """Let time pass on the links, and queue what leaves them; whether an event of the queue falls due then."""
+        for moment, (process, to, message) in network.go_to(at):
+            self._push(moment, 0.0, to, Received(process, message))
+        return bool(self._queue) and self._queue[0][0] <= at
 
     def _next(self) -> None:
         seconds, _, _, process, event, number, start = heapq.heappop(self._queue)
@@ -232,8 +249,10 @@ class VirtualMachine:
                     self.notes.append(Happened(self.now, process, action.what))
                 continue
             assert isinstance(action, Send)
-            way = _time(self.timing.way(process, action.to, action.message, self._rng))
-            arrival = self.now + way
+            way = self.timing.way(process, action.to, action.message, self._rng)
+            if way is None:
+                continue
+            arrival = self.now + _time(way)
             if not self.timing.keeps_order:
                 channel = (process, action.to)
                 arrival = self._last_on[channel] = max(arrival, self._last_on.get(channel, 0.0))

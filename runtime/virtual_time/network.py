@@ -8,7 +8,7 @@ uplink, works in both directions at once; a message uses one of a node's NICs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -97,13 +97,13 @@ class Network:
         self._ways = Ways(cluster, hardware)
         self.nic_bytes: npt.NDArray[np.float64] = np.zeros(cluster.num_nodes)
         self._now = 0.0
-        self._keys: list[tuple[int, ...]] = []
+        self._keys: list[Any] = []
         self._latencies: list[float] = []
         self._on: npt.NDArray[np.int64] = np.zeros((0, self._ways.longest), dtype=np.int64)
         self._left: npt.NDArray[np.float64] = np.zeros(0)
         self._pace: npt.NDArray[np.float64] | None = None
 
-    def send(self, source: int, to: int, num_bytes: float, key: tuple[int, ...]) -> None:
+    def send(self, source: int, to: int, num_bytes: float, key: Any) -> None:  # noqa: ANN401 - what the sender is told of
         """Let a message go now, to be told of by its key."""
         way, node_of = self._ways.between(source, to), self._ways.node_of
         here = node_of[source]
@@ -120,7 +120,7 @@ class Network:
         """When the next message leaves the links, if none is sent before; infinity if there is none. O(messages)."""
         return self._now + float((self._left * self._seconds_per_byte()).min(initial=float("inf")))
 
-    def go_to(self, now: float) -> list[tuple[float, tuple[int, ...]]]:
+    def go_to(self, now: float) -> list[tuple[float, Any]]:
         """Let time pass, no further than `next_end`: when those are there that have left the links, and their keys."""
         paces, passed = self._seconds_per_byte(), now - self._now
         is_through = self._left * paces <= passed + CLOSE * now

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partreduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.record import Observed
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
-from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
 from partreduce.schedulers.protocols.base import Received
 from partreduce.topo.round import Round

@@ -2,9 +2,9 @@
 
 Where a gap lets workers do without updates, or takes old ones, no mixing matrix says beforehand what is averaged. A run
 in virtual time says it. So the same reduces are carried out here with
-stand-ins for gradients: fresh noise (disagreement), and one unit vector for each worker, in each of its steps (drift,
-and how far the mean gets). Where every update is taken, this gives the figures of the graph's matrix (`topo.figures`)
-up to its sampling.
+stand-ins for gradients: fresh noise (consensus distance), and one unit vector for each worker, in each of its steps
+(drift, and how far the mean gets). Where every update is taken, this gives the figures of the graph's matrix
+(`topo.figures`) up to its sampling.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from partreduce.topo.strategies.gap import Gap
 
 COLUMNS = 96
-"""Columns of noise: of 16 workers and 60 steps the disagreement then has an error of some percent."""
+"""Columns of noise: of 16 workers and 60 steps the consensus distance then has an error of some percent."""
 WARM_UP = 1 / 3
 """Part of the steps in which the vectors come into their steady state."""
 
@@ -32,15 +32,15 @@ WARM_UP = 1 / 3
 class Replayed:
     """What a run did, after its warm-up.
 
-    `disagreement` and the drifts are those of the figures, over the parameters with which workers enter one and the
-    same step. `progress` is how far a step brings the mean if every gradient is 1, where lockstep gives 1: less where
-    what is averaged is old, more where newer updates are taken than one's own. `gradients` is the number of workers
-    whose gradients, averaged in lockstep, would leave as much noise in the mean: below n where some count more than
-    others. `shares` (num_workers,) is how much of the progress is each worker's, and `computed` the part of all steps
-    in which gradients were computed, rather than skipped.
+    `consensus_distance` and the drifts are those of the figures, over the parameters with which workers enter one and
+    the same step. `progress` is how far a step brings the mean if every gradient is 1, where lockstep gives 1: less
+    where what is averaged is old, more where newer updates are taken than one's own. `gradients` is the number of
+    workers whose gradients, averaged in lockstep, would leave as much noise in the mean: below n where some count more
+    than others. `shares` (num_workers,) is how much of the progress is each worker's, and `computed` the part of all
+    steps in which gradients were computed, rather than skipped.
     """
 
-    disagreement: float
+    consensus_distance: float
     drift_worker: float
     drift_node: float
     progress: float
@@ -97,7 +97,7 @@ class Replay(Carrying):
         walked = float(((means[-1] - means[0])[:COLUMNS] ** 2).mean()) / max(len(steps) - 1, 1)
         noise, by_worker, by_node = squares.mean(axis=1).tolist()
         return Replayed(
-            disagreement=noise,
+            consensus_distance=noise,
             drift_worker=by_worker,
             drift_node=by_node,
             progress=progress,

@@ -1,199 +1,166 @@
-"""Parameter servers in virtual time: every push and every answer is a message, and hosts answer as they do at run time.
+"""Parameter servers in virtual time: the protocol object, with seconds for computing and for shards on shared links.
 
-A worker pushes its part of each shard to the shard's host and goes on when all hosts have answered. A synchronous host
-answers all when the last push of a round is there, an asynchronous one at once, or when the staleness allows it. Adding
-up takes no time; the links decide (`network`), so the NIC of a single host is what all share.
+A push and an answer carry a shard of the model. What goes at the same time shares the links (`network`), so the NIC of
+a single host is what all share; adding up takes no time. A synchronous server is one without staleness, whose answers
+come when a round is complete. With `overlap` it sums what a round began with, so the push leaves then; an asynchronous
+one pushes what the round before has brought.
 """
 
 from __future__ import annotations
 
-import heapq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partreduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
 from partreduce.runtime.virtual_time.network import Network
+from partreduce.runtime.virtual_time.record import Observed
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Ages
-from partreduce.runtime.virtual_time.timeline import Observed, Timeline
+from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.shards import Answer, Opened, Plan, Push, Shards, Take, shards_of
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.timing.coding import Coding
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     import numpy.typing as npt
 
     from partreduce.runtime.virtual_time.case import Case
-    from partreduce.topo.schedule import Schedule
-
-COMPUTED, PUSHED, ANSWERED = range(3)
 
 
-class _Event(NamedTuple):
-    """Something that falls due: a worker has computed, its push is at a host, or a host's answer is at it."""
+class ShardsTiming(Timing):
+    """How long the rounds of `Shards` take; records them.
 
-    seconds: float
-    number: int
-    what: int
-    worker: int
-    host: int
+    Args:
+        machine: the protocol, with a plan of as many rounds.
+        seconds: that each worker computes in each round, shape (num_rounds, num_workers).
+        network: what shards travel on.
+        num_bytes: of a shard.
+        pushes_first: a round's push leaves when it begins.
+        ages: how old what progress was computed with is when it is added; None where that is not followed.
+
+    `records` (4, num_rounds, num_workers) holds when a round had computed, pushed, its last answer, and ended. Under
+    overlap a round's push and answers are those that run beside its computing.
+    """
+
+    network: Network
+
+    def __init__(
+        self,
+        machine: Shards,
+        seconds: npt.NDArray[np.float64],
+        network: Network,
+        *,
+        num_bytes: float,
+        pushes_first: bool,
+        ages: Ages | None,
+    ) -> None:
+        self.machine, self.seconds, self.network = machine, seconds, network
+        self._num_bytes, self._ages = num_bytes, ages
+        self._pushes_first = pushes_first
+        self.pushes_late = machine.overlap and not pushes_first
+        self.records = np.zeros((4, *seconds.shape))
+        hosts, count = len(machine.hosts), machine.num_workers
+        self._added = np.zeros((hosts, count), dtype=np.int64)
+        """Everybody's rounds that are in each shard."""
+        if ages is not None:
+            self._began, self._answered, self._sent = np.zeros((3, hosts, count, count), dtype=np.int64)
+            """Those in what each worker's round began with, in the newest answer to it, and behind its last push."""
+
+    def _computes(self, state: Any, event: Hashable) -> int | None:  # noqa: ANN401 - a worker's
+        """The round whose computing an event ends, if it ends one."""
+        if isinstance(event, Push) and (state.round or not self._pushes_first):
+            return int(state.round) - self._pushes_first
+        return int(state.round) - 1 if isinstance(event, Take) and self._pushes_first else None
+
+    def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
+        """A round's computing. A push that is late is the last thing that a worker does."""
+        if self.pushes_late and isinstance(event, Take):
+            return None
+        round_ = self._computes(state, event)
+        return 0.0 if round_ is None else float(self.seconds[round_, process])
+
+    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
+        """Shards go through the links; a worker's word to the shard beside it takes no time."""
+        if isinstance(message, Opened):
+            return 0.0
+        places = (*range(self.machine.num_workers), *self.machine.hosts)
+        self.network.send(places[source], places[to], self._num_bytes, (source, to, message))
+        return None
+
+    def happened(self, step: Step) -> None:
+        """A worker has ended a round, pushed, or heard of a shard; or a shard of a worker."""
+        if step.process >= self.machine.num_workers:
+            if self._ages is not None:
+                self._follow(step, step.process - self.machine.num_workers, self._ages)
+            return
+        worker, round_ = step.process, step.before.round
+        match step.event:
+            case Received(source, Answer()):
+                if step.before.missing == {source}:
+                    self._record(2, round_ - (not self.pushes_late), worker, step.end)
+                return
+            case Push():
+                self._record(1, round_ + self.pushes_late, worker, step.end)
+                if self._ages is not None:
+                    self._sent[:, worker] = self._began[:, worker]
+        computed = self._computes(step.before, step.event)
+        if computed is not None:
+            self._record(0, computed, worker, step.work_end)
+        if self.machine.overlap or isinstance(step.event, Take):
+            ended = round_ - 1 if computed is None else computed
+            self._record(3, ended, worker, step.end)
+            if self._ages is not None:
+                self._began[:, worker] = self._answered[:, worker]
+
+    def _record(self, what: int, round_: int, worker: int, now: float) -> None:
+        if 0 <= round_ < len(self.seconds):  # the answer to a late push of the last round belongs to none
+            self.records[what, round_, worker] = now
+
+    def _follow(self, step: Step, shard: int, ages: Ages) -> None:
+        for action in step.actions:
+            match action:
+                case Note(("added", int(worker), _)):
+                    ages.add(self._added[shard] - self._sent[shard, worker], worker)
+                    self._added[shard, worker] += 1
+                case Send(to, Answer()):
+                    self._answered[shard, to] = self._added[shard]
 
 
 def run_servers(case: Case) -> Timeline:
     """Every worker's rounds under a parameter server.
 
-    O(num_rounds · n · hosts) messages, each of O(messages on the links); ages take O(n) for each.
+    O(num_rounds · n · hosts) messages, each of O(n + messages on the links).
     """
     schedule, strategy, paces = case.schedule, case.schedule.strategy, case.paces()
     assert isinstance(strategy, Server), "the registry chose this function"
-    size, seconds = case.size(), case.seconds()
+    size, seconds, count = case.size(), case.seconds(), schedule.num_workers
     coding = Coding.of(strategy.how, case.hardware)
     seconds += size * (coding.seconds.encode + coding.seconds.decode)
     shard = size * coding.wire / len(strategy.hosts)
-    run = _Run(schedule, strategy, seconds, Network(schedule.cluster, case.hardware), shard)
-    run.go()
-    begun, computed, start, end, finish = run.records
-    start = np.maximum(start, end - _undisturbed(strategy, paces, Network(schedule.cluster, case.hardware), shard))
-    observed = Observed.of(run.network.nic_bytes, run.ages)
+    network = Network(schedule.cluster, case.hardware)
+    ages = None if strategy.synchronous or count > MAX_WORKERS else Ages(paces)
+    machine = shards_of(strategy, count, Plan(case.num_rounds))
+    pushes_first = strategy.synchronous and strategy.overlap
+    timing = ShardsTiming(machine, seconds, network, num_bytes=shard, pushes_first=pushes_first, ages=ages)
+    VirtualMachine(machine, timing, seed=case.seed, keep_notes=False).run()
+    computed, pushed, answered, finish = timing.records
+    if timing.pushes_late:
+        pushed[0] = answered[0] = finish[0]  # nothing is under way yet
+    alone = _undisturbed(strategy, paces, Network(schedule.cluster, case.hardware), shard)
     return Timeline(
         paces,
-        begun,
+        np.concatenate([np.zeros((1, count)), finish[:-1]]),
         computed,
-        start,
-        end,
+        np.maximum(pushed, answered - alone),
+        answered,
         finish,
         overlap=strategy.overlap,
         free_running=not strategy.synchronous,
-        observed=observed,
+        observed=Observed.of(network.nic_bytes, ages),
     )
-
-
-class _Run:
-    """A run's events. `records` (5, num_rounds, n): begun, computed, pushed, answered and finished."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        strategy: Server,
-        seconds: npt.NDArray[np.float64],
-        network: Network,
-        shard: float,
-    ) -> None:
-        self.strategy, self.seconds, self.network, self.shard = strategy, seconds, network, shard
-        count = schedule.num_workers
-        self.records = np.zeros((5, *seconds.shape))
-        self.ages = None if strategy.synchronous or count > MAX_WORKERS else Ages(schedule.paces())
-        self._queue: list[_Event] = []
-        self._count = 0
-        self._round = [0] * count
-        """Of each worker, the round that it computes."""
-        self._has_computed = [False] * count
-        self._answers = [0] * count
-        """How many hosts have answered each worker's last push."""
-        hosts = len(strategy.hosts)
-        self._clocks = np.zeros((hosts, count), dtype=np.int64)
-        """The pushes of each worker that each host has."""
-        self._waiting: list[dict[int, int]] = [{} for _ in range(hosts)]
-        self._basis = np.zeros((hosts, count, count), dtype=np.int64) if self.ages is not None else None
-        """Of each host's clocks, those with which each worker's round began; `_answer` those of its newest answer."""
-        self._answer = None if self._basis is None else self._basis.copy()
-        self._sent: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
-        self._late_sum = strategy.synchronous and strategy.overlap
-
-    def go(self) -> None:
-        """Let everything happen."""
-        for worker in range(self.seconds.shape[1]):
-            self._begin(worker, 0.0)
-        while True:
-            due = self._queue[0].seconds if self._queue else float("inf")
-            end = self.network.next_end()
-            if min(due, end) == float("inf"):
-                return
-            for moment, (what, worker, host) in self.network.go_to(min(due, end)):
-                self._due(moment, what, worker, host)
-            if due > end:
-                continue
-            event = heapq.heappop(self._queue)
-            if event.what == COMPUTED:
-                self._computed(event.worker, event.seconds)
-            elif event.what == PUSHED:
-                self._arrived(event.worker, event.host)
-            else:
-                self._answered(event.worker, event.seconds)
-
-    def _begin(self, worker: int, now: float) -> None:
-        """A round of a worker begins; a late sum begins with it, on the parameters that are there."""
-        round_ = self._round[worker]
-        self.records[0, round_, worker] = now
-        if self._late_sum:
-            self._push(worker, now)
-        self._due(now + float(self.seconds[round_, worker]), COMPUTED, worker)
-
-    def _computed(self, worker: int, now: float) -> None:
-        round_ = self._round[worker]
-        self.records[1, round_, worker] = now
-        self._has_computed[worker] = True
-        if not self.strategy.overlap:
-            self._push(worker, now)
-        elif round_ == 0 and not self._late_sum:
-            self.records[2:, 0, worker] = now  # nothing is under way yet
-            self._next(worker, now)
-        elif self._answers[worker] == len(self.strategy.hosts):
-            self._next(worker, now)
-
-    def _push(self, worker: int, now: float) -> None:
-        """Send every host its part; an asynchronous late one is answered in the row of the next round."""
-        row = self._round[worker]
-        if row < len(self.seconds):
-            self.records[2, row, worker] = now
-        self._answers[worker] = 0
-        for index, host in enumerate(self.strategy.hosts):
-            if self._basis is not None:
-                self._sent[index, worker] = self._basis[index, worker].copy()
-            self.network.send(worker, host, self.shard, (PUSHED, worker, index))
-
-    def _arrived(self, worker: int, host: int) -> None:
-        """A push is at its host, which answers those who may go on."""
-        clocks, strategy = self._clocks[host], self.strategy
-        if self.ages is not None:
-            self.ages.add(clocks - self._sent[host, worker], worker)
-        clocks[worker] += 1
-        self._waiting[host][worker] = int(clocks[worker])
-        slowest = int(clocks.min())
-        ahead = 0 if strategy.synchronous else strategy.staleness
-        ready = [v for v, round_ in self._waiting[host].items() if ahead is None or round_ - slowest <= ahead]
-        for other in sorted(ready):
-            del self._waiting[host][other]
-            if self._answer is not None:
-                self._answer[host, other] = clocks
-            self.network.send(strategy.hosts[host], other, self.shard, (ANSWERED, other, host))
-
-    def _answered(self, worker: int, now: float) -> None:
-        """The last answer lets a worker go on, once it has computed."""
-        self._answers[worker] += 1
-        if self._answers[worker] < len(self.strategy.hosts):
-            return
-        round_ = self._round[worker]
-        if round_ == len(self.seconds):
-            return  # the answer to a late push of the last round
-        self.records[3, round_, worker] = now
-        if self._has_computed[worker]:
-            self._next(worker, now)
-
-    def _next(self, worker: int, now: float) -> None:
-        """A round of a worker is over."""
-        round_ = self._round[worker]
-        self.records[4, round_, worker] = now
-        self._round[worker] += 1
-        self._has_computed[worker] = False
-        if self.strategy.overlap and not self._late_sum:
-            self._push(worker, now)
-        if self._basis is not None and self._answer is not None:
-            self._basis[:, worker] = self._answer[:, worker]
-        if self._round[worker] < len(self.seconds):
-            self._begin(worker, now)
-
-    def _due(self, seconds: float, what: int, worker: int, host: int = 0) -> None:
-        heapq.heappush(self._queue, _Event(seconds, self._count, what, worker, host))
-        self._count += 1
 
 
 def _undisturbed(

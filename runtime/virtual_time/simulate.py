@@ -8,8 +8,7 @@ from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.gaps import run_gaps
 from partreduce.runtime.virtual_time.groups import run_groups
 from partreduce.runtime.virtual_time.pairs import run_pairs
-from partreduce.runtime.virtual_time.partial import run_quorum
-from partreduce.runtime.virtual_time.partial_groups import run_quorum_of_groups
+from partreduce.runtime.virtual_time.quorum import run_quorum, run_quorum_of_groups
 from partreduce.runtime.virtual_time.rounds import run_rounds
 from partreduce.runtime.virtual_time.servers import run_servers
 from partreduce.topo.errors import InputError, MissingFeatureError

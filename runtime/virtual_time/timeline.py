@@ -10,33 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from partreduce.runtime.virtual_time.gap_record import GapRecord
-    from partreduce.runtime.virtual_time.quorum_record import QuorumRecord
-    from partreduce.runtime.virtual_time.staleness import Ages
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What a run without common rounds shows beside its times, since no formula says it beforehand.
-
-    `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None where nothing was
-    measured: by how many steps of another worker what a worker averages is behind when it has averaged, or, at a
-    server, by how many the parameters with which a worker computed are behind those that its progress is added to.
-    Under a quorum they say of gradients how many rounds lay between their weights and their own round.
-    `gaps` is there where a gap is kept, `quorum` where one starts rounds.
-    """
-
-    nic_bytes: npt.NDArray[np.float64]
-    largest_age: float | None = None
-    mean_age: float | None = None
-    gaps: GapRecord | None = None
-    quorum: QuorumRecord | None = None
-
-    @classmethod
-    def of(cls, nic_bytes: npt.NDArray[np.float64], ages: Ages | None, gaps: GapRecord | None = None) -> Observed:
-        """What left each node, the ages where they were followed, and the gaps."""
-        largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
-        return cls(nic_bytes, largest, mean, gaps)
+    from partreduce.runtime.virtual_time.record import Observed
 
 
 @dataclass(frozen=True, slots=True)

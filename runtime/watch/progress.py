@@ -1,17 +1,17 @@
-"""Progress: the step that an optimizer is in, said on the launcher's board where there is one."""
+"""Progress: the step that an optimizer is in, published to the launcher where it watches."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.runtime.watch.board import Slot
+from partreduce.runtime.watch.published_progress import Slot
 
 if TYPE_CHECKING:
-    from partreduce.runtime.watch.board import Report
+    from partreduce.runtime.watch.published_progress import Report
 
 
 class Progress:
-    """How far one optimizer is; without a board only a number is kept.
+    """How far one optimizer is; where nobody watches only a number is kept.
 
     The first optimizer of a process has its slot until it ends; then the next one may take it.
     """
@@ -21,7 +21,7 @@ class Progress:
         self._slot: Slot | None = None
 
     def begin(self) -> bool:
-        """Say on the board from now on how far this is; False where no board is, or another optimizer is on it."""
+        """Publish from now on how far this is; False where nobody watches, or another optimizer publishes."""
         if Slot.own is None or Slot.own.is_taken:
             return False
         self._slot, Slot.own.is_taken = Slot.own, True

@@ -60,9 +60,9 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
         return
     if any(word in name for name in names for word in NORMALISES):
         warnings.warn(
-            f"partreduce: codec int8 with {names[0]}, which divides each gradient by its own size: what rounding leaves "
-            "of small ones becomes whole steps, the same on all workers, so weights may move elsewhere than without a "
-            "codec (docs/codecs.md); use bfloat16 or float16, or SGD",
+            f"partreduce: codec int8 with {names[0]}, which divides each gradient by its own size: what rounding "
+            "leaves of small ones becomes whole steps, the same on all workers, so weights may move elsewhere than "
+            "without a codec (docs/codecs.md); use bfloat16 or float16, or SGD",
             stacklevel=4,
         )
 

@@ -26,7 +26,7 @@ class Meeting:
         self.run, self.ending = run, ending
         self._counts: Counter[str] = Counter()
         self.lineage = ""
-        """Which checkpoints are of this run, once it has saved or resumed; equal on all workers (see state.shelf)."""
+        """Which checkpoints are of this run, once it has saved or resumed; equal on all workers."""
 
     def next_number(self, what: str) -> int:
         """How often this worker has come to `what`, this time included; equal on all workers that come alike."""

@@ -84,7 +84,7 @@ def _before_forward(module: torch.nn.Module, _arguments: object) -> None:
         use.forward()
 
 
-def _before_state_dict(module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:  # noqa: FBT001 - torch's call
+def _before_state_dict(module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
     if (use := _of(module)) is not None:
         use.own_model("model.state_dict() holds")
 

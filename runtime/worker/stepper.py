@@ -82,6 +82,41 @@ class Stepper:
         """
         round_, step = self.round, self.steps
         self._refuse_changes(first=step % self.run.pace == 0)
+        self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
+        self.declare()
+        self.run.applier.scaled = found_inf is not None
+        if skip or found_inf is not None:
+            own_gradients(self.run.flat.slots())
+        if found_inf is not None and scale is not None:
+            unscale(self.optimizer, scale)
+        if self.runner.averages_gradients:
+            loss = self._step_with_mean_gradients(closure, skip=skip)
+        else:
+            loss, closure = self._closed_tables(closure)
+            self.runner.before_step(step, round_, first=step % self.run.pace == 0)
+            if not skip and not (found_inf is not None and bool(found_inf)):
+                loss = self._step_alone(closure, loss)
+        self._count(self._steps + 1)
+        self.run.tables.stepped()
+        if self.steps % self.run.pace == 0:
+            self._end_round(step, round_)
+        return loss
+
+    def _step_alone(self, closure: Callable[[], Any] | None, loss: Any) -> Any:  # noqa: ANN401 - as above
+        """A step with this worker's own gradients; the closure's loss, or the one that is known."""
+        if closure is None:
+            self.optimizer.step()
+            return loss
+        loss = self.optimizer.step(closure)
+        self.model_use.refuse()
+        return loss
+
+    def _refuse_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+        """Refuse what does not go with how and when gradients travel.
+
+        Raises:
+            InputError: as said.
+        """
         if self.run.tables:
             self._refuse_with_tables(skip=skip, scaled=found_inf is not None)
         if skip and self._averaged:
@@ -106,28 +141,6 @@ class Stepper:
                 "average_gradients: the gradients that it sent still bore the GradScaler's scale, which is another one "
                 "when they come back; call scaler.unscale_(optimizer) before it"
             )
-        self.declare()
-        self.run.applier.scaled = found_inf is not None
-        if skip or found_inf is not None:
-            own_gradients(self.run.flat.slots())
-        if found_inf is not None and scale is not None:
-            unscale(self.optimizer, scale)
-        if self.runner.averages_gradients:
-            loss = self._step_with_mean_gradients(closure, skip=skip)
-        else:
-            loss, closure = self._closed_tables(closure)
-            self.runner.before_step(step, round_, first=step % self.run.pace == 0)
-            if not skip and not (found_inf is not None and bool(found_inf)):
-                if closure is not None:
-                    loss = self.optimizer.step(closure)
-                    self.model_use.refuse()
-                else:
-                    self.optimizer.step()
-        self._count(self._steps + 1)
-        self.run.tables.stepped()
-        if self.steps % self.run.pace == 0:
-            self._end_round(step, round_)
-        return loss
 
     def _serves_tables(self, after_averaging: Callable[[], object] | None) -> bool:
         """Hand out this worker's rows for a step of the others', and take their gradients; whether anybody steps."""

@@ -54,11 +54,11 @@ RULES = (
         ),
         degree="n − 1",
         period="1",
-        figures="contraction 0; disagreement (n−1)/n · (H−1)/2",
+        figures="contraction 0; consensus distance (n−1)/n · (H−1)/2",
     ),
     Entry(
         name="local-sgd",
-        summary="H steps alone, then one average over everybody: 1/H of the traffic, more disagreement.",
+        summary="H steps alone, then one average over everybody: 1/H of the traffic, more consensus distance.",
         source="Stich, Local SGD converges fast and communicates little, ICLR 2019",
         kind="allreduce",
         make=_all_reduce,
@@ -67,7 +67,7 @@ RULES = (
         ),
         degree="n − 1",
         period="1",
-        figures="contraction 0; disagreement (n−1)/n · (H−1)/2",
+        figures="contraction 0; consensus distance (n−1)/n · (H−1)/2",
     ),
     Entry(
         name="node-then-all",
@@ -90,7 +90,7 @@ RULES = (
         condition="2 or more workers on the largest node",
         degree="n − 1 in global rounds",
         period="node_rounds + 1",
-        figures="contraction 0; 4x4 with 3 node rounds: disagreement 9/32",
+        figures="contraction 0; 4x4 with 3 node rounds: consensus distance 9/32",
     ),
     Entry(
         name="pairs-pairs-all",

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
+    from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound
 
     Slide = tuple[int, Fraction]
     """Shift and weight of one round."""

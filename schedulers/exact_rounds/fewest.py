@@ -13,7 +13,6 @@ from partreduce.schedulers.exact_rounds.lower_bounds import (
     refuse_senseless,
 )
 from partreduce.schedulers.exact_rounds.pair_constructions import pair_rounds
-from partreduce.schedulers.exact_rounds.pair_search import search_rounds
 from partreduce.schedulers.synthesis.problem import Status
 from partreduce.topo.arithmetic.whole_numbers import ceil_log, divisors, fewest_factors, largest_prime_factor
 from partreduce.topo.cluster import Cluster
@@ -24,7 +23,7 @@ from partreduce.topo.strategies import GroupPhases
 from partreduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
+    from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound
 
 MAX_WORKERS = 4096
 
@@ -101,10 +100,8 @@ def fewest_means(num_workers: int, max_group: int) -> ExactAnswer:
     )
 
 
-def fewest_rounds(num_workers: int, max_group: int = 2, *, time_limit: float = 0.0, seed: int = 0) -> ExactAnswer:
-    """Relaxed groups ≤ g: the fewest rounds known here; a positive time limit also searches for fewer (pairs, n ≤ 63).
-
-    The search takes away one round after the other until the bound is met, none are found or the time is used up.
+def fewest_rounds(num_workers: int, max_group: int = 2) -> ExactAnswer:
+    """Relaxed groups ≤ g: the fewest rounds known here.
 
     Raises:
         InputError: fewer than 2 workers, groups of fewer than 2, or more than MAX_WORKERS workers.
@@ -112,14 +109,6 @@ def fewest_rounds(num_workers: int, max_group: int = 2, *, time_limit: float = 0
     _check(num_workers, max_group)
     bound = RoundsBound(ceil_log(num_workers, max_group), "log") if max_group > 2 else pair_bound(num_workers)
     phases, how = _smooth_times_pairs(num_workers, max_group)
-    if max_group == 2 and time_limit > 0 and num_workers < 64:
-        left = time_limit
-        while bound.rounds is not None and len(phases) > bound.rounds and left > 0:
-            report = search_rounds(num_workers, len(phases) - 1, time_limit=left, seed=seed)
-            left -= report.seconds
-            if report.rounds is None:
-                break
-            phases, how = phases_of_pairs(num_workers, report.rounds), "found by search"
     status = Status.OPTIMAL if len(phases) == bound.rounds else Status.FEASIBLE
     return ExactAnswer(num_workers, max_group, phases, status, bound, how)
 

@@ -1,18 +1,17 @@
 """Small exact schedules of relaxed pairs that a search found; every one is checked exactly by a test.
 
 Each line is a round, each item a pair `i-j:a`: both workers move by the weight a towards each other (relax t = 2a).
-Found by `pair_search.search_pairs` (number of workers, rounds, seed): (5, 4, 1), (9, 5, 1), (11, 6, 1). For 5 and 9
-workers the number of rounds meets the gossip bound.
+Found by `benchmarks.matchings.search.search_pairs` (number of workers, rounds, seed): (5, 4, 1), (9, 5, 1), (11, 6, 1).
+For 5 and 9 workers the number of rounds meets the gossip bound.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
+WeightedRound = tuple[tuple[int, int, Fraction], ...]
+"""Pairs (i, j, a): both workers move by the weight a towards each other."""
 
 KNOWN: dict[int, tuple[str, ...]] = {
     5: (

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, slide_rounds, slides
-from partreduce.schedulers.exact_rounds.known_rounds import known_rounds
-from partreduce.schedulers.exact_rounds.pair_weights import HALF
+from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound, known_rounds
 from partreduce.topo.arithmetic.whole_numbers import divisors, valuation
 
-if TYPE_CHECKING:
-    from fractions import Fraction
-
-    from partreduce.schedulers.exact_rounds.pair_weights import WeightedRound
-
-    Rounds = tuple[WeightedRound, ...]
+Rounds = tuple[WeightedRound, ...]
+HALF = Fraction(1, 2)
 
 
 def hypercube_rounds(exponent: int, start: int = 0) -> Rounds:
@@ -34,8 +29,6 @@ def split_rounds(num_workers: int) -> Rounds:
 
     Source: the Simple Base-(k+1) graph of Takezawa et al. (NeurIPS 2023) at k = 1, written as relaxed pairs.
     """
-    from fractions import Fraction
-
     exponents = [e for e in range(num_workers.bit_length() - 1, -1, -1) if num_workers >> e & 1]
     starts = [sum(1 << e for e in exponents[:place]) for place in range(len(exponents))]
     first = exponents[0]

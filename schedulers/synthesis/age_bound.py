@@ -1,10 +1,10 @@
-"""Age bound: a proved lower bound on the disagreement of every schedule, of any period, under a communication budget.
+"""Age bound: a proved lower bound on the consensus distance of every schedule, of any period, within a budget.
 
-The noise of one round that has been averaged by the next a phases contributes ‖W_{t+a−1}…W_t‖² to the disagreement,
-so the disagreement is the mean over phases of Σ_a F(p_{t−a+1}, …, p_t) with every term ≥ 0. Dropping ages above `depth`
-leaves a cost that depends on the last `depth` phases only: with λ times the communication added, its least long-run
-average γ(λ) is a minimum mean cycle. Any potential h gives a lower bound on γ, the least of g + h(next) − h(here) over
-all edges; value iteration finds a good one. Then disagreement ≥ γ(λ) − λ · budget for every λ ≥ 0.
+The noise of one round that has been averaged by the next a phases contributes ‖W_{t+a−1}…W_t‖² to the consensus
+distance, so the consensus distance is the mean over phases of Σ_a F(p_{t−a+1}, …, p_t) with every term ≥ 0. Dropping
+ages above `depth` leaves a cost that depends on the last `depth` phases only: with λ times the communication added, its
+least long-run average γ(λ) is a minimum mean cycle. Any potential h gives a lower bound on γ, the least of g + h(next)
+− h(here) over all edges; value iteration finds a good one. Then consensus distance ≥ γ(λ) − λ · budget for every λ ≥ 0.
 Source: Lagrangian duality and Karp's minimum cycle mean in potential form; the truncation in ages is ours.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_TABLE = 40_000_000
 """Entries of the largest table of windows that is built."""
 LEAST_PRICE, MOST_PRICE = 0.2, 60.0
-"""Prices of a full average, in units of disagreement, between which lines are laid."""
+"""Prices of a full average, in units of consensus distance, between which lines are laid."""
 SHALLOW = 2
 """The truncation that always has time: its tables are small."""
 NEAR = 4.0
@@ -48,7 +48,7 @@ PER_ENTRY = 4e-9
 
 @dataclass(frozen=True, eq=False)
 class AgeTables:
-    """`tables[a−1]` (A, …, A), a axes: the contribution of noise of age a to the disagreement, oldest phase first."""
+    """`tables[a−1]` (A, …, A), a axes: what noise of age a adds to the consensus distance, oldest phase first."""
 
     tables: tuple[npt.NDArray[np.float32], ...]
     costs: Floats
@@ -86,7 +86,7 @@ class AgeTables:
 
 @dataclass(frozen=True, slots=True)
 class DualBound:
-    """disagreement ≥ max over the lines of value − price · budget: proved for every schedule of the class described."""
+    """consensus distance ≥ max over the lines of value − price · budget: for all schedules of the class described."""
 
     lines: tuple[tuple[float, float], ...]
     depth: int
@@ -100,9 +100,9 @@ class DualBound:
         """The bound under a communication budget in seconds per step."""
         return max([0.0, *(value - price * budget for price, value in self.lines)])
 
-    def budget_for(self, disagreement: float) -> float:
-        """No schedule with at most this disagreement communicates less than this, in seconds per step."""
-        return max([0.0, *((value - disagreement) / price for price, value in self.lines if price > 0)])
+    def budget_for(self, consensus_distance: float) -> float:
+        """No schedule with at most this consensus distance communicates less than this, in seconds per step."""
+        return max([0.0, *((value - consensus_distance) / price for price, value in self.lines if price > 0)])
 
 
 def greatest_depth(size: int) -> int:
@@ -156,7 +156,7 @@ def cycle_mean_bound(
     max_iterations: int = 200,
     tolerance: float = 1e-5,
 ) -> float:
-    """A proved lower bound on the least long-run average of the truncated disagreement + price · communication.
+    """A proved lower bound on the least long-run average of the truncated consensus distance + price · communication.
 
     It holds however early the iteration ends, and is within `tolerance` of the best if it ends by itself.
     """

@@ -83,7 +83,7 @@ def silent_phases(alphabet: Alphabet) -> frozenset[int]:
 
 
 def figure_of(alphabet: Alphabet, problem: Problem) -> Callable[[Ints], Floats] | None:
-    """The figure to anneal on instead of disagreement; None where it is disagreement."""
+    """The figure to anneal on instead of consensus distance; None where it is consensus distance."""
     if problem.objective is not Objective.DRIFT:
         return None
 
@@ -99,8 +99,8 @@ def targets_of(problem: Problem, most: float) -> tuple[list[Target], list[Target
     asked = []
     if limits.max_communication is not None:
         asked.append(Target(budget=limits.max_communication))
-    if problem.most_disagreement is not None and problem.objective is not Objective.DRIFT:
-        asked.append(Target(value=problem.most_disagreement))
+    if problem.most_consensus_distance is not None and problem.objective is not Objective.DRIFT:
+        asked.append(Target(value=problem.most_consensus_distance))
     budgets = most / np.array([1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0])
     hinted = [b for b in budgets_of(problem) if b < most]
     return asked, [Target(budget=float(b)) for b in (*budgets, *hinted)]
@@ -116,7 +116,7 @@ def promising(tried: Floats, target: Target, limits: Limits) -> list[int]:
 class AlphabetSearch:
     """Archives of good periods for the problem's budgets and the whole front, filled as long as it is let.
 
-    One archive is by disagreement; a second by drift, where that is the objective.
+    One archive is by consensus distance; a second by drift, where that is the objective.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class AlphabetSearch:
 
     @property
     def archives(self) -> list[Archive]:
-        """That by disagreement first."""
+        """That by consensus distance first."""
         return [self.archive] if self.second is None else [self.archive, self.second]
 
     def start(self, until: float) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.int64]
 
 OVER_BUDGET = 8.0
-"""Weight of the logarithm of cost over budget against the logarithm of disagreement."""
+"""Weight of the logarithm of cost over budget against the logarithm of consensus distance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Walk:
     """Everything a run needs.
 
     `allowed(indices)`, if given, refuses periods that break a limit other than the budget. `figure(table)`, if given,
-    replaces disagreement by another figure of whole periods, table (N, T) of phase indices → (N,); it is slower. `pool`
-    holds the indices of the phases that are drawn, at most `width` at a time; all if None.
+    replaces consensus distance by another figure of whole periods, table (N, T) of phase indices → (N,); it is slower.
+    `pool` holds the indices of the phases that are drawn, at most `width` at a time; all if None.
     """
 
     alphabet: Alphabet
@@ -95,7 +95,7 @@ class Walk:
             return self.figure(table)
         space = self.alphabet.space
         period = scoring.compose_all(space, [maps[table[:, t]] for t in range(table.shape[1])])
-        return scoring.disagreement(space, period)
+        return scoring.consensus_distance(space, period)
 
     def _draw(self, energies: Floats, temperature: float) -> int:
         finite = np.where(np.isfinite(energies), energies, 1e9)
@@ -119,7 +119,7 @@ class Walk:
             sample = self._tried_at(current[t])
             if self.figure is None:
                 rest = scoring.compose(space, suffix[t], prefix)
-                values = scoring.disagreement(space, scoring.compose(space, rest, maps[sample]))
+                values = scoring.consensus_distance(space, scoring.compose(space, rest, maps[sample]))
             else:
                 table = np.tile(np.array(current), (len(sample), 1))
                 table[:, t] = sample

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 TOLERANCE = 5e-5
-"""A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
+"""A consensus distance within this of its proved bound is called optimal (the bound's tables are float32)."""
 
 
 LOCKSTEP_CLASS = "in lockstep"
@@ -34,14 +34,14 @@ def candidate(problem: Problem, alphabet: Alphabet, indices: Indices) -> Candida
     """One schedule with its figures from `topo`."""
     schedule = alphabet.schedule(indices, "synthesised")
     cost = communication(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step
-    value = float(figures.disagreement(schedule))
+    value = float(figures.consensus_distance(schedule))
     drift = figures.drift(schedule, problem.push)
     name = f"synthesised-{len(indices)}-phases-{1e3 * cost:.4g}ms"
     return Candidate(
         schedule=alphabet.schedule(indices, name),
         name=name,
         communication_seconds_per_step=cost,
-        disagreement=value,
+        consensus_distance=value,
         drift=float(drift),
         step_seconds=cycle_time(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step,
         period=len(indices),
@@ -55,7 +55,7 @@ def bounded(one: Candidate, bound: DualBound, problem: Problem) -> Candidate:
     The bound speaks of one class of schedules and of no other: of the form whose costs were counted, and in lockstep.
     """
     floor = bound.at(one.communication_seconds_per_step)
-    status = Status.OPTIMAL if one.disagreement <= floor + TOLERANCE else Status.FEASIBLE
+    status = Status.OPTIMAL if one.consensus_distance <= floor + TOLERANCE else Status.FEASIBLE
     return replace(one, bound=floor, bound_class=class_of(bound, problem), status=status)
 
 
@@ -73,10 +73,10 @@ def primitive(indices: Indices, least: int = 1) -> Indices:
 
 
 def pareto(candidates: list[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates that no other beats in communication, disagreement, drift and step time, by communication."""
+    """Candidates that none beats in communication, consensus distance, drift and step time, by communication."""
 
     def costs(one: Candidate) -> tuple[float, float, float, float]:
-        return one.communication_seconds_per_step, one.disagreement, one.drift, one.step_seconds
+        return one.communication_seconds_per_step, one.consensus_distance, one.drift, one.step_seconds
 
     return tuple(non_dominated(candidates, costs, lambda one: (one.period,)))
 
@@ -87,10 +87,11 @@ def preferred(problem: Problem, candidates: list[Candidate]) -> Candidate | None
     fitting = [
         c
         for c in candidates
-        if limits.allow_communication(c.communication_seconds_per_step) and limits.allow_disagreement(c.disagreement)
+        if limits.allow_communication(c.communication_seconds_per_step)
+        and limits.allow_consensus_distance(c.consensus_distance)
     ]
     measures: dict[Objective, Callable[[Candidate], float]] = {
-        Objective.DISAGREEMENT: lambda c: c.disagreement,
+        Objective.CONSENSUS_DISTANCE: lambda c: c.consensus_distance,
         Objective.COMMUNICATION: lambda c: c.communication_seconds_per_step,
         Objective.DRIFT: lambda c: c.drift,
     }
@@ -110,8 +111,8 @@ def nearest(problem: Problem, candidates: list[Candidate]) -> str:
             f"{least.communication_seconds_per_step:.6g} s per step"
         )
     fitting = [c for c in candidates if problem.limits.allow_communication(c.communication_seconds_per_step)]
-    best = min(fitting, key=lambda c: c.disagreement)
+    best = min(fitting, key=lambda c: c.consensus_distance)
     return (
-        f"no schedule with disagreement at most {problem.most_disagreement:.6g} was found; "
-        f"the least found within the budget is {best.disagreement:.6g}"
+        f"no schedule with consensus distance at most {problem.most_consensus_distance:.6g} was found; "
+        f"the least found within the budget is {best.consensus_distance:.6g}"
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from partreduce.schedulers.synthesis.alphabet import Indices
 
 SCALE = 10**9
-"""Seconds become nanoseconds; disagreements become billionths."""
+"""Seconds become nanoseconds; consensus distances become billionths."""
 
 
 def scaled_up(value: float) -> int:
@@ -34,7 +34,7 @@ def scaled_down(value: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive phases from consensus to consensus: their indices, cost in seconds, and sum of disagreements."""
+    """Phases from consensus to consensus: their indices, cost in seconds, and sum of consensus distances."""
 
     indices: Indices
     cost: float
@@ -98,7 +98,7 @@ class CostAtMost:
         model.add(sum(terms) <= scaled_down(self.seconds) + len(terms) // 2)
 
 
-# The period's disagreements add up to no more than asked.
+# The period's consensus distances add up to no more than asked.
 @dataclass(frozen=True, slots=True)
 class ValueAtMost:
     """Σ value · count ≤ value (of the whole period)."""
@@ -183,7 +183,7 @@ class GroupSizeAtMost:
                 model.add(chosen == 0)
 
 
-# Workers that have not met should: the surrogate for disagreement is the weight of the pairs that co-occur.
+# Workers that have not met should: the surrogate for consensus distance is the weight of the pairs that co-occur.
 @dataclass(frozen=True, slots=True)
 class PreferMeetings:
     """Maximise Σ over chosen groups of `weights[g]` (objective, integers)."""

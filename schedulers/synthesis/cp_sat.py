@@ -76,40 +76,6 @@ def solve(
     return replace(again, work=outcome.work + again.work)
 
 
-def enumerate_all(
-    model: cp_model.CpModel,
-    variables: Sequence[cp_model.IntVar],
-    take: Callable[[tuple[int, ...]], bool],
-    *,
-    time_limit: float,
-    seed: int = 0,
-) -> bool:
-    """Give the values of every solution to `take`, until it returns True; whether the enumeration came to its end.
-
-    A model without solutions ends at once; ask `solve` first, which confirms that.
-    """
-    from ortools.sat.python import cp_model
-
-    solver = cp_model.CpSolver()
-    solver.parameters.enumerate_all_solutions = True
-    solver.parameters.num_workers = 1
-    solver.parameters.symmetry_level = 0
-    solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = max(0.01, time_limit)
-
-    class Take(cp_model.CpSolverSolutionCallback):
-        stopped = False
-
-        def on_solution_callback(self) -> None:
-            if not self.stopped and take(tuple(int(self.value(variable)) for variable in variables)):
-                self.stopped = True
-                self.stop_search()
-
-    callback = Take()
-    status = solver.solve(model, callback)
-    return not callback.stopped and status in {cp_model.OPTIMAL, cp_model.INFEASIBLE}
-
-
 def _run(
     model: cp_model.CpModel,
     variables: Sequence[cp_model.IntVar],

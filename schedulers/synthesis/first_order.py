@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 
-class DisagreementChanges:
-    """Of a period's disagreement. O(T·n³) once, O(N·n³) a call."""
+class ConsensusDistanceChanges:
+    """Of a period's consensus distance. O(T·n³) once, O(N·n³) a call."""
 
     def __init__(self, space: Space, matrices: Floats, turned: CovarianceMap) -> None:
         """`matrices` (T, n, n); `turned` is the period from its second phase round to its first."""

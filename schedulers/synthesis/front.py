@@ -67,7 +67,7 @@ def synthesise(
     seed: int = 0,
     progress: Callable[[SearchStage], None] | None = None,
 ) -> Front:
-    """Search for the schedules of a cluster that trade communication against disagreement (or drift) best.
+    """Search for the schedules of a cluster that trade communication against consensus distance (or drift) best.
 
     Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's pace chosen from
     `problem.paces` or derived from the slowdowns. The time limit is kept (the last evaluation may overrun it a little).
@@ -135,7 +135,7 @@ def search(
     front = pareto(candidates)
     best = preferred(problem, candidates)
     if best is not None:
-        status, reason = best.status if problem.objective is Objective.DISAGREEMENT else Status.FEASIBLE, ""
+        status, reason = best.status if problem.objective is Objective.CONSENSUS_DISTANCE else Status.FEASIBLE, ""
     elif len(doubts) == len(alphabets):
         status, reason = Status.INFEASIBLE, "; ".join(doubts)
     else:
@@ -185,12 +185,13 @@ def impossible(problem: Problem) -> str | None:
 
 def beyond(problem: Problem, bound: DualBound) -> str | None:
     """Why the two limits together are out of reach of one class of schedules, by the age bound."""
-    budget, value = problem.limits.max_communication, problem.most_disagreement
+    budget, value = problem.limits.max_communication, problem.most_consensus_distance
     if budget is None or value is None or up_to(value) >= bound.at(up_to(budget)):
         return None
     return (
-        f"max_disagreement: {value:.6g} within {budget:.6g} s per step is impossible (age bound); disagreement "
-        f"{bound.at(budget):.6g} or more is possible there, or {bound.budget_for(value):.6g} s or more for that value"
+        f"max_consensus_distance: {value:.6g} within {budget:.6g} s per step is impossible (age bound); consensus "
+        f"distance {bound.at(budget):.6g} or more is possible there, or {bound.budget_for(value):.6g} s or more for "
+        "that value"
     )
 
 
@@ -223,25 +224,25 @@ def _too_large(problem: Problem) -> str:
 
 
 def _proof(problem: Problem, bound: DualBound) -> str:
-    """What the bound covers and, for a limit on disagreement, the communication that it proves to be needed."""
+    """What the bound covers and, for a limit on consensus distance, the communication that it proves to be needed."""
     text = f"{class_of(bound, problem)}: noise of age up to {bound.depth} counted"
-    value = problem.most_disagreement
+    value = problem.most_consensus_distance
     if value is None:
         return text
-    return f"{text}; disagreement {value:.6g} needs {1e3 * bound.budget_for(value):.4g} ms per step or more"
+    return f"{text}; consensus distance {value:.6g} needs {1e3 * bound.budget_for(value):.4g} ms per step or more"
 
 
 def _bounds(problem: Problem, tried: AlphabetSearch, until: float) -> tuple[DualBound | None, DualBound | None]:
     """For complete alphabets the age bound over their phases, and the profile bound for all plain means.
 
     The first holds the second's lines as well, and is the second where the alphabet is not complete. They are made
-    tight at the communication that is asked for, or that the least found for the asked disagreement takes.
+    tight at the communication that is asked for, or that the least found for the asked consensus distance takes.
     """
     limits, alphabet, clock = problem.limits, tried.alphabet, tried.clock
     if clock.passed(until):
         return None, None
     budgets = [] if limits.max_communication is None else [limits.max_communication]
-    value = problem.most_disagreement
+    value = problem.most_consensus_distance
     cheapest = None if value is None else tried.archive.cheapest_below(value)
     if cheapest is not None:
         budgets.append(cheapest[1])
@@ -285,7 +286,7 @@ def _candidates(problem: Problem, tried: AlphabetSearch, *, before: float) -> li
     ever finer, until `before`.
     """
     alphabet, clock = tried.alphabet, tried.clock
-    budget, value = problem.limits.max_communication, problem.most_disagreement
+    budget, value = problem.limits.max_communication, problem.most_consensus_distance
     allowed = within_limits(alphabet, problem.limits)
     result: list[Candidate] = []
     seen: set[Indices] = set()

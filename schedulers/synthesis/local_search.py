@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partreduce.schedulers.synthesis import scoring
-from partreduce.schedulers.synthesis.first_order import DisagreementChanges, DriftChanges
+from partreduce.schedulers.synthesis.first_order import ConsensusDistanceChanges, DriftChanges
 from partreduce.schedulers.synthesis.partitions import PartitionCosts, labels_of, matrices_of, neighbours
 from partreduce.topo.phase import Phase
 
@@ -57,7 +57,7 @@ class LocalSearch:
 
     `alphabet` is the one that the archive's indices speak of; `grow` puts into it what the descents brought up. All
     work is charged to the clock, and ends at its position `until`.
-    `figure`, if given, replaces disagreement by the drift of whole periods, matrices (K, T, 1, n, n) → (K,).
+    `figure`, if given, replaces consensus distance by the drift of whole periods, matrices (K, T, 1, n, n) → (K,).
     """
 
     alphabet: Alphabet
@@ -122,11 +122,13 @@ class LocalSearch:
         rests = rests_of(space, maps)
         whole = scoring.compose(space, rests[0], maps[0])  # from the second phase round to the first
         value = float(
-            scoring.disagreement(space, whole) if self.figure is None else self.figure(matrices[None, :, None])[0]
+            scoring.consensus_distance(space, whole) if self.figure is None else self.figure(matrices[None, :, None])[0]
         )
         if not np.isfinite(value):
             return rows, costs, np.inf
-        changes = DisagreementChanges(space, matrices, whole) if self.figure is None else DriftChanges(space, matrices)
+        changes = (
+            ConsensusDistanceChanges(space, matrices, whole) if self.figure is None else DriftChanges(space, matrices)
+        )
         options = [self._around(rows[t]) for t in positions.tolist()]
         where = np.repeat(positions, [len(labels) for labels, _ in options])
         trials, seconds = np.concatenate([o for o, _ in options]), np.concatenate([s for _, s in options])
@@ -159,7 +161,7 @@ class LocalSearch:
         space = self.alphabet.space
         if self.figure is None:
             maps = scoring.of_phases(space, replacing[:, None])
-            return scoring.disagreement(space, scoring.compose(space, rests[where], maps))
+            return scoring.consensus_distance(space, scoring.compose(space, rests[where], maps))
         periods = np.repeat(matrices[None], len(where), axis=0)
         periods[np.arange(len(where)), where] = replacing
         return self.figure(periods[:, :, None])

@@ -45,13 +45,13 @@ class Objective(StrEnum):
     """
 
     BALANCED = "balanced"
-    """Predicted time to a loss: seconds per step times the predicted stretch in steps."""
+    """Predicted time to a loss: seconds per step times the predicted steps ratio."""
 
     COMMUNICATION = "communication"
     """Communication seconds per step, among schedules that mix well enough."""
 
-    DISAGREEMENT = "disagreement"
-    """Disagreement within the communication budget."""
+    CONSENSUS_DISTANCE = "consensus-distance"
+    """Consensus distance within the communication budget."""
 
     DRIFT = "drift"
     """Drift, for the way the data is spread, within the communication budget."""
@@ -63,7 +63,7 @@ class Objective(StrEnum):
     """Exact consensus in every period, in the fewest rounds."""
 
 
-SEARCHED = frozenset({Objective.COMMUNICATION, Objective.DISAGREEMENT, Objective.DRIFT})
+SEARCHED = frozenset({Objective.COMMUNICATION, Objective.CONSENSUS_DISTANCE, Objective.DRIFT})
 """The objectives that are a figure of the schedule alone, which the search can minimise."""
 
 
@@ -80,7 +80,7 @@ class Limits:
     """
 
     max_communication: float | None = None
-    max_disagreement: float | Fraction | None = None
+    max_consensus_distance: float | Fraction | None = None
     min_period: int = 1
     max_period: int = 24
     max_group: int | None = None
@@ -93,7 +93,7 @@ class Limits:
         Raises:
             InputError: a limit outside its range; the message names it as the command line does.
         """
-        for name in ("max_communication", "max_disagreement"):
+        for name in ("max_communication", "max_consensus_distance"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise InputError(f"{_option(name)}: is {value}; it is a finite number >= 0")
@@ -111,18 +111,18 @@ class Limits:
         """Whether so many seconds per step are within the budget, up to rounding."""
         return self.max_communication is None or seconds <= up_to(self.max_communication)
 
-    def allow_disagreement(self, value: float, exact: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Whether a disagreement is within the limit; `exact()` is asked where rounding could decide it."""
-        if self.max_disagreement is None:
+    def allow_consensus_distance(self, value: float, exact: Callable[[], Fraction | None] = lambda: None) -> bool:
+        """Whether a consensus distance is within the limit; `exact()` is asked where rounding could decide it."""
+        if self.max_consensus_distance is None:
             return True
-        limit = float(self.max_disagreement)
+        limit = float(self.max_consensus_distance)
         if abs(value - limit) > ROUNDING * limit + 1e-12:
             return value < limit
         known = exact()
         # A float stands for the decimal or fraction that was meant, and is compared up to rounding.
-        if known is None or isinstance(self.max_disagreement, float):
+        if known is None or isinstance(self.max_consensus_distance, float):
             return True
-        return known <= self.max_disagreement
+        return known <= self.max_consensus_distance
 
     def check(self, cluster: Cluster) -> None:
         """Refuse limits that no schedule of this cluster can meet.
@@ -171,7 +171,7 @@ class Problem:
     """
 
     cluster: Cluster
-    objective: Objective = Objective.DISAGREEMENT
+    objective: Objective = Objective.CONSENSUS_DISTANCE
     limits: Limits = field(default_factory=Limits)
     form: Form = Form.RING
     push: Push = "worker"
@@ -209,9 +209,9 @@ class Problem:
         return self.cluster.hardware
 
     @property
-    def most_disagreement(self) -> float | None:
-        """The limit on disagreement as the search counts, in floats."""
-        value = self.limits.max_disagreement
+    def most_consensus_distance(self) -> float | None:
+        """The limit on consensus distance as the search counts, in floats."""
+        value = self.limits.max_consensus_distance
         return None if value is None else float(value)
 
     @property
@@ -224,14 +224,14 @@ class Problem:
 class Candidate:
     """One schedule with its figures.
 
-    `bound` is a proved lower bound on the disagreement of every schedule of `bound_class` that communicates no more,
-    None if there is none; drift is for the problem's push.
+    `bound` is a proved lower bound on the consensus distance of every schedule of `bound_class` that communicates no
+    more, None if there is none; drift is for the problem's push.
     """
 
     schedule: Schedule
     name: str
     communication_seconds_per_step: float
-    disagreement: float
+    consensus_distance: float
     drift: float
     step_seconds: float
     period: int

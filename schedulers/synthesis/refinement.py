@@ -85,7 +85,7 @@ def refine(
         until: its position at which to stop.
         seed: of all random draws.
         targets: what every other improvement aims at; the others aim at what some period on the front communicates.
-        by_drift: whether the archive's values are drifts instead of disagreements.
+        by_drift: whether the archive's values are drifts instead of consensus distances.
 
     Returns:
         The alphabet with new phases behind its own, if it has explicit ones.

@@ -1,4 +1,4 @@
-"""Scoring thousands of candidate schedules at once: disagreement and drift from small matrices.
+"""Scoring thousands of candidate schedules at once: consensus distance and drift from small matrices.
 
 All phases of one search act on the same few invariant subspaces ("classes"; one for explicit groups, 2^k for a rule of
 k digits). What some consecutive phases do is summed up by how they map the covariance Σ of the workers' distance to
@@ -71,7 +71,7 @@ class Space:
 
     @property
     def floor(self) -> float:
-        """The part of the disagreement that comes from inside the rounds and that no averaging can remove."""
+        """The part of the consensus distance that comes from inside the rounds and that no averaging can remove."""
         return self.inner / (self.num_workers * self.instants)
 
 
@@ -137,8 +137,8 @@ def compose_all(space: Space, maps: Sequence[CovarianceMap]) -> CovarianceMap:
     return result
 
 
-def disagreement(space: Space, period: CovarianceMap) -> Floats:
-    """The disagreement of repeating each period for ever, shape (...); infinite where the workers do not converge."""
+def consensus_distance(space: Space, period: CovarianceMap) -> Floats:
+    """Consensus distance of repeating each period for ever, shape (...); infinite where workers do not converge."""
     space.charge(period.product, 4.0)
     covariance, remainder = steady_state(
         period.product, period.noise, negligible=NEGLIGIBLE, max_doublings=MAX_DOUBLINGS

@@ -1,9 +1,9 @@
 """Segments: periods that return to consensus are cut after every full average, and the pieces simply add up.
 
-After a full average the past is forgotten, so costs and disagreements of the segments between full averages are sums:
-choosing how often each stands in a period of given length is a small integer program with an exact objective (a renewal
-argument, as for the cycles of a renewal process). Segments come from a beam search, compositions of them from CP-SAT
-exactly or from dynamic programming for the whole front at once.
+After a full average the past is forgotten, so costs and consensus distances of the segments between full averages are
+sums: choosing how often each stands in a period of given length is a small integer program with an exact objective (a
+renewal argument, as for the cycles of a renewal process). Segments come from a beam search, compositions of them from
+CP-SAT exactly or from dynamic programming for the whole front at once.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def segments_of(
     """Good segments of every length up to `max_length`, ending in the full average; [] if there is none.
 
     Beam search from consensus: at each length, for each cost, the few beginnings (`per_cost`) with the least
-    disagreement so far and the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in the
-    alphabet.
+    consensus distance so far and the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in
+    the alphabet.
     """
     full = alphabet.full_average()
     if full is None:
@@ -82,7 +82,9 @@ def segments_of(
         segments += non_dominated(closed, lambda segment: (segment.cost, segment.value))
         if expired() or len(begun[0]) + 1 >= max_length:
             break
-        left = scoring.weighed(space, covariance + space.fresh, gains)  # (B, A): disagreement after each next phase
+        left = scoring.weighed(
+            space, covariance + space.fresh, gains
+        )  # (B, A): consensus distance after each next phase
         new_costs, new_values = costs[:, None] + alphabet.costs, values[:, None] + left
         keep = worth_extending(new_costs.ravel(), new_values.ravel(), left.ravel(), beam, per_cost)
         parent, phase = np.divmod(keep, len(alphabet))
@@ -132,8 +134,8 @@ def compose(
 ) -> tuple[Status, Indices]:
     """The best period of exactly `period` phases made of segments: the status and the indices of its phases.
 
-    Best is the least disagreement within a budget of seconds per round, or the least communication at a disagreement
-    of at most `value`.
+    Best is the least consensus distance within a budget of seconds per round, or the least communication at a consensus
+    distance of at most `value`.
     """
     model = new_model()
     variables = CompositionVariables.of(model, [s for s in segments if len(s.indices) <= period], period)
@@ -218,7 +220,7 @@ def sketch_front(
     longest = limits.max_period
     unit = max(s.cost for s in segments) / bins_per_segment
     bins = longest * bins_per_segment + 1
-    # Entry (p, b): the least sum of disagreements of p phases of costs in bin b, and the segment that ends them.
+    # Entry (p, b): the least sum of consensus distances of p phases of costs in bin b, and the segment that ends them.
     table = np.full((longest + 1, bins), np.inf)
     choice = np.full((longest + 1, bins), -1, dtype=np.int64)
     table[0, 0] = 0.0

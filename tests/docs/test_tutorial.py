@@ -62,7 +62,7 @@ def test_the_planner_still_predicts_what_the_page_shows(folder):
     assert len(rows) == 4
     for name, communication, step, steps in rows:
         option = front[name]
-        told = (option["communication_seconds_per_step"], option["step_seconds"], option["stretch"])
+        told = (option["communication_seconds_per_step"], option["step_seconds"], option["steps_ratio"])
         assert f"{told[0] * 1e3:.4g} ms" == communication
         assert f"{told[1] * 1e3:.4g} ms" == step
         assert f"{told[2]:.3f}" == steps

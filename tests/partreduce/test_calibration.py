@@ -15,7 +15,7 @@ from partreduce.planner.calibration import (
     drift_that_counts,
     fit_prices,
     steps_model,
-    stretch_between,
+    steps_ratio_between,
 )
 from partreduce.planner.job import Data, Job
 from partreduce.planner.plan import plan
@@ -24,7 +24,7 @@ from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference, ring_pairs
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import contraction, disagreement
+from partreduce.topo.figures import consensus_distance, contraction
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.pilot import Pilot, Price, Prices, Probe
 
@@ -40,38 +40,40 @@ def loss_at(steps: np.ndarray) -> np.ndarray:
     return 0.08 + 2.2 / (1 + (steps / 14) ** 2)
 
 
-def curve(schedule: Schedule, seed: int, stretch: float, rng: np.random.Generator, noise: float) -> Curve:
+def curve(schedule: Schedule, seed: int, steps_ratio: float, rng: np.random.Generator, noise: float) -> Curve:
     steps = 3.0 * np.arange(POINTS)
-    losses = loss_at(steps / stretch) * np.exp(noise * rng.normal(size=POINTS))
+    losses = loss_at(steps / steps_ratio) * np.exp(noise * rng.normal(size=POINTS))
     return Curve(schedule, seed, 3, tuple(losses.tolist()))
 
 
 def simulated(a: float, late: float, *, c: float = 0.0, data: str = "shuffled", seeds: int = 4, rng: int = 0) -> Pilot:
-    """A pilot of a job whose prices are known; every point of every curve is off by 3 %, every stretch by 1 %."""
+    """A pilot of a job whose prices are known; every point of every curve is off by 3 %, every steps ratio by 1 %."""
     draw = np.random.default_rng(rng)
     compared = [reference(CLUSTER), *probes(CLUSTER, steps=60, data=data)]
     curves = []
     for seed in range(seeds):
         for schedule in compared:
-            factor = 1 + a * float(disagreement(schedule)) + late * schedule.strategy.overlap
+            factor = 1 + a * float(consensus_distance(schedule)) + late * schedule.strategy.overlap
             factor += c * drift_that_counts(schedule, data) ** FITTED.p
             curves.append(curve(schedule, seed, factor * math.exp(0.01 * draw.normal()), draw, 0.03))
     return calibrated(curves, data=data, steps=60)
 
 
-@pytest.mark.parametrize("stretch", [0.8, 1.0, 1.05, 1.5, 4.0])
-def test_a_stretched_curve_is_recognised(stretch: float) -> None:
+@pytest.mark.parametrize("steps_ratio", [0.8, 1.0, 1.05, 1.5, 4.0])
+def test_a_stretched_curve_is_recognised(steps_ratio: float) -> None:
     rng, schedule = np.random.default_rng(1), reference(CLUSTER)
     base = curve(schedule, 0, 1.0, rng, 0.0).losses
-    assert stretch_between(curve(schedule, 0, stretch, rng, 0.0).losses, base) == pytest.approx(stretch, rel=0.02)
+    assert steps_ratio_between(curve(schedule, 0, steps_ratio, rng, 0.0).losses, base) == pytest.approx(
+        steps_ratio, rel=0.02
+    )
     # Losses below 0 have no logarithm; a shift of both curves changes nothing else.
-    lowered = [loss - 1 for loss in curve(schedule, 0, stretch, rng, 0.0).losses]
-    assert stretch_between(lowered, [loss - 1 for loss in base]) == pytest.approx(stretch, rel=0.02)
+    lowered = [loss - 1 for loss in curve(schedule, 0, steps_ratio, rng, 0.0).losses]
+    assert steps_ratio_between(lowered, [loss - 1 for loss in base]) == pytest.approx(steps_ratio, rel=0.02)
 
 
 def test_a_curve_lies_on_itself() -> None:
     noisy = curve(reference(CLUSTER), 0, 1.0, np.random.default_rng(2), 0.1).losses
-    assert stretch_between(noisy, noisy) == pytest.approx(1.0, abs=0.02)
+    assert steps_ratio_between(noisy, noisy) == pytest.approx(1.0, abs=0.02)
 
 
 def test_intervals_cover_the_known_prices_as_often_as_they_say() -> None:
@@ -79,11 +81,11 @@ def test_intervals_cover_the_known_prices_as_often_as_they_say() -> None:
     a, late = 0.03, 0.08
     pilots = [simulated(a, late, rng=rng).prices for rng in range(40)]
     within = [
-        sum(p.disagreement.low <= a <= p.disagreement.high for p in pilots),
+        sum(p.consensus_distance.low <= a <= p.consensus_distance.high for p in pilots),
         sum(p.late.low <= late <= p.late.high for p in pilots),
     ]
     assert all(33 <= count <= 40 for count in within), within
-    assert np.mean([p.disagreement.value for p in pilots]) == pytest.approx(a, rel=0.1)
+    assert np.mean([p.consensus_distance.value for p in pilots]) == pytest.approx(a, rel=0.1)
     assert np.mean([p.late.value for p in pilots]) == pytest.approx(late, rel=0.1)
     assert np.median([p.error for p in pilots]) < 0.03
 
@@ -91,9 +93,9 @@ def test_intervals_cover_the_known_prices_as_often_as_they_say() -> None:
 def test_the_interval_of_a_price_of_nothing_begins_at_nothing() -> None:
     """It is one-sided then: 19 of 20 intervals begin at 0."""
     pilots = [simulated(0.0, 0.0, rng=rng).prices for rng in range(10)]
-    assert sum(p.disagreement.low == 0 for p in pilots) >= 8
+    assert sum(p.consensus_distance.low == 0 for p in pilots) >= 8
     assert sum(p.late.low == 0 for p in pilots) >= 8
-    assert all(0 <= p.disagreement.value <= p.disagreement.high < 0.01 for p in pilots)
+    assert all(0 <= p.consensus_distance.value <= p.consensus_distance.high < 0.01 for p in pilots)
 
 
 def test_the_price_of_drift_is_found_where_data_differ() -> None:
@@ -102,19 +104,21 @@ def test_the_price_of_drift_is_found_where_data_differ() -> None:
     assert pilot.prices.drift.value == pytest.approx(0.4, rel=0.15)
     model = steps_model(pilot)
     unseen = ring_pairs(CLUSTER, 2, late=True)
-    figures = float(disagreement(unseen)), drift_that_counts(unseen, "per-worker")
+    figures = float(consensus_distance(unseen)), drift_that_counts(unseen, "per-worker")
     truth = 1 + 0.02 * figures[0] + 0.4 * figures[1] ** FITTED.p + 0.1
-    assert model.stretch(*figures, late=True) == pytest.approx(truth, rel=0.1)
+    assert model.steps_ratio(*figures, late=True) == pytest.approx(truth, rel=0.1)
 
 
 def test_what_no_price_explains_shows_in_the_error() -> None:
     """One probe costs half as much again as its figures say: left out of the fit it is missed by a third."""
     rows = [
-        Probe(schedule=str(d), disagreement=d, drift=0.0, late=late, stretches=(1 + 0.05 * d + 0.1 * late,) * 2)
+        Probe(
+            schedule=str(d), consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.05 * d + 0.1 * late,) * 2
+        )
         for d, late in ((1.0, False), (2.0, False), (4.0, False), (1.0, True), (3.0, True))
     ]
     assert fit_prices(rows, data="shuffled").error < 1e-9
-    odd = replace(rows[1], stretches=(1.65, 1.65))
+    odd = replace(rows[1], steps_ratios=(1.65, 1.65))
     assert fit_prices([rows[0], odd, *rows[2:]], data="shuffled").error == pytest.approx(1 / 3, abs=0.05)
 
 
@@ -126,7 +130,9 @@ def test_what_no_price_explains_shows_in_the_error() -> None:
     ],
 )
 def test_schedules_that_cannot_tell_prices_apart_are_refused(probe: list[tuple[float, bool]], message: str) -> None:
-    rows = [Probe(schedule=f"{d}", disagreement=d, drift=0.0, late=late, stretches=(1.1, 1.2)) for d, late in probe]
+    rows = [
+        Probe(schedule=f"{d}", consensus_distance=d, drift=0.0, late=late, steps_ratios=(1.1, 1.2)) for d, late in probe
+    ]
     with pytest.raises(InputError, match=message):
         fit_prices(rows, data="shuffled")
 
@@ -155,10 +161,10 @@ def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape: str, dat
     rows = [
         Probe(
             schedule=schedule.name,
-            disagreement=float(disagreement(schedule)),
+            consensus_distance=float(consensus_distance(schedule)),
             drift=drift_that_counts(schedule, data),
             late=schedule.strategy.overlap,
-            stretches=(1.5, 1.6),
+            steps_ratios=(1.5, 1.6),
         )
         for schedule in found
     ]
@@ -172,9 +178,9 @@ PRICED = Pilot(
     data="shuffled",
     steps=60,
     seeds=(0, 1),
-    prices=Prices(disagreement=Price(0.5, 0.4, 0.6), late=Price(2.0, 1.9, 2.1), drift=None, error=0.07),
+    prices=Prices(consensus_distance=Price(0.5, 0.4, 0.6), late=Price(2.0, 1.9, 2.1), drift=None, error=0.07),
     probes=tuple(
-        Probe(schedule=name, disagreement=d, drift=0.0, late=late, stretches=(1 + 0.5 * d + 2 * late,) * 2)
+        Probe(schedule=name, consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.5 * d + 2 * late,) * 2)
         for name, d, late in (("a", 1.0, False), ("b", 2.0, True))
     ),
 )
@@ -187,32 +193,32 @@ def job(**options: object) -> Job:
 
 def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() -> None:
     model = steps_model(PRICED)
-    assert model.stretch(1.0, 0.0) == 1.5
-    assert model.stretch(1.0, 0.0, late=True) == 3.5
-    # Half the intervals: 0.1 · 2 + 0.1 of a stretch of 4, which is more than the 7 % on what was left out.
+    assert model.steps_ratio(1.0, 0.0) == 1.5
+    assert model.steps_ratio(1.0, 0.0, late=True) == 3.5
+    # Half the intervals: 0.1 · 2 + 0.1 of a steps ratio of 4, which is more than the 7 % on what was left out.
     assert model.error("shuffled") == model.error("shuffled", late=True) == pytest.approx(0.3 / 4)
     assert model.extrapolates(2.1, 0.0)
     assert not model.extrapolates(2.0, 0.0)
 
 
 def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_shipped() -> None:
-    assert steps_model(PRICED).stretch(10.0, 0.0) == pytest.approx(1 + 2 * 0.5 + 8 * 0.6)
-    free = replace(PRICED, prices=replace(PRICED.prices, disagreement=Price(0.0, 0.0, 0.01)))
-    assert steps_model(free).stretch(2.0, 0.0) == 1
-    assert steps_model(free).stretch(10.0, 0.0) == pytest.approx(1 + 8 * FITTED.a)
-    assert steps_model(free).stretch(math.inf, 0.0) == steps_model(free).stretch(0.0, math.inf) == math.inf
-    assert FITTED.stretch(100.0, 0.0) == pytest.approx(1 + 100 * FITTED.a)
+    assert steps_model(PRICED).steps_ratio(10.0, 0.0) == pytest.approx(1 + 2 * 0.5 + 8 * 0.6)
+    free = replace(PRICED, prices=replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.01)))
+    assert steps_model(free).steps_ratio(2.0, 0.0) == 1
+    assert steps_model(free).steps_ratio(10.0, 0.0) == pytest.approx(1 + 8 * FITTED.a)
+    assert steps_model(free).steps_ratio(math.inf, 0.0) == steps_model(free).steps_ratio(0.0, math.inf) == math.inf
+    assert FITTED.steps_ratio(100.0, 0.0) == pytest.approx(1 + 100 * FITTED.a)
 
 
 def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
     planned, model = plan(job(pilot=replace(PRICED, num_workers=4))), steps_model(PRICED)
     for option in planned.options:
-        spread = option.disagreement.value
+        spread = option.consensus_distance.value
         if spread is not None:
             late = option.schedule.strategy.overlap
-            assert option.stretch == pytest.approx(model.stretch(spread, 0.0, late=late))
+            assert option.steps_ratio == pytest.approx(model.steps_ratio(spread, 0.0, late=late))
     document = planned.to_json()
-    assert document["pilot"]["prices"]["disagreement"] == {"value": 0.5, "low": 0.4, "high": 0.6}
+    assert document["pilot"]["prices"]["consensus_distance"] == {"value": 0.5, "low": 0.4, "high": 0.6}
     json.dumps(document, allow_nan=False)
     assert any("left out of the fit of your pilot (4 workers, 60 steps)" in reason for reason in planned.reasons)
     assert any("the pilot had 4 workers and this cluster has 8" in caution for caution in planned.cautions)

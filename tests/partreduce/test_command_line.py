@@ -128,7 +128,7 @@ def test_design_writes_what_verify_proves(capsys, figure_10, tmp_path):
     figures = document["figures"]
     assert (figures["period"], figures["num_workers"], figures["num_distinct_phases"]) == (4, 16, 3)
     assert figures["contraction"] == pytest.approx(3**0.5 / 2)
-    assert figures["disagreement"] == pytest.approx(8 / 7)
+    assert figures["consensus_distance"] == pytest.approx(8 / 7)
     assert set(figures["drift"]) == {"worker", "node"}
     assert set(figures["spectral_gap"]) == {"hop", "slem", "sigma"}
     checker = [sys.executable, "-I", str(ROOT / "verify" / "checker"), str(certificate), str(figure_10)]
@@ -323,9 +323,9 @@ def test_compare_reproduces_the_worked_example(capsys, figure_10, tmp_path):
     )
     first, second = document["schedules"]
     assert first["communication_seconds_per_step"] == pytest.approx(0.1104)
-    assert first["disagreement"] == pytest.approx(8 / 7)
+    assert first["consensus_distance"] == pytest.approx(8 / 7)
     assert second["communication_seconds_per_step"] == pytest.approx(0.05175)
-    assert second["disagreement"] == pytest.approx(1.40625)
+    assert second["consensus_distance"] == pytest.approx(1.40625)
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -458,7 +458,7 @@ def test_compare_shows_kinds_without_fixed_phases_beside_the_others(capsys, figu
     options = ["--nic-bandwidth", "1GB/s", "--compute", "10ms", "--json"]
     fixed, free = answer(capsys, "compare", figure_10, path, *options)["schedules"]
     assert fixed["predicted"] == "exact"
-    assert (free["predicted"], free["period"], free["disagreement"]) == ("simulated", None, None)
+    assert (free["predicted"], free["period"], free["consensus_distance"]) == ("simulated", None, None)
     assert free["seconds_per_step"] > 0.01
     assert free["nic_bytes_per_step"] > 0
     assert free["memory_bytes"] >= 1e8

@@ -186,7 +186,7 @@ def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_byte
     assert ways == {"words": Way.SHARDED, "all": Way.DENSE}
     assert found.job.hardware.model_bytes == 10**6 + 1000 * 64 * 4 == found.chosen.dense_bytes
     assert found.proof.verdict == "proved"
-    assert found.step_seconds > found.planned.pick.step_seconds
+    assert found.step_seconds > found.planned.recommendation.step_seconds
     assert set(found.to_json()["tables"]["costs"]["words"]) == {"dense", "gather", "sharded"}
     with pytest.raises(InputError, match="a gap leaves workers without common steps"):
         plan_hybrid(Job(cluster=job.cluster, gap=True), facts(table("words", 50_000, 0.01)))

@@ -113,7 +113,12 @@ def test_one_outlier_does_not_squeeze_the_rest(values):
 
 def rows():
     return [
-        {"name": name, "communication_seconds_per_step": seconds, "disagreement": value, "drift": {"worker": value}}
+        {
+            "name": name,
+            "communication_seconds_per_step": seconds,
+            "consensus_distance": value,
+            "drift": {"worker": value},
+        }
         for name, seconds, value in (("a", 0.1, 0.0), ("b", 0.01, 1.0), ("c", 0.05, None))
     ]
 

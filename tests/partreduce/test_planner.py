@@ -1,4 +1,4 @@
-"""The planner: measured options, an honest front, a pick within the limits, and sentences instead of tracebacks."""
+"""The planner: measured options, an honest front, an answer within the limits, and sentences instead of tracebacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partreduce.planner.competitors import competitors
 from partreduce.planner.front import front
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
-from partreduce.planner.pick import cautions, pick, reasons
+from partreduce.planner.recommend import cautions, reasons, recommend
 from partreduce.planner.steps_model import CORRECTED, FITTED
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
@@ -49,13 +49,13 @@ def catalogue() -> list[Option]:
 
 @pytest.fixture(scope="module")
 def within_budget() -> Plan:
-    return plan(job(objective=Objective.DISAGREEMENT, max_communication=0.1104))
+    return plan(job(objective=Objective.CONSENSUS_DISTANCE, max_communication=0.1104))
 
 
 def test_catalogue_costs_are_the_reference_figures(catalogue: list[Option]) -> None:
     figure_10 = named(catalogue, "prague-figure-10")
     assert math.isclose(figure_10.communication, 0.1104)
-    assert math.isclose(float(figure_10.disagreement), 8 / 7)
+    assert math.isclose(float(figure_10.consensus_distance), 8 / 7)
     assert math.isclose(named(catalogue, "allreduce hierarchical").communication, 0.1656)
     assert math.isclose(named(catalogue, "allreduce").communication, 0.207)
     rings = competitors(job(form=Form.RING), until=0.0)
@@ -66,39 +66,39 @@ def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue: list[O
     kept = front(catalogue)
 
     def costs(option: Option) -> tuple[float, ...]:
-        figures = (float(option.disagreement), float(option.drift))
+        figures = (float(option.consensus_distance), float(option.drift))
         # A pipeline has the figures of lockstep, and takes more steps.
-        return (option.communication, *figures, option.step_seconds, option.stretch)
+        return (option.communication, *figures, option.step_seconds, option.steps_ratio)
 
     for a, b in itertools.permutations(kept, 2):
         assert any(x > y + 1e-9 for x, y in zip(costs(a), costs(b), strict=True)), (a.name, b.name)
     for option in catalogue:
-        if math.isfinite(option.stretch):
+        if math.isfinite(option.steps_ratio):
             assert any(
                 all(x <= y + 1e-9 for x, y in zip(costs(other), costs(option), strict=True)) for other in kept
             ), option.name
 
 
-def test_pick_beats_figure_10_within_its_communication(within_budget: Plan) -> None:
-    chosen = within_budget.pick
+def test_recommendation_beats_figure_10_within_its_communication(within_budget: Plan) -> None:
+    chosen = within_budget.recommendation
     assert chosen.communication <= 0.1104 * (1 + 1e-9)
-    assert float(chosen.disagreement) <= 0.3542
+    assert float(chosen.consensus_distance) <= 0.3542
     assert within_budget.proof.verdict == "proved"
-    assert chosen.bound is None or chosen.bound <= float(chosen.disagreement) + 1e-9
+    assert chosen.bound is None or chosen.bound <= float(chosen.consensus_distance) + 1e-9
 
 
-def test_pick_is_on_the_front_and_its_json_is_finite(within_budget: Plan) -> None:
+def test_recommendation_is_on_the_front_and_its_json_is_finite(within_budget: Plan) -> None:
     document = within_budget.to_json()
-    assert document["pick"]["name"] in {row["name"] for row in document["front"]}
-    assert {"name", "communication_seconds_per_step", "disagreement", "step_seconds", "period", "status"} <= set(
-        document["pick"]
+    assert document["recommendation"]["name"] in {row["name"] for row in document["front"]}
+    assert {"name", "communication_seconds_per_step", "consensus_distance", "step_seconds", "period", "status"} <= set(
+        document["recommendation"]
     )
 
 
-def test_sorted_data_moves_the_balanced_pick_to_less_drift(catalogue: list[Option]) -> None:
-    shuffled = pick(catalogue, job())
+def test_sorted_data_moves_the_balanced_recommendation_to_less_drift(catalogue: list[Option]) -> None:
+    shuffled = recommend(catalogue, job())
     sorted_job = job(data=Data.PER_WORKER)
-    sorted_ = pick(competitors(sorted_job), sorted_job)
+    sorted_ = recommend(competitors(sorted_job), sorted_job)
     assert float(sorted_.drift) < float(shuffled.drift)
 
 
@@ -109,11 +109,11 @@ LAB = Hardware(nic=Link.of_bandwidth(25e6), inside=Link.of_bandwidth(1e10), mode
 def test_with_drift_correction_sorted_data_need_few_steps_at_a_third_of_the_bytes(data: Data) -> None:
     asked = job(hardware=LAB, data=data, drift_correction=True)
     options = competitors(asked, until=0.0)
-    chosen, every_step = pick(options, asked), named(options, "allreduce")
+    chosen, every_step = recommend(options, asked), named(options, "allreduce")
     assert chosen.corrected
     assert chosen.nic_bytes <= every_step.nic_bytes / 3
     assert chosen.time < every_step.time / 1.5
-    assert any(o.stretch <= 1.2 and o.nic_bytes <= every_step.nic_bytes / 3 for o in options if o.corrected)
+    assert any(o.steps_ratio <= 1.2 and o.nic_bytes <= every_step.nic_bytes / 3 for o in options if o.corrected)
     assert not every_step.corrected
     assert any("drift_correction='auto'" in reason for reason in reasons(chosen, options, asked))
     assert chosen.to_json()["drift_correction"] == "auto"
@@ -128,14 +128,14 @@ def test_drift_correction_is_counted_on_only_where_asked_and_defined() -> None:
     assert any("--drift-correction" in caution for caution in cautions(plain, job(data=Data.PER_WORKER)))
     assert not measure(entry, job(drift_correction=True)).corrected
     assert not measure(late, sorted_data).corrected
-    assert measure(entry, sorted_data).stretch < plain.stretch
+    assert measure(entry, sorted_data).steps_ratio < plain.steps_ratio
 
 
-def test_corrected_stretch_grows_with_both_figures_and_lies_below_the_other() -> None:
-    for disagreement, drift in ((0.28, 0.66), (0.47, 1.72), (1.14, 18.8), (1.41, 14.5), (10.8, 169.0)):
-        assert 1 < CORRECTED.stretch(disagreement, drift) < FITTED.stretch(disagreement, drift)
-        assert CORRECTED.stretch(disagreement, drift) < CORRECTED.stretch(disagreement, 2 * drift)
-        assert CORRECTED.stretch(disagreement, drift) < CORRECTED.stretch(2 * disagreement, drift)
+def test_corrected_steps_ratio_grows_with_both_figures_and_lies_below_the_other() -> None:
+    for consensus_distance, drift in ((0.28, 0.66), (0.47, 1.72), (1.14, 18.8), (1.41, 14.5), (10.8, 169.0)):
+        assert 1 < CORRECTED.steps_ratio(consensus_distance, drift) < FITTED.steps_ratio(consensus_distance, drift)
+        assert CORRECTED.steps_ratio(consensus_distance, drift) < CORRECTED.steps_ratio(consensus_distance, 2 * drift)
+        assert CORRECTED.steps_ratio(consensus_distance, drift) < CORRECTED.steps_ratio(2 * consensus_distance, drift)
 
 
 def test_a_slow_worker_appears_as_waiting() -> None:
@@ -162,7 +162,7 @@ def test_a_slow_worker_appears_as_waiting() -> None:
 )
 def test_a_form_other_than_the_ring_is_named(form: Form, words: str) -> None:
     asked = job(form=form)
-    chosen = pick(competitors(asked, until=0.0), asked)
+    chosen = recommend(competitors(asked, until=0.0), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
     expected = form if form.is_executable else Form.RING
     assert chosen.schedule.strategy.how.form is expected, "the file says how it is to be run"
@@ -175,7 +175,7 @@ def test_a_million_workers_are_planned_from_rules_alone() -> None:
 
 def test_impossible_budget_names_the_nearest_possible_thing(catalogue: list[Option]) -> None:
     with pytest.raises(UnknownError, match=r"max-communication 0\.001 ms: nothing .* below .* ms per step \("):
-        pick(catalogue, job(max_communication=1e-6))
+        recommend(catalogue, job(max_communication=1e-6))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_impossible_budget_names_the_nearest_possible_thing(catalogue: list[Opti
         ({"max_group": 17}, "max-group: is 17; it lies between 2 and the number of workers, 16"),
         ({"max_group": 1}, "max-group: is 1; it lies between 2 and the number of workers, 16"),
         ({"max_communication": math.inf}, "max-communication: is inf"),
-        ({"max_disagreement": -1.0}, "max-disagreement: is -1.0; it is a finite number >= 0"),
+        ({"max_consensus_distance": -1.0}, "max-consensus-distance: is -1.0; it is a finite number >= 0"),
         ({"max_period": 0}, "a period has at least 1 phase"),
     ],
 )
@@ -196,18 +196,23 @@ def test_impossible_jobs_are_refused_in_one_line(options: dict[str, object], mes
     assert "\n" not in str(caught.value)
 
 
-def test_stretch_of_allreduce_is_one_and_grows_with_both_figures() -> None:
-    assert FITTED.stretch(0.0, 0.0) == 1.0
-    assert FITTED.stretch(1.0, 0.0) < FITTED.stretch(2.0, 0.0) < FITTED.stretch(2.0, 1.0) < FITTED.stretch(2.0, 5.0)
-    assert math.isinf(FITTED.stretch(math.inf, 0.0))
+def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_figures() -> None:
+    assert FITTED.steps_ratio(0.0, 0.0) == 1.0
+    assert (
+        FITTED.steps_ratio(1.0, 0.0)
+        < FITTED.steps_ratio(2.0, 0.0)
+        < FITTED.steps_ratio(2.0, 1.0)
+        < FITTED.steps_ratio(2.0, 5.0)
+    )
+    assert math.isinf(FITTED.steps_ratio(math.inf, 0.0))
 
 
 @pytest.mark.parametrize(("cluster", "rounds"), [("6x1", 3), ("5x1", 4), ("3,3", 3), ("2x4", 3)])
 def test_exact_objective_finds_the_fewest_rounds_of_pairs(cluster: str, rounds: int) -> None:
     found = plan(job(cluster, objective=Objective.EXACT, max_group=2))
-    assert found.pick.is_exact
-    assert found.pick.period == rounds
-    assert found.pick.status == "optimal"
+    assert found.recommendation.is_exact
+    assert found.recommendation.period == rounds
+    assert found.recommendation.status == "optimal"
     assert {claim.claim: claim.status for claim in found.proof.claims}["exact-consensus"] == "proved"
 
 
@@ -232,19 +237,26 @@ def test_catalogue_entries_keep_every_limit_that_the_search_keeps() -> None:
 
 
 def test_the_search_minimises_what_the_data_make_matter_unless_a_figure_is_asked_for() -> None:
-    assert job().problem().objective is Objective.DISAGREEMENT
+    assert job().problem().objective is Objective.CONSENSUS_DISTANCE
     assert job(data=Data.PER_NODE).problem().objective is Objective.DRIFT
     assert job(data=Data.PER_NODE).problem().push == "node"
-    assert job(data=Data.PER_NODE, objective=Objective.DISAGREEMENT).problem().objective is Objective.DISAGREEMENT
+    assert (
+        job(data=Data.PER_NODE, objective=Objective.CONSENSUS_DISTANCE).problem().objective
+        is Objective.CONSENSUS_DISTANCE
+    )
     assert job(objective=Objective.COMMUNICATION).problem().objective is Objective.COMMUNICATION
-    with pytest.raises(InputError, match="objective: is waiting; the search minimises communication, disagreement"):
+    with pytest.raises(
+        InputError, match="objective: is waiting; the search minimises communication, consensus-distance"
+    ):
         replace(job().problem(), objective=Objective.WAITING)
 
 
 @pytest.mark.parametrize("cluster", ["1x9", "1x16", "5,3,1", "3,3,2", "2x1"])
 def test_any_shape_of_cluster_is_planned(cluster: str) -> None:
     answer = plan(replace(job(cluster), time_limit=1.0))
-    assert all(option.disagreement.value >= 0 for option in answer.options if option.disagreement.value is not None)
+    assert all(
+        option.consensus_distance.value >= 0 for option in answer.options if option.consensus_distance.value is not None
+    )
     assert any(option.schedule.strategy.averages_everyone for option in answer.front), "all-reduce disagrees least"
     assert answer.proof.verdict == "proved"
 
@@ -257,11 +269,13 @@ def test_limits_bind_catalogue_entries_as_they_bind_the_search() -> None:
 
 def test_an_overlapped_schedule_is_predicted_from_its_delayed_figures_with_an_error_of_its_own() -> None:
     """All-Reduce, overlapped, needed 1.07, 1.31 and 1.31 times its own steps on three networks: the geometric mean."""
-    predicted = FITTED.stretch(0.9375, 0.0, late=True)
+    predicted = FITTED.steps_ratio(0.9375, 0.0, late=True)
     assert predicted == pytest.approx((1.07 * 1.315 * 1.310) ** (1 / 3), abs=0.01)
     assert max(predicted / 1.07, 1.315 / predicted) - 1 < FITTED.error("shuffled", late=True)
-    assert FITTED.stretch(0.9375, 0.0) == pytest.approx(1 + FITTED.a * 0.9375)
-    assert replace(FITTED, late=0.1).stretch(0.5, 2.0, late=True) == pytest.approx(FITTED.stretch(0.5, 2.0) + 0.1)
-    assert replace(FITTED, late=0.1).stretch(0.5, 2.0) == FITTED.stretch(0.5, 2.0)
+    assert FITTED.steps_ratio(0.9375, 0.0) == pytest.approx(1 + FITTED.a * 0.9375)
+    assert replace(FITTED, late=0.1).steps_ratio(0.5, 2.0, late=True) == pytest.approx(
+        FITTED.steps_ratio(0.5, 2.0) + 0.1
+    )
+    assert replace(FITTED, late=0.1).steps_ratio(0.5, 2.0) == FITTED.steps_ratio(0.5, 2.0)
     assert FITTED.error("per-node", late=True) != FITTED.error("per-node")
     assert CORRECTED.error("per-node", late=True) == CORRECTED.error("per-node")

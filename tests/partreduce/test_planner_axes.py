@@ -22,7 +22,7 @@ from partreduce.schedulers.synthesis.age_bound import dual_bound
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import disagreement
+from partreduce.topo.figures import consensus_distance
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
 from partreduce.topo.timing.cost import communication
@@ -61,7 +61,7 @@ def test_every_option_is_what_its_file_says() -> None:
         assert option.form is option.schedule.strategy.how.form
         assert option.late is option.schedule.strategy.overlap
         for one, other in ((option.costs, again.costs), (option, again)):
-            for field in ("communication", "step_seconds", "stretch"):
+            for field in ("communication", "step_seconds", "steps_ratio"):
                 assert getattr(one, field) == pytest.approx(getattr(other, field), abs=1e-12), option.name
         assert option.costs.drift == pytest.approx(again.costs.drift, abs=1e-9)
         assert option.nic_bytes == pytest.approx(again.nic_bytes)
@@ -72,7 +72,7 @@ def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
     rings = competitors(job(form=Form.RING, when=Lateness.LOCKSTEP), until=0.0)
     assert {(option.form, option.late) for option in rings} == {(Form.RING, False)}
     late = plan(job(when=Lateness.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000)))
-    assert late.pick.late
+    assert late.recommendation.late
     assert "allreduce" in {option.name for option in late.baselines}, "what torch does, though it is not late"
 
 
@@ -81,11 +81,11 @@ def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
     late = next(o for o in found.options if o.is_plain and o.late and o.pace == 1)
     assert late.step_seconds == pytest.approx(0.05)
     usual = next(o for o in found.options if o.is_plain and not o.late and o.pace == 1)
-    assert found.pick.time <= late.time < usual.time
+    assert found.recommendation.time <= late.time < usual.time
 
 
 def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:
-    asked = job(objective=Objective.DISAGREEMENT, limits=Limits(max_communication=0.03))
+    asked = job(objective=Objective.CONSENSUS_DISTANCE, limits=Limits(max_communication=0.03))
     best = [o for o in competitors(asked, until=0.0) if o.is_plain and o.costs.keep(asked.limits)]
     assert min(o.pace for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
 
@@ -105,7 +105,7 @@ def test_the_bound_of_a_late_schedule_holds_for_every_schedule_of_its_class() ->
             cost = communication(found, asked.hardware).per_step
             for late, pace in ((False, 1), (True, 1), (False, 3), (True, 3)):
                 retimed = timed(found, Late() if late else LOCKSTEP, pace)
-                value = disagreement(retimed).value
+                value = consensus_distance(retimed).value
                 option = replace(some, schedule=retimed, status="optimal", bound_class=words)
                 converted = with_bound(replace(option, bound=bound.at(cost / pace)), 1)
                 assert converted.bound is not None
@@ -123,7 +123,7 @@ def test_command_line_says_which_forms_and_which_lateness_may_be(capsys: pytest.
     assert set(answer["gain"]) == {"alternative", "gain", "low", "high", "distinguishable"}
     assert answer["gain"]["alternative"] in {row["name"] for row in answer["baselines"]}
     assert main([*asked, "--when", "late"]) == 0
-    assert json.loads(capsys.readouterr().out)["pick"]["when"] == "late"
+    assert json.loads(capsys.readouterr().out)["recommendation"]["when"] == "late"
     assert main([*asked, "--when", "early"]) == 2
     assert "any, lockstep, late" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The gain over the best plain alternative, within which error, and that the simpler of equals is picked."""
+"""The gain over the best plain alternative, within which error, and that the simpler of equals is recommended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, measure
-from partreduce.planner.pick import gain_of, pick, reasons
+from partreduce.planner.recommend import gain_of, reasons, recommend
 from partreduce.planner.shorter import shorter
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
@@ -39,7 +39,7 @@ def test_the_interval_holds_both_predictions_errors(options: list[Option]) -> No
     figure_10, every_step = named(options, "prague-figure-10"), named(options, "allreduce")
     against = gain(figure_10, every_step, Data.SHUFFLED)
     assert against.ratio == pytest.approx(every_step.time / figure_10.time)
-    error = figure_10.stretch_error(Data.SHUFFLED)
+    error = figure_10.steps_ratio_error(Data.SHUFFLED)
     assert against.high / against.ratio == pytest.approx(1 + error), "gradients averaged in every step define 1"
     assert against.low * against.high == pytest.approx(against.ratio**2)
     twice = gain(figure_10, named(options, "allreduce(every=8) hierarchical"), Data.SHUFFLED)
@@ -60,9 +60,11 @@ def test_an_option_within_the_error_loses_to_all_reduce_and_one_beyond_it_wins(o
     known = [option for option in options if option.is_plain]
 
     def made(name: str, faster: float) -> Option:
-        """The faster its steps, the more it disagrees, so that neither is better whatever disagreement costs."""
-        seconds, spread = plain.step_seconds / faster, replace(plain.disagreement, value=9.0 * faster)
-        return replace(named(options, name), step_seconds=seconds, stretch=plain.stretch, disagreement=spread)
+        """The faster its steps, the more it disagrees, so that neither is better whatever consensus distance costs."""
+        seconds, spread = plain.step_seconds / faster, replace(plain.consensus_distance, value=9.0 * faster)
+        return replace(
+            named(options, name), step_seconds=seconds, steps_ratio=plain.steps_ratio, consensus_distance=spread
+        )
 
     near = made("pairs-pairs-all hierarchical", 1.1)
     assert simplest_as_good([*known, near], Data.SHUFFLED) is plain
@@ -77,11 +79,11 @@ def test_an_option_within_the_error_loses_to_all_reduce_and_one_beyond_it_wins(o
     assert simplest_as_good([*known, near, only], Data.SHUFFLED) is only
 
 
-def test_an_option_that_beats_all_reduce_in_every_cost_is_picked_though_the_prediction_cannot_tell(
+def test_an_option_that_beats_all_reduce_in_every_cost_is_recommended_though_the_prediction_cannot_tell(
     options: list[Option],
 ) -> None:
     """On 4x4 node-digits every 3 steps, late, communicates, disagrees and drifts less than All-Reduce every 4."""
-    plain, chosen = best_plain(options), pick(options, JOB)
+    plain, chosen = best_plain(options), recommend(options, JOB)
     assert plain is not None
     assert beats(chosen, plain)
     assert not beats(plain, chosen)
@@ -92,9 +94,9 @@ def test_an_option_that_beats_all_reduce_in_every_cost_is_picked_though_the_pred
     assert unbeaten([equal, chosen]) == [equal, chosen], "rounding beats nobody"
 
 
-def test_the_pick_is_never_beaten_in_everything(options: list[Option]) -> None:
+def test_the_recommendation_is_never_beaten_in_everything(options: list[Option]) -> None:
     for objective in Objective:
-        chosen = pick(options, replace(JOB, objective=objective))
+        chosen = recommend(options, replace(JOB, objective=objective))
         rivals = [option for option in options if option.is_exact] if objective is Objective.EXACT else options
         assert not any(beats(option, chosen) for option in rivals), objective
 
@@ -102,13 +104,13 @@ def test_the_pick_is_never_beaten_in_everything(options: list[Option]) -> None:
 def test_the_text_says_what_cannot_be_told_apart() -> None:
     asked = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), when=Lateness.LOCKSTEP)
     options = competitors(asked, until=0.0)
-    chosen = pick(options, asked)
+    chosen = recommend(options, asked)
     fastest = min(options, key=lambda option: option.time)
     said = " ".join(reasons(chosen, options, asked))
     assert chosen.is_plain
     assert fastest.time < chosen.time
     assert f"{fastest.name} is predicted to be" in said
-    assert "not distinguishable, and the pick is simpler" in said
+    assert "not distinguishable, and the recommendation is simpler" in said
     other = named(options, "prague-figure-10")
     assert "as fast as the best plain alternative" in " ".join(reasons(other, options, asked))
 
@@ -123,7 +125,7 @@ def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options: list[
 @pytest.mark.parametrize("cluster", ["2x1", "1x2", "4x4"])
 def test_all_baselines_are_kept_beside_the_front_also_where_they_are_beaten(cluster: str) -> None:
     answer = plan(replace(JOB, cluster=replace(Cluster.parse(cluster), hardware=HARDWARE)))
-    assert answer.pick.is_plain or cluster == "4x4"
+    assert answer.recommendation.is_plain or cluster == "4x4"
     kept = {id(option) for option in answer.front}
     names = {option.name for option in answer.baselines}
     assert "allreduce" in names
@@ -151,7 +153,7 @@ def test_baselines_are_the_best_of_their_kind(options: list[Option]) -> None:
 def test_figures_that_are_asked_for_are_told_apart_up_to_rounding_only() -> None:
     asked = replace(JOB, objective=Objective.DRIFT)
     options = competitors(asked, until=0.0)
-    chosen = pick(options, asked)
+    chosen = recommend(options, asked)
     assert float(chosen.drift) == 0
     assert chosen.is_plain
     assert chosen.form is Form.HIERARCHICAL, "of equal drift the one that communicates less"
@@ -161,14 +163,14 @@ def test_a_period_that_holds_a_shorter_one_as_good_is_shortened() -> None:
     """Figure-10-like phases, written out over 21 rounds: six of them have the same figures."""
     inside, pairs, everybody = (Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),), (Block((0, 1, 2, 3), (0, 1)),)
     six = (pairs, inside, everybody, inside, inside, everybody)
-    asked = replace(JOB, objective=Objective.DISAGREEMENT, form=Form.RING)
+    asked = replace(JOB, objective=Objective.CONSENSUS_DISTANCE, form=Form.RING)
     schedules = [Schedule("s", JOB.cluster, Static(phases=RulePhases((2, 2), six * times))) for times in (1, 3)]
     once, thrice = (measure(one, asked, label=Label(name="s", status="feasible")) for one in schedules)
     part = shorter(thrice, asked)
     assert part is not None
     assert part.period <= 6
     assert part.communication <= once.communication * (1 + 1e-9)
-    assert float(part.disagreement) <= float(once.disagreement) + 1e-9
+    assert float(part.consensus_distance) <= float(once.consensus_distance) + 1e-9
     assert part.name == f"synthesised-{part.period}-phases-{1e3 * part.communication:.4g}ms"
     assert shorter(part, asked) is None
     assert shorter(replace(thrice, status="catalogue"), asked) is None

@@ -16,14 +16,14 @@ from partreduce.planner.front import front
 from partreduce.planner.gain import gain, simplicity
 from partreduce.planner.gap_words import gap_cautions, gap_reasons
 from partreduce.planner.gaps import gap_options
-from partreduce.planner.pick import pick
+from partreduce.planner.recommend import recommend
 from partreduce.planner.slowdown import Slowdown
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, UnknownError
-from partreduce.topo.figures import disagreement
+from partreduce.topo.figures import consensus_distance
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies import Gap, Skip
 from partreduce.topo.strategies.gap import Order
@@ -92,7 +92,7 @@ def test_options_are_what_their_files_say(long_steps: list[Option], slow_worker:
             assert option.gap.memory_bytes >= 2 * HARDWARE.model_bytes
             assert (option.late, option.name.endswith("parallel")) in ((True, True), (False, False))
             if option.schedule.is_mixing:
-                assert float(option.disagreement) == pytest.approx(float(disagreement(option.schedule)))
+                assert float(option.consensus_distance) == pytest.approx(float(consensus_distance(option.schedule)))
                 assert option.gap.progress == pytest.approx(1)
         best = min(options, key=lambda option: option.time)
         timeline = simulate(
@@ -113,23 +113,23 @@ def test_each_slowdown_is_answered(long_steps: list[Option], slow_worker: list[O
     assert 0.85 < skipping.gap.computed < 1 - 0.05
 
 
-def test_the_front_and_the_pick_keep_their_laws(long_steps: list[Option]) -> None:
+def test_the_front_and_the_recommendation_keep_their_laws(long_steps: list[Option]) -> None:
     kept = front(long_steps)
     for a, b in itertools.permutations(kept, 2):
         assert any(x > y for x, y in zip(a.costs.all(), b.costs.all(), strict=True)), (a.name, b.name)
     asked = job(disturbance=LONG_STEPS, gap=True)
-    chosen = pick(long_steps, asked)
+    chosen = recommend(long_steps, asked)
     assert any(option is chosen for option in kept)
     fastest = min(kept, key=lambda option: option.time)
     smaller = [option for option in kept if option.gap and simplicity(option) < simplicity(chosen)]
     assert all(gain(fastest, option, asked.data).is_certain for option in smaller), "equals by the prediction"
     least = min(option.gap.memory_bytes for option in long_steps if option.gap)
     tight = replace(asked, max_queues=least)
-    small = pick(long_steps, tight)
+    small = recommend(long_steps, tight)
     assert small.gap is not None
     assert small.gap.memory_bytes == least
     with pytest.raises(UnknownError, match=f"the least that was found are {least:.0f}"):
-        pick(long_steps, replace(asked, max_queues=least / 2))
+        recommend(long_steps, replace(asked, max_queues=least / 2))
 
 
 def test_queues_that_are_too_large_leave_the_smallest_to_be_named() -> None:
@@ -176,15 +176,15 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pyte
     asked = ["design", "2x3", "--model-bytes", "1MB", "--disturb", "hop", "--when", "gap", "--effort", "2"]
     assert main([*asked, "--json", "-o", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["pick"]["when"] == "gap"
-    assert answer["pick"]["verdict"] == "proved"
+    assert answer["recommendation"]["when"] == "gap"
+    assert answer["recommendation"]["verdict"] == "proved"
     assert answer["gain"]["alternative"].startswith("allreduce")
     gap = load_schedule(path).strategy.when
     assert isinstance(gap, Gap)
     assert main(["compare", str(path), "--model-bytes", "1MB", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["schedules"]
     assert (row["when"], row["runs"]) == ("gap", gap.in_words)
-    assert row["memory_bytes"] == answer["pick"]["gap"]["memory_bytes"]
+    assert row["memory_bytes"] == answer["recommendation"]["gap"]["memory_bytes"]
     assert main([*asked, "--max-queues", "1kB"]) == 3
     assert "max-queues" in capsys.readouterr().err
 
@@ -200,4 +200,4 @@ def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(InputError, match="max-queues"):
         job(max_queues=-1.0)
     with pytest.raises(UnknownError, match="at most 256 workers, not 400"):
-        pick([], job("100x4", gap=True))
+        recommend([], job("100x4", gap=True))

@@ -25,7 +25,7 @@ from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import UnknownError
-from partreduce.topo.figures import disagreement, drift
+from partreduce.topo.figures import consensus_distance, drift
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
@@ -72,16 +72,17 @@ def test_what_is_not_weighed_is_said(cluster, hardware, options, said):
     assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True)), found
 
 
-def test_groups_are_picked_where_all_reduce_is_dear(planned):
-    pick = planned.pick
-    assert pick.quorum.of
+def test_groups_are_recommended_where_all_reduce_is_dear(planned):
+    recommendation = planned.recommendation
+    assert recommendation.quorum.of
     assert planned.proof.verdict == "proved"
     best_of_all = min(o.time for o in planned.options if o.quorum and not o.quorum.of)
-    assert pick.time < best_of_all
+    assert recommendation.time < best_of_all
     lockstep = min(o.time for o in planned.options if o.is_plain and o.pace == 1 and not o.late)
     line = next(sentence for sentence in planned.reasons if sentence.startswith("recommended"))
-    assert f"{pick.quorum.words} with a queue of {pick.quorum.bound}. Worker 5 always takes 5 times as long" in line
-    assert f"{lockstep / pick.time:.2f} times" in line
+    quorum = recommendation.quorum
+    assert f"{quorum.words} with a queue of {quorum.bound}. Worker 5 always takes 5 times as long" in line
+    assert f"{lockstep / recommendation.time:.2f} times" in line
     assert any("as fast as a quorum of all workers at its best" in sentence for sentence in planned.reasons)
     assert any("where all come one round late, not for quorums" in caution for caution in planned.cautions)
     settings = [
@@ -94,7 +95,7 @@ def test_groups_are_picked_where_all_reduce_is_dear(planned):
         )
     assert any("brings 0.2" in caution for caution in planned.cautions)
     assert json.dumps(planned.to_json(), allow_nan=False)
-    assert planned.to_json()["pick"]["quorum"]["of"] == pick.quorum.of
+    assert planned.to_json()["recommendation"]["quorum"]["of"] == recommendation.quorum.of
 
 
 def test_everything_proposed_is_proved_confirmed_and_runs(planned, tmp_path):
@@ -116,12 +117,19 @@ def test_everything_proposed_is_proved_confirmed_and_runs(planned, tmp_path):
         sums = replace(option.schedule, strategy=replace(option.schedule.strategy, when=Lockstep()))
         assert option.nic_bytes == pytest.approx(communication(sums, ONE_SLOW).nic_bytes_per_step, rel=0.1)
         late = job().steps_model.late * facts.delay
-        stretch = job().steps_model.stretch(float(option.disagreement), 0.0) + late
-        assert option.stretch == pytest.approx(6 * pace / facts.gradients * stretch)
+        steps_ratio = job().steps_model.steps_ratio(float(option.consensus_distance), 0.0) + late
+        assert option.steps_ratio == pytest.approx(6 * pace / facts.gradients * steps_ratio)
         assert facts.age <= facts.bound
-    pick = planned.pick
-    timeline = simulate(pick.schedule, ONE_SLOW, compute=job().compute_times(), num_rounds=200, seed=3, form=pick.form)
-    assert pick.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
+    recommendation = planned.recommendation
+    timeline = simulate(
+        recommendation.schedule,
+        ONE_SLOW,
+        compute=job().compute_times(),
+        num_rounds=200,
+        seed=3,
+        form=recommendation.form,
+    )
+    assert recommendation.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
 
 
 @pytest.mark.parametrize("pace", [1, 3])
@@ -201,11 +209,11 @@ def test_figures_are_those_of_the_matrices_with_what_came():
     schedule = Schedule("s", cluster, Static(phases=GroupPhases(phases), when=Quorum(quorum=2), pace=3))
     lockstep = Schedule("s", cluster, Static(phases=GroupPhases(phases), pace=3))
     even = figures_of(schedule, np.ones((400, 6), dtype=np.int64), cluster.node_of())
-    assert even.disagreement == pytest.approx(disagreement(lockstep).value)
+    assert even.consensus_distance == pytest.approx(consensus_distance(lockstep).value)
     slower = Schedule("s", cluster, Static(phases=GroupPhases(phases)))
     one = replace(schedule, strategy=replace(schedule.strategy, pace=1))
     plain = figures_of(one, np.ones((400, 6), dtype=np.int64), cluster.node_of())
-    assert plain.disagreement == pytest.approx(disagreement(slower).value)
+    assert plain.consensus_distance == pytest.approx(consensus_distance(slower).value)
     assert plain.drift_worker == pytest.approx(drift(slower, "worker").value)
     assert plain.drift_node == pytest.approx(drift(slower, "node").value)
     # Unequal calls: the covariance by dense matrices.
@@ -216,7 +224,9 @@ def test_figures_are_those_of_the_matrices_with_what_came():
         w = matrices[index % 2]
         noise = w @ (noise + np.diag(3.0 * came)) @ w.T
         traces.append(np.trace(off @ noise @ off) / 6)
-    assert figures_of(schedule, calls, cluster.node_of()).disagreement == pytest.approx(np.mean(traces[15:]) + 5 / 6)
+    assert figures_of(schedule, calls, cluster.node_of()).consensus_distance == pytest.approx(
+        np.mean(traces[15:]) + 5 / 6
+    )
 
 
 def test_quorums_and_queues_suit_the_groups():

@@ -19,7 +19,7 @@ from partreduce.planner.gain import best_plain
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.payoff import late_and_small
-from partreduce.planner.pick import pick, reasons
+from partreduce.planner.recommend import reasons, recommend
 from partreduce.planner.steps_model import FITTED
 from partreduce.planner.timings import Setting
 from partreduce.planner.travel import WORTH, cheapest_hows, hows_of, timed, travelling
@@ -49,7 +49,7 @@ def test_every_coded_option_is_what_its_file_says_and_may_run() -> None:
         option.schedule.strategy.check(option.schedule.cluster)
         again = measure(option.schedule, asked, form=option.form)
         for one, other in ((option.costs, again.costs), (option, again)):
-            for field in ("communication", "step_seconds", "stretch"):
+            for field in ("communication", "step_seconds", "steps_ratio"):
                 assert getattr(one, field) == pytest.approx(getattr(other, field), abs=1e-12), option.name
         assert (str(option.how.codec) in option.name) is (option.how.codec is not Codec.NONE)
 
@@ -94,12 +94,12 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
             assert all(known[codec] * (1 - WORTH) > best for codec in finer)
 
 
-def test_on_a_thin_wire_a_codec_is_picked_and_all_reduce_may_have_it_too() -> None:
+def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too() -> None:
     asked = job(codec=None)
     options = competitors(asked)
-    chosen = pick(options, asked)
+    chosen = recommend(options, asked)
     assert chosen.how.codec is not Codec.NONE
-    assert chosen.time < pick(competitors(job()), job()).time
+    assert chosen.time < recommend(competitors(job()), job()).time
     against = best_plain(options)
     assert against is not None
     assert against.how.codec is not Codec.NONE
@@ -110,7 +110,7 @@ def test_on_a_thin_wire_a_codec_is_picked_and_all_reduce_may_have_it_too() -> No
     assert "for coding per step" in said
 
 
-def test_on_a_fast_wire_no_codec_is_picked_and_the_answer_says_why() -> None:
+def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why() -> None:
     asked = job(FAST, codec=Codec.INT8, when=Lateness.LOCKSTEP)
     options = competitors(asked, until=0.0)
     assert {option.how.codec for option in options} == {Codec.NONE}
@@ -127,7 +127,7 @@ def test_on_a_fast_wire_no_codec_is_picked_and_the_answer_says_why() -> None:
 def test_where_nobody_allowed_a_codec_the_answer_says_what_it_would_gain_if_that_is_much() -> None:
     asked = job()
     options = competitors(asked, until=0.0)
-    chosen = pick(options, asked)
+    chosen = recommend(options, asked)
     said = [sentence for sentence in late_and_small(chosen, options, asked) if "--codec any" in sentence]
     assert len(said) == 1
     factor = float(said[0].split("at least ")[1].split(" times")[0])
@@ -136,7 +136,7 @@ def test_where_nobody_allowed_a_codec_the_answer_says_what_it_would_gain_if_that
     assert 1.05 < factor <= chosen.time / best + 0.005, "what it says is there"
     quick = job(FAST)
     fast = competitors(quick, until=0.0)
-    assert not any("--codec" in sentence for sentence in late_and_small(pick(fast, quick), fast, quick))
+    assert not any("--codec" in sentence for sentence in late_and_small(recommend(fast, quick), fast, quick))
 
 
 def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_left_out() -> None:
@@ -147,13 +147,13 @@ def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_le
     pipeline, lockstep = found[Lateness.PIPELINE, 1], found[Lateness.LOCKSTEP, 1]
     assert pipeline.step_seconds == pytest.approx(max(0.13, pipeline.communication))
     assert lockstep.step_seconds == pytest.approx(0.13 + lockstep.communication)
-    assert pipeline.disagreement.value == 0
-    assert 1 < pipeline.stretch < 1.01
-    assert pick(options, calm).lateness is Lateness.PIPELINE
+    assert pipeline.consensus_distance.value == 0
+    assert 1 < pipeline.steps_ratio < 1.01
+    assert recommend(options, calm).lateness is Lateness.PIPELINE
     wild = job(even, curvature=1.2)
     left = competitors(wild, until=0.0)
     assert not any(option.lateness is Lateness.PIPELINE for option in left)
-    said = " ".join(late_and_small(pick(left, wild), left, wild))
+    said = " ".join(late_and_small(recommend(left, wild), left, wild))
     assert "of 1.2 gradients that come a step late diverge, as they do from 1 on; lockstep bears 2" in said
     with pytest.raises(InputError, match=r"curvature: is 1.2; .* diverge from 1 on, .* less than 0.83 times as large"):
         job(even, curvature=1.2, when=Lateness.PIPELINE)
@@ -164,7 +164,7 @@ def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_le
 def test_where_communication_is_little_the_answer_says_that_a_pipeline_does_not_pay() -> None:
     asked = job(FAST)
     options = competitors(asked, until=0.0)
-    (said,) = (one for one in late_and_small(pick(options, asked), options, asked) if "pipeline" in one)
+    (said,) = (one for one in late_and_small(recommend(options, asked), options, asked) if "pipeline" in one)
     assert said.endswith("it does not pay")
     assert "would hide 3 ms of All-Reduce's 53 ms per step (6%)" in said
 
@@ -177,12 +177,12 @@ def test_the_price_of_late_gradients_grows_with_the_curvature_up_to_the_limit() 
     assert prices[0] < 1e-3
     assert FITTED.delayed(2, 1.0) == FITTED.delayed(3, 0.7) == math.inf
     assert FITTED.delayed(3, 0.3) > FITTED.delayed(2, 0.3)
-    assert FITTED.stretch(0.0, 0.0, delayed=FITTED.delayed(2)) == 1 + FITTED.delayed(2)
+    assert FITTED.steps_ratio(0.0, 0.0, delayed=FITTED.delayed(2)) == 1 + FITTED.delayed(2)
 
 
 def test_only_pipelines_where_only_they_are_asked_for() -> None:
     found = plan(replace(job(when=Lateness.PIPELINE), time_limit=1.0))
-    assert found.pick.schedule.strategy.when == Pipeline()
+    assert found.recommendation.schedule.strategy.when == Pipeline()
     assert {option.lateness for option in found.front if not option.is_usual} == {Lateness.PIPELINE}
     assert "allreduce" in {option.name for option in found.baselines}
 
@@ -211,7 +211,7 @@ def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest
     path = tmp_path / "pick.json"
     asked = ["design", "2x2", "--nic-bandwidth", "5MB/s", "--model-bytes", "2MB", "--time-limit", "1s", "--json"]
     assert main([*asked, "--when", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
-    answer = json.loads(capsys.readouterr().out)["pick"]
+    answer = json.loads(capsys.readouterr().out)["recommendation"]
     assert (answer["when"], answer["codec"], answer["sending"]) == ("pipeline", "int8", "whole")
     strategy = load_schedule(path).strategy
     assert strategy.when == Pipeline()
@@ -225,7 +225,7 @@ def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest
 def test_reasons_name_what_comes_late_and_the_usual_all_reduce() -> None:
     asked = job(replace(THIN, nic=Link.of_bandwidth(25e6)), when=Lateness.PIPELINE, codec=None)
     options = competitors(asked, until=0.0)
-    chosen = pick(options, asked)
+    chosen = recommend(options, asked)
     said = " ".join([*reasons(chosen, options, asked), *late_and_small(chosen, options, asked)])
     assert "its gradients come one step late" in said
     assert "averaging runs beside the computing" not in said
@@ -236,5 +236,5 @@ def test_the_fastest_is_taken_where_it_is_asked_for() -> None:
     simple, fast = job(codec=None), job(codec=None, fastest=True)
     options = competitors(simple, until=0.0)
     least = min(option.time for option in options)
-    assert pick(options, fast).time == pytest.approx(least)
-    assert pick(options, simple).time > least
+    assert recommend(options, fast).time == pytest.approx(least)
+    assert recommend(options, simple).time > least

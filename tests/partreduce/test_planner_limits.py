@@ -107,9 +107,9 @@ def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
     base = ["design", "4x4", "--model-bytes", "552MB", "--form", "ring", "--effort", "0.5", "--json"]
     asked = {
         "feasible": (0, []),
-        "optimal": (0, ["--objective", "disagreement", "--max-communication", "207ms"]),
+        "optimal": (0, ["--objective", "consensus-distance", "--max-communication", "207ms"]),
         "infeasible": (4, ["--max-communication", "1us"]),
-        "unknown": (3, ["--max-communication", "110.4ms", "--max-disagreement", "3/10"]),
+        "unknown": (3, ["--max-communication", "110.4ms", "--max-consensus-distance", "3/10"]),
     }
     for status, (code, options) in asked.items():
         assert main([*base, *options]) == code, status
@@ -125,13 +125,13 @@ def test_optimal_is_a_word_about_the_question_and_names_its_class():
     assert balanced.answer.status is Status.FEASIBLE
     assert "balanced" in balanced.answer.because
     for shape, budget in (("2x1", 0.0552), ("3x1", 0.0736)):
-        asked = job(shape, form=Form.RING, effort=0.5, objective=Objective.DISAGREEMENT, max_communication=budget)
+        asked = job(shape, form=Form.RING, effort=0.5, objective=Objective.CONSENSUS_DISTANCE, max_communication=budget)
         proved = plan(asked)
         assert proved.answer.status is Status.OPTIMAL
         assert "plain means, of any period, in lockstep, with sums in the form ring" in proved.answer.because
         every = all_schedules(asked.cluster, Form.RING, 3)
-        least = every.disagreement[every.communication <= budget * (1 + 1e-9)].min()
-        assert float(proved.pick.disagreement) == pytest.approx(least)
+        least = every.consensus_distance[every.communication <= budget * (1 + 1e-9)].min()
+        assert float(proved.recommendation.consensus_distance) == pytest.approx(least)
 
 
 def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_search():
@@ -140,7 +140,7 @@ def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_sea
     with pytest.raises(InfeasibleError, match="in fewer than 4 rounds"):
         plan(job("5x1", effort=0.5, objective=Objective.EXACT, max_group=2, max_period=3))
     with pytest.raises(UnknownError, match=r"not proved impossible: the search ended because its effort of 0\.5"):
-        plan(job("4x4", form=Form.RING, effort=0.5, max_communication=0.1104, max_disagreement=Fraction(3, 10)))
+        plan(job("4x4", form=Form.RING, effort=0.5, max_communication=0.1104, max_consensus_distance=Fraction(3, 10)))
 
 
 @pytest.mark.parametrize(
@@ -158,25 +158,25 @@ def test_other_numbers_are_refused(text):
 
 
 def test_fractions_are_limits_exactly_and_rounding_loses_nothing():
-    exact = Limits(max_disagreement=Fraction(8, 7))
+    exact = Limits(max_consensus_distance=Fraction(8, 7))
     near = float(Fraction(8, 7))
     for value in (near, math.nextafter(near, 2), math.nextafter(near, 1)):
-        assert exact.allow_disagreement(value, lambda: Fraction(8, 7))
-        assert not exact.allow_disagreement(value, lambda: Fraction(8, 7) + Fraction(1, 10**15))
-    assert Limits(max_disagreement=Fraction(0)).allow_disagreement(1e-33)
-    assert not Limits(max_disagreement=0.5).allow_disagreement(0.500001)
+        assert exact.allow_consensus_distance(value, lambda: Fraction(8, 7))
+        assert not exact.allow_consensus_distance(value, lambda: Fraction(8, 7) + Fraction(1, 10**15))
+    assert Limits(max_consensus_distance=Fraction(0)).allow_consensus_distance(1e-33)
+    assert not Limits(max_consensus_distance=0.5).allow_consensus_distance(0.500001)
     assert Limits(max_communication=0.0).allow_communication(0.0)
     assert Limits(max_communication=0.1104).allow_communication(0.1104 * (1 + 1e-12))
 
 
 @pytest.mark.parametrize("limit", [0.0, Fraction(0), Fraction(8, 7)])
 def test_options_on_the_edge_of_a_limit_are_kept(limit):
-    answer = plan(job("4x4", effort=0.6, max_disagreement=limit, objective=Objective.COMMUNICATION))
-    assert float(answer.pick.disagreement) <= limit + 1e-12
+    answer = plan(job("4x4", effort=0.6, max_consensus_distance=limit, objective=Objective.COMMUNICATION))
+    assert float(answer.recommendation.consensus_distance) <= limit + 1e-12
     figure_10 = next(option for option in answer.options if option.name == "prague-figure-10")
-    assert figures.exact_disagreement(figure_10.schedule) == Fraction(8, 7)
+    assert figures.exact_consensus_distance(figure_10.schedule) == Fraction(8, 7)
     if limit:
-        assert answer.pick.communication <= figure_10.communication
+        assert answer.recommendation.communication <= figure_10.communication
 
 
 @pytest.mark.parametrize("effort", [0.0, -1.0, math.inf, math.nan])
@@ -188,7 +188,7 @@ def test_an_effort_is_positive_and_finite(effort):
 def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     hardware = replace(HARDWARE, slowdown=((3, 2.0),))
     answer = plan(job("300x2", hardware=hardware, effort=0.3))
-    assert answer.pick.status == "catalogue"
+    assert answer.recommendation.status == "catalogue"
     not_weighed = "weighted graphs, unequal paces, neighbours that keep a gap and quorums are weighed for at most 256"
     assert f"{not_weighed} workers, not 600; --when quorum weighs quorums of all workers" in answer.cautions
     front = synthesise(Problem(cluster=replace(Cluster.parse("300x2"), hardware=hardware)), effort=0.3)
@@ -196,13 +196,13 @@ def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     assert "up to 512 workers" in front.reason
 
 
-def test_brute_force_knows_the_golden_disagreements():
+def test_brute_force_knows_the_golden_consensus_distances():
     """The exhaustion that statements are checked against gives the figures that `topo` gives, by another way."""
     cluster = replace(Cluster.parse("4x1"), hardware=HARDWARE)
     every = all_schedules(cluster, Form.RING, 2)
     assert len(every.period) == 15 + 15**2
     phases = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [(1, 2), (0, 3)])))
     schedule = Schedule("pairs", cluster, Static(phases=phases))
-    assert np.isclose(every.disagreement, float(figures.disagreement(schedule))).any()
-    assert np.isclose(every.disagreement, 0.0).any()
-    assert np.isinf(every.disagreement[every.largest == 0]).all()
+    assert np.isclose(every.consensus_distance, float(figures.consensus_distance(schedule))).any()
+    assert np.isclose(every.consensus_distance, 0.0).any()
+    assert np.isinf(every.consensus_distance[every.largest == 0]).all()

@@ -13,7 +13,7 @@ from partreduce.__main__ import main
 from partreduce.planner import quorums
 from partreduce.planner.imbalance import imbalances
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.pick import permitted
+from partreduce.planner.recommend import permitted
 from partreduce.runtime.virtual_time.predict import predict
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.topo.cluster import Cluster
@@ -36,30 +36,36 @@ def planned():
     return plan(job(hardware=ONE_SLOW, effort=3.0))
 
 
-def test_all_but_the_slow_one_is_picked_and_recommended(planned):
-    assert planned.pick.quorum.words == "7 of 8"
+def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
+    assert planned.recommendation.quorum.words == "7 of 8"
     assert planned.proof.verdict == "proved"
-    assert planned.pick.schedule.strategy.when == Quorum(quorum=7, staleness=planned.pick.quorum.bound)
+    assert planned.recommendation.schedule.strategy.when == Quorum(
+        quorum=7, staleness=planned.recommendation.quorum.bound
+    )
     options = {option.quorum.words: option for option in planned.options if option.quorum and not option.quorum.of}
     assert set(options) == {"solo", "majority", "4 of 8", "7 of 8"}
     lockstep = min(o.time for o in planned.options if o.is_plain and o.pace == 1 and not o.late)
-    assert 3 < lockstep / planned.pick.time < 4.5, "gradients a second allow 4.5"
+    assert 3 < lockstep / planned.recommendation.time < 4.5, "gradients a second allow 4.5"
     # Steps are rounds: as many gradients, and the price of their lateness.
     for option in options.values():
         facts = option.quorum
         price = job().steps_model.delay * facts.delay if facts.delay <= 1 else None
         if price is not None:
-            assert option.stretch == pytest.approx(8 / facts.gradients * (1 + price))
-        assert option.time == pytest.approx(8 / facts.gradients_per_second * (option.stretch * facts.gradients / 8))
+            assert option.steps_ratio == pytest.approx(8 / facts.gradients * (1 + price))
+        assert option.time == pytest.approx(8 / facts.gradients_per_second * (option.steps_ratio * facts.gradients / 8))
         assert not option.is_plain
         assert option.lateness is None
         assert json.dumps(option.to_json(), allow_nan=False)
         assert option.to_json()["when"] == "quorum"
         assert facts.memory_bytes == predict(option.schedule, ONE_SLOW, num_rounds=8).memory_bytes
     timeline = simulate(
-        planned.pick.schedule, ONE_SLOW, compute=job(hardware=ONE_SLOW).compute_times(), num_rounds=200, seed=3
+        planned.recommendation.schedule,
+        ONE_SLOW,
+        compute=job(hardware=ONE_SLOW).compute_times(),
+        num_rounds=200,
+        seed=3,
     )
-    assert planned.pick.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
+    assert planned.recommendation.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
     line = next(sentence for sentence in planned.reasons if sentence.startswith("recommended"))
     assert "7 of 8 with a queue of" in line
     assert "Worker 5 always takes 5 times as long" in line

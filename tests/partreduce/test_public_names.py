@@ -83,11 +83,17 @@ def test_a_job_is_planned_with_public_names_alone():
     )
     cluster = partreduce.Cluster(2, 2, hardware=hardware)
     limits = partreduce.Limits(max_group=2, max_period=4)
-    job = partreduce.Job(cluster=cluster, objective=partreduce.Objective.DISAGREEMENT, limits=limits, time_limit=1.0)
+    job = partreduce.Job(
+        cluster=cluster, objective=partreduce.Objective.CONSENSUS_DISTANCE, limits=limits, time_limit=1.0
+    )
     planned = partreduce.plan(job)
     assert isinstance(planned, partreduce.Plan)
     assert planned.proof.verdict == "proved"
-    assert all(len(group.members) == 2 for t in range(planned.pick.period) for group in planned.pick.schedule.phase(t))
+    assert all(
+        len(group.members) == 2
+        for t in range(planned.recommendation.period)
+        for group in planned.recommendation.schedule.phase(t)
+    )
 
 
 def test_every_error_is_public():

@@ -12,7 +12,7 @@ import pytest
 
 from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.planner.competitors import competitors
-from partreduce.planner.pick import pick
+from partreduce.planner.recommend import recommend
 from partreduce.report.terminal import switch_levels
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers import registry
@@ -72,13 +72,13 @@ def test_the_costs_on_the_page_are_those_of_the_model(examples: list[Cluster]) -
             assert cost.per_step * 1e3 == pytest.approx(milliseconds, abs=0.051), (label, bandwidth)
 
 
-def test_thin_uplinks_move_the_pick_to_a_schedule_that_knows_the_racks(examples: list[Cluster]) -> None:
-    """Among rules alone: the pick for the racks communicates less there than the pick for the same nodes without."""
+def test_thin_uplinks_move_the_recommendation_to_a_schedule_that_knows_the_racks(examples: list[Cluster]) -> None:
+    """Among rules alone: what is recommended for racks communicates less there than that for the same nodes without."""
     racked = examples[0]
     flat = replace(racked, hardware=replace(racked.hardware, switches=()))
-    wanted = {"objective": Objective.COMMUNICATION, "data": Data.PER_WORKER, "max_disagreement": 0.3}
+    wanted = {"objective": Objective.COMMUNICATION, "data": Data.PER_WORKER, "max_consensus_distance": 0.3}
     aware, blind = (
-        pick(competitors(job(cluster, **wanted), until=monotonic()), job(cluster, **wanted))
+        recommend(competitors(job(cluster, **wanted), until=monotonic()), job(cluster, **wanted))
         for cluster in (racked, flat)
     )
     assert aware.communication < communication(blind.schedule, racked.hardware).per_step
@@ -87,22 +87,26 @@ def test_thin_uplinks_move_the_pick_to_a_schedule_that_knows_the_racks(examples:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_design_on_racks_proves_its_pick_and_the_simulator_agrees(examples: list[Cluster], index: int) -> None:
+def test_design_on_racks_proves_its_recommendation_and_the_simulator_agrees(
+    examples: list[Cluster], index: int
+) -> None:
     cluster = examples[index]
-    found = plan(job(cluster, objective=Objective.DISAGREEMENT, max_communication=0.3))
+    found = plan(job(cluster, objective=Objective.CONSENSUS_DISTANCE, max_communication=0.3))
     assert found.proof.verdict == "proved"
-    assert found.pick.communication <= 0.3
-    best = min(o.disagreement.value for o in found.options if o.status == "catalogue" and o.communication <= 0.3)
-    assert found.pick.disagreement.value <= best
-    timeline = simulate(found.pick.schedule, cluster.hardware, num_rounds=8 * found.pick.period)
-    assert timeline.per_step(warm_up=4 * found.pick.period) == pytest.approx(found.pick.step_seconds)
-    assert found.pick.step_seconds <= 0.05 + found.pick.communication * (1 + 1e-9)
+    assert found.recommendation.communication <= 0.3
+    best = min(o.consensus_distance.value for o in found.options if o.status == "catalogue" and o.communication <= 0.3)
+    assert found.recommendation.consensus_distance.value <= best
+    timeline = simulate(found.recommendation.schedule, cluster.hardware, num_rounds=8 * found.recommendation.period)
+    assert timeline.per_step(warm_up=4 * found.recommendation.period) == pytest.approx(
+        found.recommendation.step_seconds
+    )
+    assert found.recommendation.step_seconds <= 0.05 + found.recommendation.communication * (1 + 1e-9)
 
 
 def test_irregular_racks_are_planned_with_explicit_groups() -> None:
     text = EXAMPLES[0].replace("[0, 1, 2, 3]", "[0, 2]").replace("[4, 5, 6, 7]", "[1, 3, 4]")
     racked = cluster_of_text(text.replace("num_nodes: 8", "num_nodes: 5").replace("per_node: 4", "per_node: 1"))
-    found = plan(job(racked, objective=Objective.DISAGREEMENT, max_communication=0.3))
+    found = plan(job(racked, objective=Objective.CONSENSUS_DISTANCE, max_communication=0.3))
     assert found.proof.verdict == "proved"
     mine = [option for option in found.options if option.status != "catalogue"]
     assert mine

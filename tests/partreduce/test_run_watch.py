@@ -23,9 +23,9 @@ from partreduce.report.watch import screen
 from partreduce.report.watch.history import Gaps, Speed, gaps_of
 from partreduce.report.watch.picture import Picture
 from partreduce.report.watch.words import picture_line
-from partreduce.runtime.watch import teller
-from partreduce.runtime.watch.board import SLOT_BYTES, Board, Report, Slot
+from partreduce.runtime.watch import progress_publisher
 from partreduce.runtime.watch.progress import Progress
+from partreduce.runtime.watch.published_progress import SLOT_BYTES, PublishedProgress, Report, Slot
 from partreduce.runtime.watch.status import GapStatus
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.round import Round
@@ -81,45 +81,45 @@ def status(**changes):
 
 
 def test_a_board_says_what_each_process_wrote_into_its_slot(own_slot):
-    board = Board(3)
-    assert board.steps() == [None, None, None]
-    assert board.report(1) is None
-    board.claim(1)
+    published = PublishedProgress(3)
+    assert published.steps() == [None, None, None]
+    assert published.report(1) is None
+    published.claim(1)
     progress = Progress()
     progress.enter(4)
-    assert board.steps()[1] is None, "nothing is said before the optimizer is there"
+    assert published.steps()[1] is None, "nothing is said before the optimizer is there"
     assert progress.begin()
     assert not Progress().begin(), "a second optimizer of the process would mix its steps with those of the first"
     report = Report(1, "waits in step 4 for a token", (0, 2), 1, status())
     progress.report(report)
-    assert board.steps() == [None, 4, None]
-    assert board.report(1) == report
+    assert published.steps() == [None, 4, None]
+    assert published.report(1) == report
     own_slot.own._numbers[1] += 1  # as while it writes
     own_slot.own._memory[SLOT_BYTES + 24 : SLOT_BYTES + 30] = b"######"
-    assert board.report(1) == report
+    assert published.report(1) == report
     progress.end()
     assert Progress().begin()
 
 
 def test_a_report_of_very_many_queues_keeps_the_fullest(own_slot):
-    board = Board(1)
-    board.claim(0)
+    published = PublishedProgress(1)
+    published.claim(0)
     many = status(tokens=(5,) * 2000, updates=(1,) * 1999 + (3,), capacities=(4,) * 2000)
     own_slot.own.write(Report(1, "x" * 9999, tuple(range(999)), 1, many))
-    read = board.report(0)
+    read = published.report(0)
     assert read.gap == status(tokens=(5,), updates=(3,), capacities=(4,))
     assert read.gap.fullest == (3, 4)
 
 
 def test_gaps_that_are_read_while_workers_run_are_never_above_the_truth():
     """Two processes that hand a token to and fro are never more than one step apart, and one step apart they are."""
-    board = Board(2)
+    published = PublishedProgress(2)
     down, up = os.pipe(), os.pipe()
     children = []
     for rank, (read, write) in enumerate([(up[0], down[1]), (down[0], up[1])]):
         children.append(os.fork())
         if children[-1] == 0:
-            board.claim(rank)
+            published.claim(rank)
             for step in range(20_000):
                 Slot.own.enter(step)
                 os.write(write, b"x")
@@ -128,12 +128,12 @@ def test_gaps_that_are_read_while_workers_run_are_never_above_the_truth():
     gaps = Gaps([[1], [0]], ((0, 1), (1, 0)))
     while os.waitpid(children[0], os.WNOHANG)[0] == 0:
         for _ in range(100):
-            gaps.add(board.places(), board.places())
+            gaps.add(published.places(), published.places())
     os.waitpid(children[1], 0)
     for descriptor in (*down, *up):
         os.close(descriptor)
     assert [gap.steps for gap in gaps.largest] == [1, 1]
-    assert board.steps() == [19_999, 19_999]
+    assert published.steps() == [19_999, 19_999]
 
 
 def test_speed_is_that_of_the_last_seconds_and_falls_when_a_worker_stands_still():
@@ -152,11 +152,11 @@ def test_speed_is_that_of_the_last_seconds_and_falls_when_a_worker_stands_still(
 
 def test_a_line_says_who_is_behind_whom_it_waits_for_and_how_far_gaps_and_queues_are_from_their_limits(own_slot):
     now = [0.0]
-    board = Board(4)
-    picture = Picture(board, Gaps([[1, 3], [0, 2], [1, 3], [2, 0]], ((0, 4, 9, 4),) * 4), clock=lambda: now[0])
+    published = PublishedProgress(4)
+    picture = Picture(published, Gaps([[1, 3], [0, 2], [1, 3], [2, 0]], ((0, 4, 9, 4),) * 4), clock=lambda: now[0])
     steps = {0: 7, 1: 4, 2: 5, 3: 8}
     for rank, step in steps.items():
-        board.claim(rank)
+        published.claim(rank)
         own_slot.own.enter(step)
         waits = {0: (1, 3), 3: (2, 0)}.get(rank, ())
         own_slot.own.write(Report(1, f"is in step {step}", waits, 1, status()))
@@ -175,12 +175,12 @@ def test_a_line_says_who_is_behind_whom_it_waits_for_and_how_far_gaps_and_queues
 
 
 def test_a_worker_whose_data_has_ended_is_not_behind_those_that_go_on(own_slot):
-    board = Board(4)
-    picture = Picture(board, clock=lambda: 0.0)
+    published = PublishedProgress(4)
+    picture = Picture(published, clock=lambda: 0.0)
     for rank, (step, rests) in enumerate([(30, False), (7, True), (28, False), (9, True)]):
-        board.claim(rank)
+        published.claim(rank)
         own_slot.own.enter(step)
-        own_slot.own.write(Report(1, teller.RESTS if rests else f"computes step {step}", rests=rests))
+        own_slot.own.write(Report(1, progress_publisher.RESTS if rests else f"computes step {step}", rests=rests))
     picture.look()
     codes = dict.fromkeys(range(4))
     rows = picture.rows(codes, lambda rank: "")
@@ -189,8 +189,8 @@ def test_a_worker_whose_data_has_ended_is_not_behind_those_that_go_on(own_slot):
     assert line.startswith("4 workers after 3 s: steps 28 to 30")
     assert "slowest is worker 2, 2 behind: computes step 28; workers 1, 3 have ended their steps" in line
     for rank in (0, 2):
-        board.claim(rank)
-        own_slot.own.write(Report(2, teller.RESTS, rests=True))
+        published.claim(rank)
+        own_slot.own.write(Report(2, progress_publisher.RESTS, rests=True))
     assert picture_line(picture.rows(codes, lambda rank: ""), 3.0) == "4 workers after 3 s: all have ended their steps"
 
 
@@ -289,7 +289,7 @@ def test_a_stream_that_is_no_terminal_is_left_alone_while_a_table_stands_on_the_
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(screen, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(screen, "DRAW_SECONDS", 0.0)
-    shown = screen.Screen(Picture(Board(2)))
+    shown = screen.Screen(Picture(PublishedProgress(2)))
     shown.look({0: None, 1: None}, lambda rank: "imports")
     drawn = terminal.getvalue()
     shown.write("[0] result\n", errors=False)
@@ -300,8 +300,8 @@ def test_a_stream_that_is_no_terminal_is_left_alone_while_a_table_stands_on_the_
 
 
 def test_saying_a_step_costs_a_microsecond_and_a_report_well_below_a_thousandth_of_the_time_between_two(own_slot):
-    board = Board(64)
-    board.claim(63)
+    published = PublishedProgress(64)
+    published.claim(63)
     progress = Progress()
     progress.begin()
     start = time.thread_time()
@@ -324,32 +324,32 @@ def test_the_gaps_of_a_schedule_are_bounded_by_what_is_proved():
 
 
 def test_no_gap_is_seen_between_one_that_went_back_to_a_checkpoint_and_one_that_will(own_slot):
-    board = Board(2)
+    published = PublishedProgress(2)
     gaps = Gaps([[1], [0]], ((0, 1), (1, 0)))
     for generation, steps in ((0, (500, 501)), (1, (0, None)), (1, (0, 1))):
         for rank, step in enumerate(steps):
             if step is not None:
-                board.claim(rank)
+                published.claim(rank)
                 own_slot.own.enter(step, generation)
-        gaps.add(board.places(), board.places())
+        gaps.add(published.places(), published.places())
         assert gaps.now[0] is None or gaps.now[0].steps == 1
-        assert board.steps() == [steps[0], steps[1] or 501]
+        assert published.steps() == [steps[0], steps[1] or 501]
     assert gaps.largest[0].steps == 1
 
 
 def test_what_a_worker_said_many_steps_ago_is_not_what_it_does(own_slot, monkeypatch):
-    monkeypatch.setattr(teller, "TELL_SECONDS", 0.01)
-    board = Board(1)
-    board.claim(0)
+    monkeypatch.setattr(progress_publisher, "PUBLISH_SECONDS", 0.01)
+    published = PublishedProgress(1)
+    published.claim(0)
     progress, heartbeat = Progress(), SimpleNamespace(last=("entered the initial broadcast", (1,)))
     run = SimpleNamespace(progress=progress, pace=1, reducer=SimpleNamespace(heartbeat=heartbeat))
     runner = SimpleNamespace(enters_steps=False, status=lambda: None, rests=False)
     ending = SimpleNamespace(is_running=True, state="finished")
-    teller.tell(run, runner, ending)
+    progress_publisher.publish(run, runner, ending)
 
     def said(text):
         deadline = time.monotonic() + 20
-        while (report := board.report(0)) is None or report.doing != text:
+        while (report := published.report(0)) is None or report.doing != text:
             assert time.monotonic() < deadline, report
             time.sleep(0.005)
         return report.waits
@@ -360,7 +360,7 @@ def test_what_a_worker_said_many_steps_ago_is_not_what_it_does(own_slot, monkeyp
     heartbeat.last = ("entered the average of round 3", (1, 2))
     assert said("entered the average of round 3") == (1, 2)
     runner.rests = True
-    assert said(teller.RESTS) == ()
-    assert board.report(0).rests
+    assert said(progress_publisher.RESTS) == ()
+    assert published.report(0).rests
     ending.is_running = False
     said("is finished")

@@ -1,4 +1,4 @@
-"""What becomes of the sums of a finished reduction, number by number: parameters, riders, gradients."""
+"""What becomes of the sums of a finished reduction, number by number: parameters, piggybacked tensors, gradients."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import pytest
 import torch
 
 from partreduce.runtime.averaging.applier import Applier
-from partreduce.runtime.averaging.bucket import Bucket, Rider, Slot
+from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
-from partreduce.runtime.averaging.riders import commit_riders, load_riders, snapshot_riders
+from partreduce.runtime.averaging.piggybacked import commit_piggybacked, load_piggybacked, snapshot_piggybacked
 from partreduce.topo.errors import InputError
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 
 
-def bucket_of(live, sums=(), *, parameters=(), riders=()):
-    """A bucket of doubles with two numbers of padding behind its parameters' places, riders behind those, and sums."""
+def bucket_of(live, sums=(), *, parameters=(), piggybacked=()):
+    """A bucket of doubles: places of parameters, two numbers of padding, piggybacked tensors; and sums."""
     flat = torch.tensor(live, dtype=torch.float64)
     slots, start = [], 0
     for parameter in parameters:
         slots.append(Slot((f"p{start}",), parameter, (), start, parameter.stride()))
         start += parameter.numel()
-    length = len(live) + sum(torch.Size(rider.shape).numel() for rider in riders)
-    bucket = Bucket(torch.device("cpu"), torch.float64, len(live), flat, slots, list(riders), length)
+    length = len(live) + sum(torch.Size(tensor.shape).numel() for tensor in piggybacked)
+    bucket = Bucket(torch.device("cpu"), torch.float64, len(live), flat, slots, list(piggybacked), length)
     array = bucket.lend()
     array[: len(sums)] = torch.tensor(sums, dtype=torch.float64)
     return bucket, array
@@ -34,8 +34,8 @@ def leaf(*values):
     return torch.nn.Parameter(torch.tensor(values, dtype=torch.float64))
 
 
-def rider(name, value, start, *, broadcast=False, shape=None):
-    return Rider(name, shape or tuple(value.shape), start, broadcast, lambda: value)
+def tensor(name, value, start, *, broadcast=False, shape=None):
+    return Piggybacked(name, shape or tuple(value.shape), start, broadcast, lambda: value)
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -46,7 +46,7 @@ def rider(name, value, start, *, broadcast=False, shape=None):
         (0.5, None, [2.0, 7.0]), (0.5, YES, [2.0, 7.0]), (0.5, NO, [1.0, 9.0]), (1.5, None, [4.0, 3.0]),
     ],
 )  # fmt: skip
-def test_a_mean_is_committed_by_its_factor_and_only_with_the_devices_verdict(relax, ok, expected, swap):
+def test_a_mean_is_committed_by_its_factor_and_only_with_the_devices_check(relax, ok, expected, swap):
     bucket, sums = bucket_of([1, 9], [3, 5, 7])
     before = bucket.flat
     commit_mean(bucket, sums, relax, ok, swap=swap)
@@ -74,7 +74,7 @@ def test_progress_is_scaled_from_where_the_round_began():
     assert bucket.flat.tolist() == [8.0, 35.0]
 
 
-def test_a_false_verdict_leaves_values_and_zeroes_changes_even_where_they_are_no_numbers():
+def test_a_false_check_leaves_values_and_zeroes_changes_even_where_they_are_no_numbers():
     live, new = torch.tensor([1.0, 2.0]), torch.tensor([float("nan"), float("inf")])
     replace_where(live, new, NO)
     assert live.tolist() == [1.0, 2.0]
@@ -88,47 +88,48 @@ def test_a_false_verdict_leaves_values_and_zeroes_changes_even_where_they_are_no
     assert (kept.tolist(), new.tolist()) == ([7.0], [0.0, 0.0])
 
 
-def test_riders_are_loaded_in_shares_or_from_the_first_member_alone():
+def test_piggybacked_tensors_are_loaded_in_shares_or_from_the_first_member_alone():
     value, count, nothing = torch.tensor([[2.0], [4.0]]), torch.tensor(6.0), None
-    riders = [
-        rider("bn.running_mean", value.double(), 1),
-        rider("bn.num_batches_tracked", count.double(), 3, broadcast=True),
-        Rider("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: nothing),
+    piggybacked = [
+        tensor("bn.running_mean", value.double(), 1),
+        tensor("bn.num_batches_tracked", count.double(), 3, broadcast=True),
+        Piggybacked("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: nothing),
     ]
     for is_first, expected in ((True, [9.0, 1.0, 2.0, 6.0, 0.0]), (False, [9.0, 1.0, 2.0, 0.0, 0.0])):
-        bucket, array = bucket_of([0], [9, 9, 9, 9, 9], riders=riders)
-        load_riders(bucket, array, 2, is_first=is_first)
+        bucket, array = bucket_of([0], [9, 9, 9, 9, 9], piggybacked=piggybacked)
+        load_piggybacked(bucket, array, 2, is_first=is_first)
         assert array.tolist()[:5] == expected
-    saved = snapshot_riders(bucket)
+    saved = snapshot_piggybacked(bucket)
     assert [None if one is None else one.tolist() for one in saved] == [[[2.0], [4.0]], 6.0, None]
-    assert saved[0] is not riders[0].fetch()
+    assert saved[0] is not piggybacked[0].fetch()
 
 
-def test_riders_are_committed_and_keep_what_changed_since_a_snapshot():
+def test_piggybacked_tensors_are_committed_and_keep_what_changed_since_a_snapshot():
     mean, var, batches = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor([8.0])
 
     def loaded():
-        riders = [
-            rider("bn.running_mean", mean.double(), 0), rider("bn.running_var", var.double(), 2),
-            Rider("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: None), rider("count", batches.double(), 5),
+        piggybacked = [
+            tensor("bn.running_mean", mean.double(), 0), tensor("bn.running_var", var.double(), 2),
+            Piggybacked("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: None), tensor("count", batches.double(),
+            5),
         ]  # fmt: skip
-        bucket, sums = bucket_of([], [10, 20, 0.5, 0.25, 77, 5], riders=riders)
-        return bucket, sums, [one.fetch() for one in riders]
+        bucket, sums = bucket_of([], [10, 20, 0.5, 0.25, 77, 5], piggybacked=piggybacked)
+        return bucket, sums, [one.fetch() for one in piggybacked]
 
     bucket, sums, values = loaded()
-    commit_riders(bucket, sums, None)
+    commit_piggybacked(bucket, sums, None)
     assert [v.tolist() for v in values if v is not None] == [[10.0, 20.0], [0.5, 0.25], [5.0]]
     bucket, sums, values = loaded()
-    commit_riders(bucket, sums, NO)
+    commit_piggybacked(bucket, sums, NO)
     assert [v.tolist() for v in values if v is not None] == [[1.0, 2.0], [3.0, 4.0], [8.0]]
     bucket, sums, values = loaded()
     before = [torch.tensor([4.0, 4.0]).double(), torch.tensor([4.0, 4.0]).double(), None, None]
-    commit_riders(bucket, sums, YES, before)
+    commit_piggybacked(bucket, sums, YES, before)
     assert values[0].tolist() == [7.0, 18.0], "a mean may be negative"
     assert values[1].tolist() == [0.0, 0.25], "a variance is none below 0"
     assert values[3].tolist() == [5.0]
     bucket, sums, values = loaded()
-    commit_riders(bucket, sums, YES, [torch.tensor([40.0, 4.0]).double(), None, None, None])
+    commit_piggybacked(bucket, sums, YES, [torch.tensor([40.0, 4.0]).double(), None, None, None])
     assert values[0].tolist() == [-29.0, 18.0]
 
 

@@ -1,7 +1,10 @@
 """The CUDA path on a pretended device: what is queued runs late, in streams, and the host runs ahead."""
 
+import contextlib
 import dataclasses
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -89,7 +92,7 @@ def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
     assert judge_fault(BY_NAME[name], "pretended", Fault(kind, 2)) is None
 
 
-def test_a_sum_that_left_its_codecs_range_is_a_verdict_of_the_device():
+def test_a_sum_that_left_its_codecs_range_is_a_check_of_the_device():
     """Two payloads a round: the coded one, and what goes beside it."""
     fault = Fault("NaN payload", 2 * 2)
     for result in run_cell(BY_NAME["allreduce of gradients, float16"], "pretended", fault=fault, timeout=5):
@@ -97,7 +100,7 @@ def test_a_sum_that_left_its_codecs_range_is_a_verdict_of_the_device():
         assert "or a finite number left the codec's range" in str(result["error"])
 
 
-def test_a_product_with_the_verdict_would_leave_what_is_not_finite(monkeypatch):
+def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
     def by_product(bucket, sums, snapshot, relax, ok):
         change = sums[: bucket.size]
         change.sub_(snapshot[: bucket.size]).mul_(ok)
@@ -137,7 +140,7 @@ def test_a_host_that_waits_for_the_device_is_set_free_when_an_operation_never_en
     assert all(isinstance(result["error"], PeerLostError) and result["waits"] for result in results)
 
 
-def test_p_reduce_waits_for_its_verdict():
+def test_p_reduce_waits_for_its_check():
     def body(world):
         with world.pretended.device:
             tensors = [torch.full((9,), float(world.rank)), torch.full((3, 2), 10.0 * world.rank)]
@@ -184,6 +187,35 @@ def test_the_pretended_device_is_late_and_knows_who_waits():
         return early, total, device.host_waits
 
     assert run_ranks("pretended", 1, body, Shared()) == [(0, 3.0, 1)]
+
+
+@pytest.fixture
+def new_operation():
+    """A namespace of operations that nobody has looked up yet."""
+    with torch.library._scoped_library("partreduce_pretended", "DEF") as library:
+        library.define("double(Tensor x) -> Tensor")
+        library.impl("double", lambda x: 2 * x, "CompositeExplicitAutograd")
+        yield
+    vars(torch.ops).pop("partreduce_pretended", None)
+
+
+@pytest.mark.parametrize("made", [torch._ops.OpOverloadPacket, torch._ops.OpOverload])
+def test_threads_that_use_an_operation_first_at_one_time_get_one_object(made, new_operation, monkeypatch):
+    """With two, torch frees the one whose address its C++ part has kept: a crash at some later operation."""
+    inside, make = threading.Barrier(2), made.__init__
+
+    def slowly(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        if "partreduce_pretended" in str(self._qualified_op_name if made is torch._ops.OpOverloadPacket else self):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                inside.wait(0.5)  # for the other thread to come here, which it must not
+
+    monkeypatch.setattr(made, "__init__", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        looked_up = [threads.submit(lambda: torch.ops.partreduce_pretended.double.default) for _ in range(2)]
+        first, second = (one.result() for one in looked_up)
+    assert inside.broken
+    assert first is second
 
 
 def test_workers_that_share_a_gpu_are_named():

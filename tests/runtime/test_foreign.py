@@ -1,4 +1,4 @@
-"""Other libraries beside the run-time: optimizers and wrappers that average or shard by themselves are named, not borne."""
+"""Other libraries beside the run-time: what averages or shards by itself is refused by name."""
 
 import copy
 import threading
@@ -196,9 +196,7 @@ def test_a_sharded_model_is_refused_at_wrapping(ranks, whole):
 def test_a_model_that_a_framework_moved_names_the_framework_that_calls(ranks, package, words):
     """As these packages do it: a function of theirs moves the model, and one of theirs calls step()."""
     library = types.ModuleType(package)
-    exec(  # noqa: S102 - a function whose module has the package's name
-        "def move_and_step(model, optimizer):\n    model.double()\n    optimizer.step()\n", library.__dict__
-    )
+    exec("def move_and_step(model, optimizer):\n    model.double()\n    optimizer.step()\n", library.__dict__)
 
     def act(world):
         model = network()
@@ -244,7 +242,9 @@ def said_by(ranks, schedule, act, *, n=2):
 
 
 ONE_OF_THREE = Schedule(
-    "one of three", Cluster.regular(1, 3), Static(phases=GroupPhases((Phase.from_groups(3, [[0, 1]]),) * 2 + (Phase.from_groups(3, [[0, 1, 2]]),)))
+    "one of three",
+    Cluster.regular(1, 3),
+    Static(phases=GroupPhases((Phase.from_groups(3, [[0, 1]]),) * 2 + (Phase.from_groups(3, [[0, 1, 2]]),))),
 )
 
 
@@ -264,7 +264,7 @@ def test_using_the_live_model_in_mid_run_is_warned_of_once_on_each_worker(ranks,
     said = said_by(ranks, ONE_OF_THREE, act, n=3)
     assert len(said) == 3
     for rank, text in enumerate(said):
-        assert f"partreduce: step 2: " in text
+        assert "partreduce: step 2: " in text
         assert f"{what} worker {rank}'s own model, not the mean of all" in text
         assert "with optimizer.mean_model():" in text
         assert "optimizer.finish()" in text

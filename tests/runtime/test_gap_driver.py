@@ -86,6 +86,72 @@ def test_messages_of_another_beginning_wait_for_it_or_are_dropped():
     assert driver.state.updates == (1, 0)
 
 
+def test_what_was_sent_before_the_queues_were_thrown_away_changes_nothing_afterwards():
+    """Every kind of message of an earlier generation, whether it comes before this worker begins again or after."""
+    old = [
+        update(1, 0),
+        Message(1, "token", (0, 2)),
+        Message(1, "ack", (0, 1)),
+        Message(1, "mark", (0, 5, 3, 1)),
+    ]
+    driver, sent = driver_of(Gap(max_ig=2, notify_ack=True, order=Order.PARALLEL))
+    driver.open(0)
+    driver.drop()
+    for message in old:
+        driver.deliver(message)
+    driver.open(0)
+    driver.pause()
+    begun = driver.state
+    for message in old:
+        driver.deliver(message)
+    assert driver.state == begun
+    assert driver.rings.steps(1) == ()
+    assert driver.unmarked() == (1, 2)
+    assert driver.paused() == frozenset()
+    assert not sent
+
+
+def test_what_comes_before_the_first_step_waits_for_it():
+    driver, _ = driver_of(Gap(max_ig=2))
+    driver.deliver(update(1, 0, tokens=1))
+    driver.deliver(Message(2, "token", (0, 2)))
+    driver.open(0)
+    assert driver.rings.steps(1) == (0,)
+    assert driver.state.tokens == (3, 4)
+
+
+def test_a_new_beginning_has_no_update_and_no_pause_of_the_last_one():
+    driver, _ = opened(Gap(max_ig=2))
+    driver.deliver(update(1, 0))
+    driver.pause()
+    driver.deliver(Message(1, "mark", (0, 1, 0, 0)))
+    assert driver.unmarked() == (2,)
+    driver.drop()
+    driver.open(0)
+    assert driver.rings.steps(1) == ()
+    driver.deliver(update(1, 0, generation=1))
+    assert driver.rings.steps(1) == (0,)
+    marks = driver.pause()
+    assert [letter.numbers for letter in marks] == [(1, 1, 0, 0)] * 2
+    assert driver.unmarked() == (1, 2)
+    for source in (1, 2):
+        driver.deliver(Message(source, "mark", (1, 1, 0, 0)))
+    assert driver.unmarked() == ()
+
+
+def test_what_is_sent_after_the_next_beginning_waits_for_it():
+    driver, _ = driver_of(Gap(max_ig=2))
+    driver.open(0)
+    driver.deliver(Message(1, "mark", (1, 1, 4, 0)))
+    driver.deliver(Message(1, "token", (1, 3)))
+    assert driver.paused() == frozenset()
+    assert driver.state.tokens == (2, 2)
+    driver.drop()
+    driver.open(0)
+    assert driver.state.tokens == (6, 2), "the mark says the most"
+    assert driver.paused() == {1}
+
+
 def test_what_is_missing_is_said_by_name():
     driver, _ = opened(Gap(max_ig=1, backup=(1, 0, 0)))
     assert driver.missing().what == "an update of step 0"

@@ -14,7 +14,7 @@ from partreduce.runtime.virtual_time.gaps import run_gaps
 from partreduce.runtime.virtual_time.replay import Replay, Replayed
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import disagreement, drift
+from partreduce.topo.figures import consensus_distance, drift
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.strategies import Gap, Round, Skip
 from partreduce.topo.strategies.axes import Form
@@ -47,7 +47,7 @@ def test_where_every_update_is_taken_the_figures_are_those_of_the_matrix(gap: Ga
     schedule = keeping(gap)
     assert schedule.is_mixing
     found = replayed(schedule, RANDOM, 200)
-    assert found.disagreement == pytest.approx(float(disagreement(schedule)), rel=0.08)
+    assert found.consensus_distance == pytest.approx(float(consensus_distance(schedule)), rel=0.08)
     assert found.drift_worker == pytest.approx(float(drift(schedule, "worker")), rel=0.03)
     assert found.drift_node == pytest.approx(float(drift(schedule, "node")), rel=0.03)
     assert found.progress == pytest.approx(1.0)
@@ -57,16 +57,16 @@ def test_where_every_update_is_taken_the_figures_are_those_of_the_matrix(gap: Ga
 
 
 def test_what_is_left_out_or_late_has_its_price() -> None:
-    exact = float(disagreement(keeping(Gap())))
+    exact = float(consensus_distance(keeping(Gap())))
     backup = replayed(keeping(Gap(max_ig=6, backup=1), "ring-based"), RANDOM)
-    assert backup.disagreement > 1.2 * float(disagreement(keeping(Gap(), "ring-based")))
+    assert backup.consensus_distance > 1.2 * float(consensus_distance(keeping(Gap(), "ring-based")))
     assert backup.progress == pytest.approx(1.0), "only updates of the same step are averaged"
     newest = replayed(keeping(Gap(staleness=5, reduce=Reducing.NEWEST)), RANDOM)
     assert newest.progress < 0.95, "what is old holds back"
     skipping = replayed(keeping(Gap(max_ig=8, staleness=5, skip=Skip(limit=8))), SLOW)
     assert skipping.computed < 1
     assert skipping.shares[5] == skipping.shares.min()
-    assert skipping.disagreement > exact
+    assert skipping.consensus_distance > exact
 
 
 def test_a_run_by_hand() -> None:

@@ -158,12 +158,12 @@ def test_who_waits_glances_often_and_looks_closely_at_times_and_at_news(monkeypa
     clock, members, said = [0.0], tuple(range(size)), []
     monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
     signs = Signs(clock)
-    lookout = waiting.Lookout(signs, members, 7)
+    watch = waiting.PeerWatch(signs, members, 7)
     for tick in range(1, 401):  # of 0.01 s
         clock[0] = tick / 100
         signs.count = (tick >= 150) + (tick >= 360)
-        assert lookout.next >= clock[0] - 0.01
-        said.append(lookout.gone())
+        assert watch.next >= clock[0] - 0.01
+        said.append(watch.gone())
     apart = [later - earlier for earlier, later in itertools.pairwise([0.0, *signs.glances])]
     assert all(0.19 < one < 0.22 for one in apart)
     times = [when for when, *_ in signs.looks]

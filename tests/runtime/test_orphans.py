@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -31,11 +32,15 @@ if os.environ["RANK"] == "0" and "escaped" in sys.argv:
 if "trap" in sys.argv:
     import signal
     def save(*_):
+        time.sleep(0.3)
         place.joinpath("saved" + os.environ["RANK"]).write_text("x")
         sys.exit(9)
     signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGINT, save)
 place.joinpath("pid" + os.environ["RANK"]).write_text(str(os.getpid()))
-time.sleep(600 if "quick" not in sys.argv else 0.5)
+end = time.monotonic() + (0.5 if "quick" in sys.argv else 600)
+while time.monotonic() < end:
+    time.sleep(0.05)  # a signal just before one long sleep would be heard behind it
 """
 
 
@@ -45,7 +50,7 @@ class Run:
     Itself and its workers are forked from a process without the mark; what they run in is marked by its place.
     """
 
-    def __init__(self, tmp_path, *arguments, generated=False):
+    def __init__(self, tmp_path, *arguments, generated=False, under=()):
         self.place, self.temporary = tmp_path / "place", tmp_path / "tmp"
         for folder in (self.place, self.temporary):
             folder.mkdir()
@@ -66,6 +71,16 @@ class Run:
             **{name: value},
         )
         with (tmp_path / "output").open("w") as file:
+            if under:
+                self.process = subprocess.Popen(
+                    [*under, *children.module("partreduce"), *command],
+                    stdout=file,
+                    stderr=file,
+                    cwd=self.place,
+                    env=environment,
+                    start_new_session=True,
+                )
+                return
             streams = [0, file.fileno(), file.fileno()]
             self.process = WARM.start(
                 "partreduce", *command, streams=streams, cwd=self.place, environment=environment, session=True
@@ -168,6 +183,30 @@ def test_sigterm_reaches_the_workers_which_have_time_to_save(start):
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("gap", [0.0, 0.002])
+def test_a_signal_that_comes_twice_at_once_is_one_request_and_leaves_time_to_save(start, number, gap):
+    run = start("trap")
+    run.until(run.workers_run)
+    for _ in range(2):
+        run.process.send_signal(number)
+        time.sleep(gap)
+    assert run.process.wait(60) == 128 + number
+    assert {path.name for path in run.place.glob("saved*")} == {"saved0", "saved1"}
+    assert run.nothing_is_left()
+
+
+@pytest.mark.timeout(240)
+def test_timeout_of_gnu_which_signals_the_launcher_and_then_its_group_leaves_time_to_save(start):
+    run = start("trap", under=["timeout", "600"])
+    run.until(run.workers_run)
+    run.process.terminate()  # it passes on what it gets as it does when its time is up
+    assert run.process.wait(60) == 143
+    assert {path.name for path in run.place.glob("saved*")} == {"saved0", "saved1"}
+    assert run.nothing_is_left()
+
+
+@pytest.mark.timeout(240)
 def test_children_of_a_killed_worker_end_also_in_a_session_of_their_own(start):
     run = start("escaped")
     run.until(run.workers_run)
@@ -235,29 +274,75 @@ def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
 
 SWALLOWED = """
 import os, signal, sys, weakref
-from partreduce.runtime.launcher import launch, supervision
+from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.launcher.outlet import PlainOutlet
 
 class Thing: pass
 
-collect, told = supervision._collect, []
+class Swallowing(PlainOutlet):
+    told = False
 
-def swallowing(*arguments):
-    if not told:
-        told.append(1)
-        thing = Thing()
-        reference = weakref.ref(thing, lambda _: [os.kill(os.getpid(), signal.SIGTERM), [None for _ in range(10**6)]])
-        del thing  # whatever its callback raises is dropped by the interpreter
-    return collect(*arguments)
+    def look(self, codes, stage):
+        if not self.told:
+            self.told = True
+            thing = Thing()
+            reference = weakref.ref(thing, lambda _: [os.kill(os.getpid(), NUMBER), [None for _ in range(10**6)]])
+            del thing  # whatever its callback raises is dropped by the interpreter
 
-supervision._collect = swallowing
-supervision.held = __import__("contextlib").nullcontext
-sys.exit(launch.launch(sys.argv[1], num_workers=1))
+sys.exit(launch(sys.argv[1], num_workers=1, outlet=Swallowing()))
 """
 
 
-def test_a_signal_whose_exception_the_interpreter_drops_ends_the_launcher_all_the_same(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_whose_exception_the_interpreter_drops_ends_the_launcher_all_the_same(tmp_path, number):
     script = tmp_path / "script.py"
     script.write_text("import time\ntime.sleep(60)\n")
-    done = WARM.run("-c", SWALLOWED, script, timeout=50)
+    done = WARM.run("-c", SWALLOWED.replace("NUMBER", str(int(number))), script, timeout=50)
     assert "Exception ignored in" in done.stderr, "otherwise nothing was dropped"
-    assert done.returncode == 128 + signal.SIGTERM
+    assert done.returncode == 128 + number
+
+
+def test_signals_are_one_request_for_a_second_and_the_next_one_after_it_is_another(monkeypatch):
+    from partreduce.runtime.launcher import signals
+
+    clock = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
+
+    def is_heard(number):
+        try:
+            signal.raise_signal(number)
+        except (signals.Terminated, KeyboardInterrupt):
+            return True
+        return False
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
+    request = [(0, signal.SIGTERM), (0, signal.SIGTERM), (0.5, signal.SIGINT), (0.4, signal.SIGHUP)]
+    with signals.terminable():
+        heard = []
+        for later, number in request:
+            clock[0] += later
+            heard.append(is_heard(number))
+        assert heard == [True, False, False, False]
+        clock[0] += 0.2
+        assert is_heard(signal.SIGTERM)
+        clock[0] += 1.1
+        assert is_heard(signal.SIGINT)
+    with signals.terminable():
+        assert is_heard(signal.SIGTERM), "a run of its own"
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+BEFORE_IT_LISTENS = """
+import os, signal, sys
+from pathlib import Path
+from partreduce.runtime.generator.beside import belongs_to
+folder = Path(sys.argv[1])
+with belongs_to(os.getppid(), [folder / "log"]):
+    (folder / "log").touch()
+    signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_a_generator_that_is_ended_before_it_listens_leaves_nothing(tmp_path):
+    assert WARM.run("-c", BEFORE_IT_LISTENS, tmp_path / "folder").returncode == 143
+    assert not list(tmp_path.iterdir())

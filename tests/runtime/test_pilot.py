@@ -74,7 +74,7 @@ def test_a_pilot_trains_the_job_and_writes_a_file_that_loads(tmp_path: Path) -> 
     assert (pilot.num_workers, pilot.data, pilot.steps, pilot.seeds) == (3, "shuffled", 24, (0, 1))
     names = [probe.schedule for probe in pilot.probes]
     assert {"allreduce-every-8", "ring-pairs-every-4", "allreduce-late"} <= set(names)
-    assert all(0.5 <= stretch < 20 for probe in pilot.probes for stretch in probe.stretches)
+    assert all(0.5 <= steps_ratio < 20 for probe in pilot.probes for steps_ratio in probe.steps_ratios)
     # Warm-up and steps, once per seed, under All-Reduce and each of the others; all by the job's own step.
     assert int((tmp_path / "steps").read_text()) == (24 + 3) * 2 * (1 + len(names))
 

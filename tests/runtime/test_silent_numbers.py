@@ -522,7 +522,9 @@ class Counting(torch.nn.Module):
         self.register_buffer("seen", torch.zeros(4, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("strategy", [AllReduce(), AllReduce(pace=2), Pairwise(active=(1,))], ids=lambda one: f"{one.kind} {one.pace}")
+@pytest.mark.parametrize(
+    "strategy", [AllReduce(), AllReduce(pace=2), Pairwise(active=(1,))], ids=lambda one: f"{one.kind} {one.pace}"
+)
 @pytest.mark.parametrize("where", ["step", "mean_model"])
 def test_a_buffer_of_another_size_on_one_worker_is_named_with_worker_and_sizes(ranks, strategy, where):
     """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""
@@ -581,12 +583,14 @@ def test_gradients_set_by_hand_may_be_skipped_joined_and_unscaled(ranks, way):
         before = model.weight.detach().clone()
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         with optimizer.join():
-            for step in range(1 + (way == "join" and world.rank)):
+            for _ in range(1 + (way == "join" and world.rank)):
                 if way == "GradScaler":
                     scaler.scale(model.weight.sum()).backward()
                 eight = torch.tensor(8.0, dtype=torch.float64)
                 # Torch's own scaler refuses expanded gradients.
-                model.weight.grad = torch.full((4,), 8.0).double().view(2, 2) if way == "GradScaler" else eight.expand(2, 2)
+                model.weight.grad = (
+                    torch.full((4,), 8.0).double().view(2, 2) if way == "GradScaler" else eight.expand(2, 2)
+                )
                 if way == "GradScaler":
                     scaler.step(optimizer)
                 elif way == "skip" and world.rank == 0:
@@ -611,7 +615,9 @@ def test_gradients_set_by_hand_may_be_skipped_joined_and_unscaled(ranks, way):
         (torch.optim.AdamW, "int8", 2, False),
     ],
 )
-def test_eight_bits_of_gradients_with_an_optimizer_that_divides_by_their_size_are_warned_of_once(ranks, make, codec, pace, told):
+def test_eight_bits_of_gradients_with_an_optimizer_that_divides_by_their_size_are_warned_of_once(
+    ranks, make, codec, pace, told
+):
     def work(world):
         model = Scalar()
         inner = make(model.parameters(), lr=0.1)

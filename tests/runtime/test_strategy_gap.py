@@ -21,8 +21,8 @@ from helpers.gap_runs import (
     run_gap_case,
 )
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
 from partreduce.runtime.state.saved_state import unpack
-from partreduce.runtime.state.shelf import file_of, read_bytes
 from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights

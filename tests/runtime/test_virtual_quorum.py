@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from partreduce.runtime.virtual_time.machine import VirtualMachine
-from partreduce.runtime.virtual_time.partial import PartialTiming
-from partreduce.runtime.virtual_time.partial_waits import WaitingPartial
 from partreduce.runtime.virtual_time.predict import predict
+from partreduce.runtime.virtual_time.quorum import QuorumTiming, Waiting
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.cluster import Cluster
@@ -21,9 +20,15 @@ from partreduce.topo.timing.compute import ComputeTimes
 def run(setting, seconds, *, sum_seconds=0.0, initiators=None, way=0.0):
     """The timing of a run in which each worker computes so long for each of its gradients, (num_rounds, n)."""
     table = np.array(seconds, dtype=np.float64)
-    timing = PartialTiming(table, lambda source, to: way, sum_seconds=sum_seconds, grace=setting.grace * 1e-6)
+    timing = QuorumTiming(
+        table,
+        lambda source, to: way,
+        lambda worker, round_: sum_seconds,
+        mean_seconds=sum_seconds,
+        grace=setting.grace * 1e-6,
+    )
     machine = Partial(setting, table.shape[1], initiators=initiators, collective=False)
-    VirtualMachine(WaitingPartial(machine), timing).run()
+    VirtualMachine(Waiting(machine, setting), timing).run()
     return timing
 
 

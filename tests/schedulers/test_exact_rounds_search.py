@@ -1,31 +1,28 @@
 """Searches for exact consensus by pairs: what CP-SAT enumerates, the factor solver finds and algebra excludes."""
 
-from fractions import Fraction
 from itertools import permutations, product
 
 import numpy as np
 import pytest
 
-from partreduce.schedulers.exact_rounds.cyclic_search import linearise_links, partners_of, random_links, search_cyclic
-from partreduce.schedulers.exact_rounds.fewest import fewest_rounds
-from partreduce.schedulers.exact_rounds.lower_bounds import pair_bound
-from partreduce.schedulers.exact_rounds.matchings import all_matchings, canonical, openings
-from partreduce.schedulers.exact_rounds.pair_search import (
+from benchmarks.matchings.cyclic import linearise_links, partners_of, random_links, search_cyclic
+from benchmarks.matchings.enumeration import all_matchings, canonical, openings
+from benchmarks.matchings.search import (
     random_partners,
     search_matchings,
     search_pairs,
     search_rounds,
 )
-from partreduce.schedulers.exact_rounds.pair_weights import (
+from benchmarks.matchings.weights import (
     contracts,
     has_weights,
     is_exact,
     linearise_pairs,
     reaches_all,
 )
+from partreduce.schedulers.exact_rounds.lower_bounds import pair_bound
 from partreduce.schedulers.synthesis import Status
 from partreduce.topo.errors import InputError
-from partreduce.topo.mixing import exact_product
 
 
 def maximum_matchings(n):
@@ -141,20 +138,6 @@ def test_search_below_the_bound_finds_nothing_and_says_how_much_it_tried(search)
     assert report.rounds is None
     assert report.reachable == 0
     assert report.tried > 0 or search is search_matchings
-
-
-def test_a_longer_answer_is_replaced_by_what_the_search_finds(monkeypatch):
-    monkeypatch.setattr("partreduce.schedulers.exact_rounds.pair_constructions.known_rounds", lambda _: None)
-    from partreduce.schedulers.exact_rounds import pair_constructions as exact_constructions
-
-    exact_constructions.pair_rounds.cache_clear()
-    try:
-        answer = fewest_rounds(6, time_limit=60, seed=2)
-    finally:
-        exact_constructions.pair_rounds.cache_clear()
-    assert answer.status is Status.OPTIMAL
-    assert answer.num_rounds == 3
-    assert exact_product(answer.phases).is_everywhere(Fraction(1, 6))
 
 
 @pytest.mark.parametrize(("num_orbits", "turn"), [(2, 5), (4, 3), (3, 4), (1, 6)])

@@ -7,6 +7,8 @@ matrices, the models at the end.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
@@ -14,7 +16,7 @@ import pytest
 
 from helpers.machine_laws import Walk
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import Activate, Begin, Call, End, Finish, Share, Take
+from partreduce.schedulers.protocols.partial import Activate, Arrived, Begin, Call, End, Finish, Partial, Share, Take
 from partreduce.schedulers.protocols.partial_groups import Ended, PartialGroups, members_of
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
@@ -42,6 +44,76 @@ def test_a_late_member_brings_what_it_has_and_its_progress_joins_the_next_round(
     assert actions == (Note(("taken", (0,), 1)),)
     slow, actions = machine.step(1, slow, End())
     assert actions == (Send(0, Ended(1)),), "round 1 has the last of it"
+
+
+FOURS = [tuple(range(first, first + 4)) for first in range(0, 16, 4)]
+ROUNDS = 400
+
+
+def initiators(seed):
+    """Of each group of four, in each round, by the worker that its members wait for."""
+    machine = PartialGroups(Quorum(quorum="majority", seed=seed), 16, lambda worker, _: FOURS[worker // 4])
+    started, _ = machine.start(0)
+    drawn = {members: [] for members in FOURS}
+    for round_ in range(ROUNDS):
+        for members in FOURS:
+            (alike,) = {machine.awaited(member, replace(started, entered=round_)) for member in members}
+            drawn[members] += alike
+    return drawn
+
+
+def test_the_initiator_of_each_group_is_drawn_anew_in_each_round():
+    drawn = initiators(seed=5)
+    assert drawn == initiators(seed=5), "all workers draw alike"
+    places = []
+    for members, starting in drawn.items():
+        shares = Counter(starting)
+        assert set(shares) == set(members)
+        assert sum((count - ROUNDS / 4) ** 2 / (ROUNDS / 4) for count in shares.values()) < 16.3  # one in a thousand
+        places.append([members.index(worker) for worker in starting])
+    places.append(initiators(seed=6)[0, 1, 2, 3])
+    everyone = Partial(Quorum(quorum="majority", seed=5), 4)
+    start, _ = everyone.start(0)
+    places.append([everyone.awaited(0, replace(start, entered=round_))[0] for round_ in range(ROUNDS)])
+    for number, one in enumerate(places):
+        for other in places[:number]:
+            assert sum(a == b for a, b in zip(one, other, strict=True)) < ROUNDS / 2  # a quarter by chance
+
+
+def test_only_the_initiator_starts_its_groups_round_and_the_next_in_the_group_does_once_it_has_ended():
+    machine = PartialGroups(Quorum(quorum="majority"), 4, lambda *_: (0, 1, 2, 3), initiators=(2,))
+    states = [machine.start(worker)[0] for worker in range(4)]
+    started = [machine.step(worker, state, Call())[1] for worker, state in enumerate(states)]
+    assert started == [(), (), tuple(Send(v, Activate(0)) for v in (0, 1, 3)), ()]
+    assert [machine.awaited(worker, state) for worker, state in enumerate(states)] == [(2,)] * 4
+    for worker in (0, 1, 3):
+        states[worker], _ = machine.step(worker, states[worker], Received(2, Ended(-1)))
+        assert machine.awaited(worker, states[worker]) == (3,)
+    assert machine.step(3, states[3], Call())[1] == tuple(Send(v, Activate(0)) for v in (0, 1, 2))
+    assert machine.step(0, states[0], Call())[1] == ()
+
+
+def test_who_may_still_start_a_round_is_awaited_and_nobody_else():
+    machine = PartialGroups(Quorum(quorum=3), 6, lambda worker, _: (0, 1, 2, 3) if worker < 4 else (4, 5))
+    state, _ = machine.start(0)
+    assert machine.awaited(0, state) == (1, 2, 3), "not itself, nor another group"
+    state, _ = machine.step(0, state, Received(1, Arrived(0)))
+    assert machine.awaited(0, state) == (2, 3), "one has come"
+    state, _ = machine.step(0, state, Received(2, Ended(-1)))
+    assert machine.awaited(0, state) == (3,), "another one has ended"
+    state, _ = machine.step(0, state, Received(3, Arrived(0)))
+    assert machine.awaited(0, state) == (1, 2, 3), "nobody: who is in an earlier round holds it up"
+    for entered in (1, 2):
+        later = replace(state, entered=entered)
+        assert machine.awaited(0, later) == (1, 3), "to have come to round 0 is not to have come to a later one"
+
+
+def test_where_all_of_a_group_have_ended_any_other_of_them_may_hold_up_its_round():
+    machine = PartialGroups(Quorum(quorum="majority"), 3, lambda *_: (0, 1, 2))
+    state, _ = machine.step(0, machine.start(0)[0], End())
+    for source in (1, 2):
+        state, _ = machine.step(0, state, Received(source, Ended(-1)))
+    assert machine.awaited(0, state) == (1, 2)
 
 
 class Replay:

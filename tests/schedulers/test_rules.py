@@ -47,7 +47,7 @@ def radius(ws):
     return np.abs(np.linalg.eigvals(product - 1 / len(product))).max()
 
 
-def disagreement(ws):
+def consensus_distance(ws):
     n = len(ws[0])
     off = np.eye(n) - 1 / n
     sigma, values = np.zeros((n, n)), []
@@ -76,7 +76,7 @@ def test_figure_10_golden_figures(nodes):
     golden = GOLDEN["prague_figure_10"]
     assert contraction(ws) == pytest.approx(golden["contraction"][str(nodes)], abs=1e-9)
     assert radius(ws) == pytest.approx(float(Fraction(golden["spectral_radius_of_period"][str(nodes)])), abs=1e-9)
-    assert disagreement(ws) == pytest.approx(float(Fraction(golden["disagreement"][str(nodes)])), abs=1e-9)
+    assert consensus_distance(ws) == pytest.approx(float(Fraction(golden["disagreement"][str(nodes)])), abs=1e-9)
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 10, 250_000])
@@ -100,12 +100,12 @@ def test_figure_10_is_connected_for_any_size(nodes, size):
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
-def test_node_then_all_matches_golden_disagreement(every):
+def test_node_then_all_matches_golden_consensus_distance(every):
     schedule = registry.build("node-then-all", Cluster.parse("4x4"), node_rounds=every)
     ws = matrices(schedule)
     assert contraction(ws) == pytest.approx(0, abs=1e-12)
     if every == 3:
-        assert disagreement(ws) == pytest.approx(
+        assert consensus_distance(ws) == pytest.approx(
             GOLDEN["worked_example_16_workers"]["ms_per_step_and_disagreement"]["node_x3_then_all"][1], abs=1e-9
         )
 

@@ -40,7 +40,7 @@ def test_no_short_period_is_below_the_bound(shape):
         table = np.array(list(product(range(len(alphabet)), repeat=length)))
         table = table[:: max(1, len(table) // 4000)]
         period = scoring.compose_all(alphabet.space, [maps[table[:, t]] for t in range(length)])
-        values = scoring.disagreement(alphabet.space, period)
+        values = scoring.consensus_distance(alphabet.space, period)
         costs = alphabet.costs[table].mean(axis=1)
         for value, cost in zip(values, costs, strict=True):
             assert value >= bound.at(cost) - 1e-9
@@ -67,7 +67,7 @@ def test_worked_example_optimum_is_proved_for_any_period():
     assert status is Status.OPTIMAL
     maps = alphabet.covariance_maps()
     period = scoring.compose_all(alphabet.space, [maps[i] for i in indices])
-    assert scoring.disagreement(alphabet.space, period) == pytest.approx(5 / 16)
+    assert scoring.consensus_distance(alphabet.space, period) == pytest.approx(5 / 16)
     assert alphabet.costs[list(indices)].mean() <= 0.1104 * (1 + 1e-9)
 
 
@@ -92,7 +92,7 @@ def test_impossible_budget_is_one_line_with_the_nearest_thing():
 
 
 def test_contradicting_limits_are_infeasible_by_the_age_bound():
-    limits = Limits(max_communication=0.1104, max_disagreement=0.2)
+    limits = Limits(max_communication=0.1104, max_consensus_distance=0.2)
     front = synthesise(Problem(cluster=cluster("4x4"), limits=limits), effort=4)
     assert front.status is Status.INFEASIBLE
     assert "age bound" in front.reason
@@ -103,20 +103,20 @@ def test_contradicting_limits_are_infeasible_by_the_age_bound():
 def test_beats_figure_10_at_its_own_communication(seed):
     front = synthesise(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=4, seed=seed)
     assert front.best is not None
-    assert front.best.disagreement <= 0.3542
+    assert front.best.consensus_distance <= 0.3542
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
     assert front.best.status in {Status.OPTIMAL, Status.FEASIBLE}
-    assert front.best.bound is None or front.best.bound <= front.best.disagreement
+    assert front.best.bound is None or front.best.bound <= front.best.consensus_distance
 
 
 def test_composition_of_period_24_reaches_its_communication():
-    limits = Limits(max_disagreement=8 / 7)
+    limits = Limits(max_consensus_distance=8 / 7)
     problem = Problem(cluster=cluster("4x4"), objective=Objective.COMMUNICATION, limits=limits)
     front = synthesise(problem, effort=9)
     best = front.best
     assert best is not None
     assert best.communication_seconds_per_step <= 0.052
-    assert best.disagreement <= 8 / 7
+    assert best.consensus_distance <= 8 / 7
     needed = float(front.proof.partition("needs ")[2].split()[0]) / 1e3
     assert 0.03 < needed <= best.communication_seconds_per_step
 
@@ -149,7 +149,7 @@ def test_uneven_speeds_try_proportional_paces():
     assert paces >= {1, (2, 2, 2, 1, 1)}
     quickest = min(front.candidates, key=lambda c: c.step_seconds)
     assert quickest.schedule.strategy.pace == (2, 2, 2, 1, 1)  # nobody waits for the slow workers' first step
-    assert all(c.bound is None or c.bound <= c.disagreement for c in front.candidates)
+    assert all(c.bound is None or c.bound <= c.consensus_distance for c in front.candidates)
 
 
 def test_drift_objective_prefers_less_drift():

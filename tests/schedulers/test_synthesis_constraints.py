@@ -71,7 +71,7 @@ def test_cost_at_its_bound(seconds, possible):
         assert sum(s.cost * c for s, c in counts.items()) <= seconds + 1e-8
 
 
-# Without disagreement only the full average in every phase is left; a budget excludes it.
+# Without consensus distance only the full average in every phase is left; a budget excludes it.
 @pytest.mark.parametrize(("value", "possible"), [(1.2, True), (1.1999, False)])
 def test_value_at_its_bound(value, possible):
     status, counts = composition(PeriodIs(6), CostAtMost(0.6), ValueAtMost(value))

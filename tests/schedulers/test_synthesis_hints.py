@@ -56,8 +56,10 @@ def test_hints_spelled_in_phases_keep_their_figures(shape):
     for hint in asked.hints:
         indices = indices_of(alphabet, hint)
         assert indices is not None
-        value = scoring.disagreement(alphabet.space, scoring.compose_all(alphabet.space, [maps[i] for i in indices]))
-        assert float(value) == pytest.approx(float(figures.disagreement(hint)), rel=1e-6)
+        value = scoring.consensus_distance(
+            alphabet.space, scoring.compose_all(alphabet.space, [maps[i] for i in indices])
+        )
+        assert float(value) == pytest.approx(float(figures.consensus_distance(hint)), rel=1e-6)
         assert alphabet.costs[list(indices)].mean() == pytest.approx(communication(hint, HARDWARE).per_step)
 
 
@@ -90,7 +92,7 @@ def test_no_hint_beats_the_archive(shape):
     for hint in asked.hints:
         found = archive.best_within(communication(hint, HARDWARE).per_step)
         assert found is not None
-        assert found[0] <= float(figures.disagreement(hint)) * (1 + 1e-9)
+        assert found[0] <= float(figures.consensus_distance(hint)) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("shape", ["4x2", "3,2"])

@@ -92,7 +92,7 @@ def test_no_short_period_is_below_the_profile_bound(shape, hardware):
     for length in (1, 2, 3, 4, 6):
         table = rng.integers(0, len(alphabet), (1500, length))
         period = scoring.compose_all(alphabet.space, [maps[table[:, t]] for t in range(length)])
-        values, costs = scoring.disagreement(alphabet.space, period), alphabet.costs[table].mean(axis=1)
+        values, costs = scoring.consensus_distance(alphabet.space, period), alphabet.costs[table].mean(axis=1)
         assert all(value >= bound.at(cost) - 1e-9 for value, cost in zip(values, costs, strict=True))
 
 

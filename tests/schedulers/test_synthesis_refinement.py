@@ -13,7 +13,7 @@ from partreduce.schedulers.synthesis.alphabet_search import within_limits
 from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, partition_cost, partitions
-from partreduce.schedulers.synthesis.first_order import DisagreementChanges, DriftChanges
+from partreduce.schedulers.synthesis.first_order import ConsensusDistanceChanges, DriftChanges
 from partreduce.schedulers.synthesis.local_search import rests_of
 from partreduce.schedulers.synthesis.partitions import (
     PartitionCosts,
@@ -75,7 +75,7 @@ def cost_of(alphabet, indices) -> float:
 
 def exact_value(alphabet, indices, *, by_drift: bool = False) -> float:
     schedule = alphabet.schedule(indices, "tried")
-    value = figures.drift(schedule, "worker") if by_drift else figures.disagreement(schedule)
+    value = figures.drift(schedule, "worker") if by_drift else figures.consensus_distance(schedule)
     return float("inf") if value.value is None else float(value)
 
 
@@ -135,7 +135,7 @@ def test_rests_are_the_period_without_one_phase(length):
 
 
 @pytest.mark.parametrize("paces", [(1,) * 5, (1, 1, 1, 3, 3)])
-@pytest.mark.parametrize("figure", ["disagreement", "drift"])
+@pytest.mark.parametrize("figure", ["consensus-distance", "drift"])
 def test_estimates_are_the_derivative_of_the_figure(figure, paces):
     alphabet = explicit_alphabet(problem("3,2"), paces, seed=0, expired=never)
     space, rng = alphabet.space, np.random.default_rng(4)
@@ -146,11 +146,13 @@ def test_estimates_are_the_derivative_of_the_figure(figure, paces):
         if figure == "drift":
             return float(scoring.drift(space, changed[:, None]))
         maps = scoring.of_phases(space, changed[:, None])
-        return float(scoring.disagreement(space, scoring.compose_all(space, [maps[t] for t in range(len(changed))])))
+        return float(
+            scoring.consensus_distance(space, scoring.compose_all(space, [maps[t] for t in range(len(changed))]))
+        )
 
     maps = scoring.of_phases(space, matrices[:, None])
     turned = scoring.compose_all(space, [maps[t] for t in (1, 2, 3, 4, 0)])
-    changes = DriftChanges(space, matrices) if figure == "drift" else DisagreementChanges(space, matrices, turned)
+    changes = DriftChanges(space, matrices) if figure == "drift" else ConsensusDistanceChanges(space, matrices, turned)
     for t in range(5):
         for other in alphabet.matrices[rng.integers(len(alphabet), size=3), 0]:
             step = 1e-5 * (other - matrices[t])
@@ -162,7 +164,7 @@ def test_estimates_are_the_derivative_of_the_figure(figure, paces):
 
 @pytest.mark.parametrize(("by_drift", "pace"), [(False, None), (False, (1, 1, 1, 2, 2, 2, 2, 2, 2)), (True, None)])
 def test_refined_values_are_exact_and_never_worse(by_drift, pace):
-    asked = problem("3,4,2", objective=Objective.DRIFT if by_drift else Objective.DISAGREEMENT)
+    asked = problem("3,4,2", objective=Objective.DRIFT if by_drift else Objective.CONSENSUS_DISTANCE)
     clock, alphabet, archive = started(asked, pace, effort=0.8, by_drift=by_drift)
     before = archive.front()
     wider = refine(alphabet, asked, archive, clock=clock, until=0.8, seed=0, by_drift=by_drift)
@@ -219,7 +221,7 @@ def test_the_optimum_of_a_tiny_cluster_is_found():
     best: list[tuple[float, float]] = []
     for length in (1, 2, 3):
         table = np.stack(np.meshgrid(*[np.arange(len(alphabet))] * length), axis=-1).reshape(-1, length)
-        values = scoring.disagreement(space, scoring.compose_all(space, [maps[column] for column in table.T]))
+        values = scoring.consensus_distance(space, scoring.compose_all(space, [maps[column] for column in table.T]))
         best += zip(alphabet.costs[table].mean(axis=1).tolist(), values.tolist(), strict=True)
     space.clock.charge(-clock.position())  # what it took to know the answer does not count
     refine(alphabet, asked, archive, clock=clock, until=0.5, seed=0)

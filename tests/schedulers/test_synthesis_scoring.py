@@ -38,16 +38,16 @@ ALPHABETS = alphabets()
 
 
 @pytest.mark.parametrize("name", ALPHABETS)
-def test_disagreement_drift_and_cost_agree_with_topo(name):
+def test_consensus_distance_drift_and_cost_agree_with_topo(name):
     alphabet, rng, compared = ALPHABETS[name], np.random.default_rng(1), 0
     maps = alphabet.covariance_maps()
     for _ in range(25):
         indices = tuple(rng.integers(0, len(alphabet), int(rng.integers(1, 7))).tolist())
         schedule = alphabet.schedule(indices, "drawn")
         mine = float(
-            scoring.disagreement(alphabet.space, scoring.compose_all(alphabet.space, [maps[i] for i in indices]))
+            scoring.consensus_distance(alphabet.space, scoring.compose_all(alphabet.space, [maps[i] for i in indices]))
         )
-        theirs = float(figures.disagreement(schedule))
+        theirs = float(figures.consensus_distance(schedule))
         assert mine == pytest.approx(theirs, rel=1e-6)
         compared += np.isfinite(theirs)
         cost = communication(schedule, HARDWARE).per_step
@@ -68,7 +68,7 @@ def test_composition_is_associative_and_rotation_free():
     assert np.allclose(left.weight, right.weight)
     assert np.allclose(left.constant, right.constant)
     turned = scoring.compose(space, scoring.compose(space, b, c), a)
-    assert scoring.disagreement(space, left) == pytest.approx(float(scoring.disagreement(space, turned)))
+    assert scoring.consensus_distance(space, left) == pytest.approx(float(scoring.consensus_distance(space, turned)))
 
 
 @pytest.mark.parametrize(("ranks", "digits"), [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (3, 3)])

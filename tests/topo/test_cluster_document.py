@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
+from partreduce.topo import units
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import cluster_of, dump_cluster, load_cluster, write_cluster
 from partreduce.topo.document.yaml_reader import parse_yaml
@@ -168,9 +169,10 @@ BROKEN = [
     (BASE + "hardware: {nic: {bandwidth: 10Gb/s}}", "hardware.nic.bandwidth", "could mean bits or bytes"),
     (BASE + "hardware: {nic: {bandwidth: fast}}", "hardware.nic.bandwidth", "is not a bandwidth"),
     (BASE + "hardware: {nic: {bandwidth: '10'}}", "hardware.nic.bandwidth", "has no unit"),
-    (BASE + "hardware: {nic: {bandwidth: 0}}", "hardware.nic.bandwidth", "must be a number > 0"),
-    (BASE + "hardware: {nic: {bandwidth: -1}}", "hardware.nic.bandwidth", "must be a number > 0"),
-    (BASE + "hardware: {nic: {bandwidth: true}}", "hardware.nic.bandwidth", "must be a number > 0"),
+    (BASE + "hardware: {nic: {bandwidth: 0GB/s}}", "hardware.nic.bandwidth", "is no bandwidth; it must be > 0"),
+    (BASE + "hardware: {nic: {bandwidth: -1}}", "hardware.nic.bandwidth", "is not a bandwidth"),
+    (BASE + "hardware: {nic: {bandwidth: true}}", "hardware.nic.bandwidth", "must be a text with its unit"),
+    (BASE + "hardware: {slowdown: {1: true}}", 'hardware.slowdown["1"]', "must be a number or a text with its unit"),
     (BASE + "hardware: {nic: {bandwidth: 1GB/s, seconds_per_byte: 1}}", "hardware.nic", "has both"),
     (BASE + "hardware: {nic: {latency: 5MB}}", "hardware.nic.latency", "unknown unit"),
     (BASE + "hardware: {node_nic: {2: {latency: 1us}}}", "hardware.node_nic", "node 2 is out of range; nodes are 0..1"),
@@ -183,7 +185,7 @@ BROKEN = [
     (BASE + "hardware: {switches: [{nodes: [2]}]}", "hardware.switches[0].nodes", "node 2 is out of range"),
     (BASE + "hardware: {switches: [{nodes: [-1]}]}", "hardware.switches[0].nodes[0]", "must be >= 0"),
     (BASE + "hardware: {switches: [{nodes: [1, 1]}]}", "hardware.switches[0].nodes", "node 1 is listed twice"),
-    (BASE + "hardware: {switches: [{nodes: [1], bandwidth: 0}]}", "hardware.switches[0].bandwidth", "number > 0"),
+    (BASE + "hardware: {switches: [{nodes: [1], bandwidth: 0B/s}]}", "hardware.switches[0].bandwidth", "must be > 0"),
     (BASE + "hardware: {switches: [{nodes: [1], uplink: 1}]}", "hardware.switches[0]", "unknown key"),
     (BASE + "hardware: {switches: [{nodes: [1]}, {nodes: [1]}]}", "hardware.switches[1]", "above the same nodes"),
     (
@@ -195,17 +197,17 @@ BROKEN = [
     (BASE + "hardware: {codec: {int4: {}}}", "hardware.codec.int4", "it must be 'float16', 'bfloat16' or 'int8'"),
     (BASE + "hardware: {codec: {int8: {encode: -1}}}", "hardware.codec.int8.encode", "must be >= 0"),
     (BASE + "hardware: {layers: 0}", "hardware.layers", "must be >= 1"),
-    (BASE + "hardware: {layers: [0, 0B]}", "hardware.layers", "sends nothing"),
+    (BASE + "hardware: {layers: [0B, 0kB]}", "hardware.layers", "sends nothing"),
     (BASE + "hardware: {backward: 1.1}", "hardware.backward", "must be <= 1"),
     (BASE + "hardware: {jitter: -0.5}", "hardware.jitter", "must be >= 0"),
     (BASE + "hardware: {jitter: 1.0e+200}", "hardware.jitter", "must be <= 1000"),
-    (BASE + "hardware: {compute: 1.0e+300}", "hardware.compute", "it must be at most 1e+09 in seconds"),
+    (BASE + "hardware: {compute: 1e80s}", "hardware.compute", "it must be at most 1e+09 in seconds"),
     (BASE + "hardware: {slowdown: {0: 1.0e+10}}", 'hardware.slowdown["0"]', "it must be at most 1e+09 in times"),
     (BASE + "hardware: {nic: {latency: 1e99s}}", "hardware.nic.latency", "it must be at most 1e+09 in seconds"),
     (BASE + "hardware: {nic: {seconds_per_byte: 1.0e+300}}", "hardware.nic.seconds_per_byte", "must be <= 1000000000"),
-    (BASE + "hardware: {nic: {bandwidth: 1.0e-300}}", "hardware.nic.bandwidth", "must be at least 1e-09"),
+    (BASE + "hardware: {nic: {bandwidth: 1e-300B/s}}", "hardware.nic.bandwidth", "must be at least 1e-09"),
     (BASE + "hardware: {model_bytes: 1.5B}", "hardware.model_bytes", "whole number of bytes"),
-    (BASE + "hardware: {model_bytes: 0.5}", "hardware.model_bytes", "whole bytes"),
+    (BASE + "hardware: {model_bytes: 0.5}", "hardware.model_bytes", "has no unit"),
     ("a: &x [1]\nb: *x", "1:4", "anchor or an alias"),
     ("b: *x", "1:4", "anchor or an alias"),
     ("a: !!python/object/apply:os.system [ls]", "1:4", "uses the tag"),
@@ -237,6 +239,40 @@ def test_broken_yaml(tmp_path, text, place, words):
     assert str(error).isprintable()
     assert error.place.startswith(place) if words in ("pattern", "must be > 0") else error.place == place
     assert words in error.problem
+
+
+UNITS = {
+    "nic.bandwidth": ("{nic: {bandwidth: 10}}", units.parse_bandwidth),
+    "inside.latency": ("{inside: {latency: 10}}", units.parse_time),
+    "bus.latency": ("{bus: {latency: 10}}", units.parse_time),
+    'node_nic["1"].bandwidth': ("{node_nic: {1: {bandwidth: 10}}}", units.parse_bandwidth),
+    "switches[0].bandwidth": ("{switches: [{nodes: [0], bandwidth: 10}]}", units.parse_bandwidth),
+    "compute": ("{compute: 10}", units.parse_time),
+    "model_bytes": ("{model_bytes: 10}", units.parse_size),
+    "layers[0]": ("{layers: [10, 5kB]}", units.parse_size),
+}
+
+
+@pytest.mark.parametrize("place", UNITS)
+@pytest.mark.parametrize("ending", [".yaml", ".json"])
+def test_a_number_without_its_unit_is_refused_in_the_words_of_the_command_line(tmp_path, place, ending):
+    hardware, parse = UNITS[place]
+    path = tmp_path / f"cluster{ending}"
+    text = BASE + "hardware: " + hardware
+    path.write_text(text if ending == ".yaml" else json.dumps(parse_yaml(text.encode())))
+    with pytest.raises(InputError) as on_the_command_line:
+        parse("10")
+    assert "'10' has no unit" in str(on_the_command_line.value)
+    with pytest.raises(DocumentError) as caught:
+        load_cluster(path)
+    assert str(caught.value) == f"{path}: hardware.{place}: is no quantity here: {on_the_command_line.value}"
+
+
+def test_a_factor_and_what_names_its_unit_need_none():
+    raw = parse_yaml((BASE + "hardware: {slowdown: {1: 2}, nic: {seconds_per_byte: 1.0e-9}, jitter: 0.1}").encode())
+    hardware = cluster_of(raw).hardware
+    assert hardware is not None
+    assert (hardware.slowdown, hardware.nic.seconds_per_byte) == (((1, 2.0),), 1e-9)
 
 
 def test_limits_of_yaml_files(tmp_path):

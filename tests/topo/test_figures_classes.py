@@ -14,17 +14,17 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError, UnknownError
 from partreduce.topo.figures import (
     FigureLimits,
+    consensus_distance,
     contraction,
-    disagreement,
     drift,
     exact_class_matrices,
-    exact_disagreement,
+    exact_consensus_distance,
     figures,
 )
 from partreduce.topo.figures.classes import merged_classes, rule_sectors
 from partreduce.topo.figures.decomposition import dense_sectors
 from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
-from partreduce.topo.figures.steady_state import disagreement_of, drift_of
+from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import exact_mixing_matrix, mixing_matrix, period_product
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
@@ -110,7 +110,7 @@ def plain_reference(schedule: Schedule) -> dict[str, float]:
         total += sum(np.trace(sigma + centre @ part @ centre) for part in partial)
         sigma = step(sigma, t, noises[t], both=True)
         total += np.trace(sigma)
-    result["disagreement"] = total / (period * instants * n)
+    result["consensus_distance"] = total / (period * instants * n)
     node_of = schedule.cluster.node_of()
     for push, covariance in (("worker", np.eye(n)), ("node", (node_of[:, None] == node_of).astype(float))):
         moves = [centre @ np.diag(paces * scales[t]) for t in range(period)]
@@ -130,7 +130,7 @@ def plain_reference(schedule: Schedule) -> dict[str, float]:
 def check_against_reference(schedule: Schedule) -> bool:
     """Class path and dense path against the reference; whether the schedule converges."""
     expected = plain_reference(schedule)
-    converges = "disagreement" in expected
+    converges = "consensus_distance" in expected
     by_class = rule_sectors(schedule)
     assert by_class is not None
     for sectors in (by_class, dense_sectors(schedule)):
@@ -138,10 +138,10 @@ def check_against_reference(schedule: Schedule) -> bool:
         # A defective eigenvalue is only found to the root of rounding, by NumPy as well as by us.
         assert radius_of(sectors) == pytest.approx(expected["radius"], abs=2e-4)
         if not converges:
-            assert disagreement_of(sectors) == math.inf
+            assert consensus_distance_of(sectors) == math.inf
             assert drift_of(sectors, "worker") == math.inf
             continue
-        assert disagreement_of(sectors) == pytest.approx(expected["disagreement"], rel=1e-8, abs=1e-12)
+        assert consensus_distance_of(sectors) == pytest.approx(expected["consensus_distance"], rel=1e-8, abs=1e-12)
         assert drift_of(sectors, "worker") == pytest.approx(expected["worker"], rel=1e-8, abs=1e-12)
         assert drift_of(sectors, "node") == pytest.approx(expected["node"], rel=1e-8, abs=1e-12)
     return converges
@@ -155,7 +155,7 @@ def test_class_path_equals_dense_on_600_random_rules(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_exact_disagreement_equals_the_float(seed: int) -> None:
+def test_exact_consensus_distance_equals_the_float(seed: int) -> None:
     rng = np.random.default_rng(2000 + seed)
     seen = 0
     while seen < 8:
@@ -163,8 +163,8 @@ def test_exact_disagreement_equals_the_float(seed: int) -> None:
         if schedule.cluster.workers_per_node > 4:
             continue
         seen += 1
-        exact = exact_disagreement(schedule)
-        found = disagreement(schedule).value
+        exact = exact_consensus_distance(schedule)
+        found = consensus_distance(schedule).value
         if exact is None:
             assert found == math.inf
         else:
@@ -224,14 +224,14 @@ def test_many_local_ranks_are_merged() -> None:
     schedule = Schedule("fat nodes", Cluster.regular(10, size), Static(phases=RulePhases((10,), phases)))
     assert contraction(schedule).value == 0
     after_halves = (10 * 2 - 1) / (10 * size)
-    assert disagreement(schedule).value == pytest.approx(after_halves / 2, rel=1e-9)
+    assert consensus_distance(schedule).value == pytest.approx(after_halves / 2, rel=1e-9)
 
 
 def test_pace_that_differs_between_nodes_falls_back_to_dense() -> None:
     pace = (1, 1, 1, 1, 5, 1, 1, 1)
     schedule = Schedule("slow worker", Cluster.parse("2x4"), AllReduce(pace=pace))
     assert rule_sectors(schedule) is None
-    found = disagreement(schedule)
+    found = consensus_distance(schedule)
     assert "dense" in found.how
     # Nothing is left after a round; inside one, the slow worker is the one that is busy all the time.
     steps = np.array([[s * p // 5 for p in pace] for s in range(1, 5)])
@@ -243,7 +243,7 @@ def test_overlapping_blocks_are_refused() -> None:
     schedule = Schedule("overlap", Cluster.parse("2x3"), Static(phases=RulePhases((2,), phases)))
     with pytest.raises(ScheduleError, match="share a local rank"):
         contraction(schedule)
-    assert figures(schedule).disagreement.value is None
+    assert figures(schedule).consensus_distance.value is None
     explicit = Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (1, 2)]),)))
     assert "worker 1" in figures(Schedule("o", Cluster.parse("4x1"), explicit)).contraction.how
 
@@ -294,7 +294,7 @@ def test_figures_do_not_depend_on_the_numbering_of_workers(schedule: Schedule, r
     other = Schedule(
         "p", schedule.cluster, Static(phases=GroupPhases(phases), pace=tuple(pace.tolist()), when=strategy.when)
     )
-    for figure in (contraction, disagreement, lambda s: drift(s, "worker")):
+    for figure in (contraction, consensus_distance, lambda s: drift(s, "worker")):
         a, b = figure(schedule).value, figure(other).value
         assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
 
@@ -317,7 +317,7 @@ def test_relax_1_is_the_default(schedule: Schedule) -> None:
     spelled = tuple(Phase(p.num_workers, p.members, p.offsets, (Fraction(1),) * len(p)) for p in strategy.phases.phases)
     other = Schedule("r", schedule.cluster, Static(phases=GroupPhases(spelled), pace=strategy.pace, when=strategy.when))
     assert contraction(other).value == pytest.approx(contraction(schedule).value, abs=1e-14)
-    assert disagreement(other).value == pytest.approx(disagreement(schedule).value, rel=1e-12)
+    assert consensus_distance(other).value == pytest.approx(consensus_distance(schedule).value, rel=1e-12)
 
 
 @FEW
@@ -340,11 +340,11 @@ def test_radius_is_at_most_the_least_contraction_of_any_start(schedule: Schedule
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_disagreement_and_drift_equal_a_simulation(seed: int) -> None:
+def test_consensus_distance_and_drift_equal_a_simulation(seed: int) -> None:
     """Run the recursion itself on many independent copies: the figure lies within 5 standard errors."""
     rng = np.random.default_rng(4000 + seed)
     schedule = random_rule(rng)
-    while disagreement(schedule).value in (0.0, math.inf) or contraction_of(dense_sectors(schedule)) > 0.95:
+    while consensus_distance(schedule).value in (0.0, math.inf) or contraction_of(dense_sectors(schedule)) > 0.95:
         schedule = random_rule(rng)
     strategy = schedule.strategy
     assert isinstance(strategy, Static)
@@ -378,7 +378,7 @@ def test_disagreement_and_drift_equal_a_simulation(seed: int) -> None:
         if round_ >= warm:
             squares["noise"] += x.var(axis=0)
             squares["push"] += z.var(axis=0)
-    for name, figure in (("noise", disagreement(schedule)), ("push", drift(schedule, "worker"))):
+    for name, figure in (("noise", consensus_distance(schedule)), ("push", drift(schedule, "worker"))):
         samples = squares[name] / ((last - warm) * instants)
         error = samples.std() / math.sqrt(copies)
         assert abs(samples.mean() - figure.value) < 5 * error, name

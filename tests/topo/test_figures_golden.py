@@ -14,10 +14,10 @@ from helpers.golden import GOLDEN
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures import (
     circulant_spectrum,
+    consensus_distance,
     contraction,
-    disagreement,
     drift,
-    exact_disagreement,
+    exact_consensus_distance,
     figures,
     n_eff,
     product_spectrum,
@@ -94,7 +94,7 @@ def test_figure_10(num_nodes: int) -> None:
     assert found.contraction.value == pytest.approx(closed, abs=1e-14)
     assert found.radius.value == pytest.approx(float(Fraction(golden["spectral_radius_of_period"][key])), abs=1e-13)
     expected = golden["disagreement"][key]
-    exact = exact_disagreement(schedule)
+    exact = exact_consensus_distance(schedule)
     assert exact is not None
     if isinstance(expected, str):
         assert exact == Fraction(expected)
@@ -103,20 +103,20 @@ def test_figure_10(num_nodes: int) -> None:
     if num_nodes >= 4:
         assert exact == Fraction(179, 112) - Fraction(51, 28 * num_nodes)
         assert found.contraction_per_start == pytest.approx((math.sqrt(3) / 2, math.sqrt(3) / 2, 0.75, 0.75), abs=1e-13)
-    assert found.disagreement.value == pytest.approx(float(exact), abs=1e-13)
+    assert found.consensus_distance.value == pytest.approx(float(exact), abs=1e-13)
 
 
 def test_figures_do_not_depend_on_the_number_of_nodes() -> None:
     million = figure_10(250_000)
     found = figures(million)
     assert found.contraction.value == pytest.approx(math.sqrt(3) / 2, abs=1e-14)
-    assert exact_disagreement(million) == Fraction(179, 112) - Fraction(51, 28 * 250_000)
+    assert exact_consensus_distance(million) == Fraction(179, 112) - Fraction(51, 28 * 250_000)
     assert set(found.to_json()) >= {
         "period",
         "num_workers",
         "num_distinct_phases",
         "contraction",
-        "disagreement",
+        "consensus_distance",
         "drift",
         "spectral_gap",
     }
@@ -129,7 +129,7 @@ def test_allreduce_every_h(cluster: str, pace: int) -> None:
     schedule = Schedule("local-sgd", Cluster.parse(cluster), AllReduce(pace=pace))
     n = schedule.num_workers
     assert contraction(schedule).value == 0
-    assert disagreement(schedule).value == pytest.approx((n - 1) / n * (pace - 1) / 2, abs=1e-13)
+    assert consensus_distance(schedule).value == pytest.approx((n - 1) / n * (pace - 1) / 2, abs=1e-13)
     squares = sum(t * t for t in range(pace)) / pace
     assert drift(schedule, "worker").value == pytest.approx((n - 1) / n * squares, abs=1e-13)
     shared = (n - sum(float(s) ** 2 for s in schedule.cluster.node_sizes()) / n) / n
@@ -138,7 +138,7 @@ def test_allreduce_every_h(cluster: str, pace: int) -> None:
 
 def test_overlapped_allreduce_disagrees_by_n_minus_1_over_n() -> None:
     schedule = Schedule("overlap", Cluster.parse("4x4"), AllReduce(when=Late()))
-    assert disagreement(schedule).value == pytest.approx(15 / 16, abs=1e-14)
+    assert consensus_distance(schedule).value == pytest.approx(15 / 16, abs=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +174,10 @@ def test_drift_table(name: str, schedule: Schedule) -> None:
     assert drift(schedule, "node").value == pytest.approx(node, abs=5e-4)
 
 
-def test_worked_example_disagreements() -> None:
+def test_worked_example_consensus_distances() -> None:
     rows = GOLDEN["worked_example_16_workers"]["ms_per_step_and_disagreement"]
-    assert exact_disagreement(node_then_all(3)) == Fraction(rows["node_x3_then_all"][1])
-    assert exact_disagreement(figure_10(4)) == Fraction(rows["prague_figure_10"][1])
+    assert exact_consensus_distance(node_then_all(3)) == Fraction(rows["node_x3_then_all"][1])
+    assert exact_consensus_distance(figure_10(4)) == Fraction(rows["prague_figure_10"][1])
 
 
 def figure_21(which: str) -> nx.Graph:

@@ -13,8 +13,8 @@ from partreduce.topo.errors import InputError, UnknownError
 from partreduce.topo.figures import (
     FigureLimits,
     Kind,
+    consensus_distance,
     contraction,
-    disagreement,
     drift,
     figures,
     n_eff,
@@ -26,7 +26,7 @@ from partreduce.topo.figures.circulant import circulant_sectors
 from partreduce.topo.figures.decomposition import dense_sectors
 from partreduce.topo.figures.lanczos import lanczos_norm
 from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
-from partreduce.topo.figures.steady_state import disagreement_of, drift_of
+from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.graphs.hop import double_ring
 from partreduce.topo.graphs.random_graphs import random_regular
 from partreduce.topo.graphs.weights import weigh
@@ -104,7 +104,7 @@ def test_sampled_figures_lie_within_their_error(options: dict[str, object]) -> N
     sectors = dense_sectors(schedule)
     limit = FigureLimits(dense_workers=1, probes=64, seconds=20.0)
     pairs = [
-        (disagreement(schedule, limit=limit), disagreement_of(sectors)),
+        (consensus_distance(schedule, limit=limit), consensus_distance_of(sectors)),
         (drift(schedule, "worker", limit=limit), drift_of(sectors, "worker")),
         (drift(schedule, "node", limit=limit), drift_of(sectors, "node")),
     ]
@@ -142,17 +142,17 @@ def test_separate_parts_never_agree() -> None:
     schedule = Schedule("apart", Cluster.parse("10x4"), Static(phases=GroupPhases((Phase.from_labels(labels),) * 2)))
     found = figures(schedule, limit=LARGE)
     assert found.contraction.value == 1.0
-    assert found.disagreement.value == math.inf
+    assert found.consensus_distance.value == math.inf
     assert found.drift.worker.value == math.inf
-    assert found.to_json()["disagreement"] is None
-    assert "2 separate parts" in found.disagreement.how
+    assert found.to_json()["consensus_distance"] is None
+    assert "2 separate parts" in found.consensus_distance.how
 
 
 def test_time_limit_is_kept_and_said() -> None:
     n = 2000
     pairs = [Phase.from_groups(n, [(i, (i + 1) % n) for i in range(s, n, 2)]) for s in (0, 1)]
     schedule = Schedule("slow ring", Cluster.regular(n, 1), Static(phases=GroupPhases(tuple(pairs))))
-    found = disagreement(schedule, limit=FigureLimits(dense_workers=1, seconds=0.2, probes=1))
+    found = consensus_distance(schedule, limit=FigureLimits(dense_workers=1, seconds=0.2, probes=1))
     assert found.value is None
     assert "time limit" in found.how
 
@@ -193,7 +193,7 @@ def test_fourier_path_equals_dense(n: int, options: dict[str, object], xor: bool
     assert ("Walsh" in fast.how) == xor
     assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
     assert radius_of(fast) == pytest.approx(radius_of(dense), abs=1e-9)
-    assert disagreement_of(fast) == pytest.approx(disagreement_of(dense), rel=1e-9)
+    assert consensus_distance_of(fast) == pytest.approx(consensus_distance_of(dense), rel=1e-9)
     for push in ("worker", "node"):
         assert drift_of(fast, push) == pytest.approx(drift_of(dense, push), rel=1e-9)
 
@@ -242,7 +242,7 @@ def test_fourier_path_on_tori_equals_dense(a: int, b: int, options: dict[str, ob
     assert f"{a}×{b}" in fast.how
     assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
     assert radius_of(fast) == pytest.approx(radius_of(dense), abs=1e-9)
-    assert disagreement_of(fast) == pytest.approx(disagreement_of(dense), rel=1e-9)
+    assert consensus_distance_of(fast) == pytest.approx(consensus_distance_of(dense), rel=1e-9)
     for push in ("worker", "node"):
         assert drift_of(fast, push) == pytest.approx(drift_of(dense, push), rel=1e-9)
     values, counts = spectrum_of(fast)
@@ -257,10 +257,10 @@ def test_two_joined_rings_of_5000_have_their_closed_form() -> None:
     k = np.arange(n // 2)
     values = (1 + 2 * np.cos(2 * np.pi * k / (n // 2)) + (-1.0) ** k + np.array([[1], [-1]])) / 5
     exact = np.sort(np.abs(values), axis=None)[-2]
-    assert found.contraction.kind is found.radius.kind is found.disagreement.kind is Kind.EXACT
+    assert found.contraction.kind is found.radius.kind is found.consensus_distance.kind is Kind.EXACT
     assert found.contraction.value == pytest.approx(exact, abs=1e-13)
     assert found.contraction.value == pytest.approx((3 + 2 * math.cos(4 * math.pi / (n // 2))) / 5, abs=1e-13)
-    assert found.disagreement.value == pytest.approx((1 / (1 - np.sort(values**2, axis=None)[:-1]) - 1).sum() / n)
+    assert found.consensus_distance.value == pytest.approx((1 / (1 - np.sort(values**2, axis=None)[:-1]) - 1).sum() / n)
     assert found.spectral_gap.hop.value == pytest.approx((1 - math.cos(4 * math.pi / (n // 2))) / 2, abs=1e-13)
     random = Neighbor(rounds=(weigh(random_regular(600, degree=4, seed=0)),))
     found = figures(Schedule("unlike", Cluster.regular(600, 1), random))
@@ -271,7 +271,7 @@ def test_a_cyclic_shift_never_converges() -> None:
     schedule = shifts(8, [{1: Fraction(1)}])
     found = figures(schedule)
     assert found.contraction.value == pytest.approx(1)
-    assert found.disagreement.value == math.inf
+    assert found.consensus_distance.value == math.inf
     assert found.to_json()["drift"] == {"worker": None, "node": None}
     assert rounds_to(schedule) is None
 

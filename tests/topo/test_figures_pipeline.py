@@ -116,16 +116,16 @@ def test_the_figures_of_a_pipeline_are_those_of_all_reduce_in_lockstep_and_two_m
     lockstep = figures(Schedule("a", cluster, AllReduce()))
     pipeline = Schedule("a", cluster, AllReduce(when=Pipeline(), how=How(codec="bfloat16")))
     seen = figures(pipeline)
-    assert (seen.contraction, seen.disagreement, seen.drift) == (
+    assert (seen.contraction, seen.consensus_distance, seen.drift) == (
         lockstep.contraction,
-        lockstep.disagreement,
+        lockstep.consensus_distance,
         lockstep.drift,
     )
-    assert seen.disagreement.value == seen.drift.worker.value == seen.contraction.value == 0
+    assert seen.consensus_distance.value == seen.drift.worker.value == seen.contraction.value == 0
     assert n_eff(pipeline) == pytest.approx(8)
     assert lockstep.pipeline is None
     assert seen.pipeline.stability_limit.value == pytest.approx(1)
     assert seen.to_json()["pipeline"] == pytest.approx({"stability_limit": 1.0, "noise_factor": noise_factor(0.1, 2)})
     late = figures(Schedule("a", cluster, AllReduce(when=Late())))
     assert late.pipeline is None
-    assert late.disagreement.value == pytest.approx(7 / 8), "late parameters, not gradients"
+    assert late.consensus_distance.value == pytest.approx(7 / 8), "late parameters, not gradients"

@@ -9,7 +9,7 @@ import pytest
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import FigureLimits, contraction, disagreement, drift
+from partreduce.topo.figures import FigureLimits, consensus_distance, contraction, drift
 from partreduce.topo.figures.evaluate import retimed
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -35,7 +35,9 @@ def test_every_pace_in_lockstep_and_late_is_what_the_steady_state_solves_to(sche
         for when in (Lockstep(), Late()):
             other = replace(schedule, strategy=replace(schedule.strategy, pace=pace, when=when))
             late = other.strategy.overlap
-            assert known.disagreement_at(pace, late=late).value == pytest.approx(disagreement(other).value, abs=1e-12)
+            assert known.consensus_distance_at(pace, late=late).value == pytest.approx(
+                consensus_distance(other).value, abs=1e-12
+            )
             assert known.drift_at(pace, late=late).value == pytest.approx(drift(other, push).value, abs=1e-12)
     assert known.contraction == contraction(schedule)
 
@@ -44,12 +46,14 @@ def test_workers_that_never_agree_do_so_at_no_pace():
     apart = Schedule("apart", Cluster.parse("1x3"), Static(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
     known = retimed(apart, "worker")
     for pace, late in ((1, True), (3, False), (3, True)):
-        assert known.disagreement_at(pace, late=late).value == known.drift_at(pace, late=late).value == float("inf")
+        assert (
+            known.consensus_distance_at(pace, late=late).value == known.drift_at(pace, late=late).value == float("inf")
+        )
 
 
 def test_a_sampled_figure_keeps_its_enclosure_and_says_what_was_not_sampled():
     known = retimed(SCHEDULES[-1], "worker", limit=FigureLimits(dense_workers=3, seconds=0.2))
-    at_two, once = known.disagreement_at(2, late=True), known.disagreement
+    at_two, once = known.consensus_distance_at(2, late=True), known.consensus_distance
     assert at_two.value == pytest.approx(2 * once.value + 2.5 * 6 / 7)
     assert at_two.kind is once.kind
     assert known.drift_at(1, late=False) == known.drift

@@ -23,14 +23,14 @@ def pilot(*, sorted_data: bool = False) -> Pilot:
         steps=60,
         seeds=(0, 1, 5),
         prices=Prices(
-            disagreement=Price(0.02, 0.0, 0.05),
+            consensus_distance=Price(0.02, 0.0, 0.05),
             late=Price(0.0, 0.0, 0.1),
             drift=Price(0.5, 0.25, 1.0) if sorted_data else None,
             error=0.125,
         ),
         probes=(
-            Probe(schedule="every 4", disagreement=1.5, drift=3.0, late=False, stretches=(1.0, 1.25, 1.5)),
-            Probe(schedule="late", disagreement=0.75, drift=0.0, late=True, stretches=(1.0, 0.9, 1.1)),
+            Probe(schedule="every 4", consensus_distance=1.5, drift=3.0, late=False, steps_ratios=(1.0, 1.25, 1.5)),
+            Probe(schedule="late", consensus_distance=0.75, drift=0.0, late=True, steps_ratios=(1.0, 0.9, 1.1)),
         ),
     )
 
@@ -81,9 +81,12 @@ def changed(*path: str | int, value: object) -> dict[str, Any]:
         (changed("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
         (changed("data", value="per-node"), "prices.drift: is for data that differ"),
         (changed("probes", 1, "late", value=1), r"probes\[1\].late: is 1; it must be true or false"),
-        (changed("probes", 0, "stretches", value=[1.0, 2.0]), r"probes\[0\].stretches: has 2 numbers for 3 seeds"),
-        (changed("probes", 0, "stretches", value=[1.0, 0.0, 2.0]), "must be > 0"),
-        (changed("probes", 0, "disagreement", value=float("inf")), "must be a finite number"),
+        (
+            changed("probes", 0, "steps_ratios", value=[1.0, 2.0]),
+            r"probes\[0\].steps_ratios: has 2 numbers for 3 seeds",
+        ),
+        (changed("probes", 0, "steps_ratios", value=[1.0, 0.0, 2.0]), "must be > 0"),
+        (changed("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
     ],
 )
 def test_every_other_document_is_refused_in_one_line_with_its_place(document: object, message: str) -> None:

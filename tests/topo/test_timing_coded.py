@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import pipe_sgd_model
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
@@ -15,7 +16,7 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Static
 from partreduce.topo.strategies.axes import Codec, Drain, Form, How, Pipeline, Rounding, Sending, Where
-from partreduce.topo.timing import loads, pipe_sgd
+from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import LAYERS, Coding, Travel
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication, group_seconds
@@ -192,13 +193,18 @@ def test_a_pipeline_takes_what_equation_4_says(width, seconds):
         when = Pipeline(width=width, wider=True, drain=drain)
         schedule = Schedule("a", Cluster.regular(1, 2), AllReduce(when=when))
         timeline = simulate(schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=20)
-        part = pipe_sgd.Iteration(update=1.0, forward=2.0, backward=4.0, communicate=seconds)
-        whole = pipe_sgd.pipelined_seconds(part, 20, width=width)
+        whole = pipe_sgd_model.pipelined_seconds(7.0, seconds, 20, width=width)
         assert timeline.makespan == whole, "operations that have begun end, whether their gradients are dropped or not"
         # The last K−1 operations are no longer waited for by a step.
         assert timeline.finish[-1, 0] == 7 + max(19 * 7, (20 - width + 1) * seconds if seconds > 7 else 0)
         assert timeline.waiting().tolist() == [0.0, 0.0]
         assert cycle_time(schedule, hardware, ComputeTimes(base=7.0)).per_step == max(7, seconds)
+
+
+def test_the_ring_of_the_published_model_is_that_of_the_cost_model():
+    hardware = Hardware(inside=Link(0.25, 0.5), model_bytes=64)
+    published = pipe_sgd_model.ring_seconds(8, 64, latency=0.25, seconds_per_byte=0.5)
+    assert group_seconds(Phase.from_groups(8, [range(8)]), Cluster.regular(1, 8), hardware).tolist() == [published]
 
 
 def test_a_pipeline_waits_for_the_gradient_of_k_steps_ago():
@@ -227,13 +233,13 @@ def test_a_pipeline_with_layers_takes_what_equation_6_says(latency):
     hardware = Hardware(inside=Link(latency, 0.25), model_bytes=40, layers=5, backward=8 / 12)
     schedule = Schedule("a", Cluster.regular(1, 4), AllReduce(when=Pipeline(), how=How(sending=Sending.LAYERS)))
     compute = ComputeTimes(base=12.0)
-    expected = pipe_sgd.pipelined_layers_seconds(
+    expected = pipe_sgd_model.pipelined_layers_seconds(
         12.0, 100, num_workers=4, num_bytes=40, num_layers=5, latency=latency, seconds_per_byte=0.25
     )
     assert expected == 100 * max(12.0, 2 * 3 * 5 * latency + 1.5 * 40 * 0.25)
     assert cycle_time(schedule, hardware, compute).per_step == pytest.approx(expected / 100)
     whole = Schedule("a", schedule.cluster, AllReduce(when=Pipeline()))
-    ring = pipe_sgd.ring_seconds(4, 40, latency=latency, seconds_per_byte=0.25)
+    ring = pipe_sgd_model.ring_seconds(4, 40, latency=latency, seconds_per_byte=0.25)
     assert cycle_time(whole, hardware, compute).per_step == pytest.approx(max(12.0, ring)), "equation 5"
 
 

@@ -12,7 +12,6 @@ from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies import Route, Routes, Way
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.parallax_per_gpu import gpu_allgather_bytes, gpu_allreduce_bytes, gpu_server_bytes
 from partreduce.topo.timing.tables import NUMBER_BYTES, Touched, exchange, exchanges
 
 ROWS, COLUMNS = 10_000, 64
@@ -136,13 +135,3 @@ def test_shares_that_cannot_be_are_refused_and_independent_ones_are_between():
         Touched(0.1, 0.2, 1.2)
     alone = Touched.independent(0.1, Cluster.regular(2, 2))
     assert (alone.worker, alone.node, alone.everyone) == pytest.approx((0.1, 0.19, 0.3439))
-
-
-def test_the_table_per_gpu_as_printed():
-    """Table 3 of the version of 2018, with N = 4, b = 100, α = 1/4."""
-    assert gpu_server_bytes(4, 100) == 200
-    assert gpu_allreduce_bytes(4, 100) == 150
-    assert gpu_server_bytes(4, 100, touched=0.25) == 50
-    assert gpu_allgather_bytes(4, 100, touched=0.25) == 150
-    with pytest.raises(InputError):
-        gpu_allgather_bytes(0, 100, touched=0.25)

@@ -92,13 +92,7 @@ LINE = graph(2, [(0, 1, "1/2"), (1, 0, "1/2")])
 BIG_LINE = graph(MANY, [(0, 1, "1/2"), (1, 0, "1/2")])
 DOUBLE = groups(400001, [[2 * i, 2 * i + 1] for i in range(200000)] + [[399999, 400000]])
 RULE = document(4, 2, kind="static", node_radices=[2, 2], phases=[[{"local": [0], "across": [0]}]])
-ASKED = {
-    "claim": "membership",
-    "digits": 2,
-    "across": [[0]],
-    "steps": [{"digit": 0, "quotient": [0], "remainder": [1]}],
-    "answers": "",
-}
+ASKED = {"claim": "membership", "answers": "0" * 64}
 HUGE_RULE = document(2**30, 1, kind="static", node_radices=[2] * 30, phases=[[{"local": [0], "across": [0]}]])
 AGES = {"claim": "staleness", "late": 0, "steps": 0, "reach": 1, "age": 0, "age_steps": 0}
 ORDER = {"claim": "consensus-after-a-loss", "method": "order"}
@@ -112,7 +106,7 @@ LIMIT = {
 }
 EXCHANGE = {"claim": "deadlock-free", "ticks": [1], "height": 1, "prologue": 0}
 FACTOR = {"claim": "contraction", "method": "factor", "operator": OPERATOR, "squared": "2"}
-NOISE = {"claim": "disagreement", "at_most": "9", "bits": 8, "covariance": [[9**9, 0, 9**9]]}
+NOISE = {"claim": "consensus-distance", "at_most": "9", "bits": 8, "covariance": [[9**9, 0, 9**9]]}
 PUSH = {"claim": "drift-worker", "at_most": "9", "bits": 8, "squared": "1/2", "state": [[9**9, 0, 0, 9**9]]}
 LONG_PACE = document(2, 1, kind="static", phases=[[{"group": [0, 1]}]], pace=10**9)
 ALL = document(2, 2, kind="allreduce")
@@ -145,8 +139,8 @@ ATTACKS = {
         document(2, 2, kind="allreduce"),
         (free([0]), {**PUSH, "claim": "drift-node", "state": [[0], [0]]}),
     ),
-    "answers of a billion workers": (HUGE_RULE, (free([0]), {**ASKED, "digits": 30, "answers": "0" * 64})),
-    "answers of nobody": (RULE, (free([0, -1]), ASKED)),
+    "answers of a billion workers": (HUGE_RULE, (free([0]), ASKED)),
+    "answers of nobody": (RULE, (free([0, -1]), {**ASKED, "answers": ""})),
     "answers of another function": (
         RULE,
         (free([0, -1]), {**ASKED, "answers": hashlib.sha256(b"0 1\n-\n" * 4).hexdigest()}),
@@ -156,8 +150,8 @@ ATTACKS = {
         (free([0, -1]), {**ASKED, "answers": hashlib.sha256(b"0\n-\n2\n-\n0\n-\n2\n-\n").hexdigest()}),
     ),
     "answers as a list": (RULE, (free([0, -1]), {**ASKED, "answers": [0, -1]})),
-    "membership of explicit groups": (PAIR, (free([1, 2]), {**ASKED, "digits": 0, "across": [], "steps": []})),
-    "membership of a graph": (LINE, ({**ASKED, "digits": 0, "across": [], "steps": []},)),
+    "membership of explicit groups": (PAIR, (free([1, 2]), ASKED)),
+    "membership of a graph": (LINE, (ASKED,)),
     "rounds of a graph in one tick": (graph(2, [(0, 1, "1/2")], [(1, 0, "1/2")]), (EXCHANGE,)),
     "rounds of a graph in the wrong order": (
         graph(2, [(0, 1, "1/2")], [(1, 0, "1/2")]),

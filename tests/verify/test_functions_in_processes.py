@@ -123,3 +123,57 @@ def test_both_ways_prove_the_same(tmp_path):
 def test_an_exit_in_this_process_is_a_sentence_too():
     with pytest.raises(InputError, match="SystemExit"):
         prove_function(lambda w, s, c: sys.exit(0), Cluster.regular(1, 4), 1)
+
+
+FORGER = """
+import json, os
+def pipes():
+    for fd in range(3, 64):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:"):
+                yield fd
+        except OSError:
+            continue
+
+def forge(**more):
+    line = json.dumps({"groups": [[[0, 1, 2, 3], "1"]], "of": [0, 0, 0, 0], **more}).encode() + b"\\n"
+    for fd in pipes():
+        try:
+            os.write(fd, line * 4 + b'{"end":true}\\n')
+        except OSError:
+            continue
+"""
+FORGERS = {
+    "beforehand": FORGER + "forge()\ndef f(w, s, c):\n    return {w, (w + 1) % 4}\n",
+    "beforehand, and ends": FORGER + "forge()\nos._exit(0)\ndef f(w, s, c):\n    return None\n",
+    "beforehand, with an id": FORGER + "forge(id='0' * 32)\ndef f(w, s, c):\n    return {w, (w + 1) % 4}\n",
+    "when it is asked": FORGER + "def f(w, s, c):\n    forge()\n    return {w, (w + 1) % 4}\n",
+    "an answer again": FORGER
+    + "import sys\ndef f(w, s, c):\n    forge(id=sys._getframe(2).f_locals['question']['id'])\n    return range(4)\n",
+}
+
+
+@pytest.mark.parametrize("source", FORGERS.values(), ids=FORGERS)
+def test_answers_that_a_function_writes_into_the_pipe_itself_are_refused(tmp_path, source):
+    with pytest.raises(InputError, match="wrote into the pipe through which its answers come"):
+        prove_function_file(written(tmp_path, source), Cluster.regular(1, 4), 2)
+
+
+def test_hash_seeds_are_drawn_anew_for_each_process(tmp_path):
+    source = f"import os\nopen({str(tmp_path / 'seeds')!r}, 'a').write(os.environ['PYTHONHASHSEED'] + ' ')\n" + ALL
+    for _ in range(2):
+        assert prove_function_file(written(tmp_path, source), Cluster.regular(1, 4), 1).proof.verdict is Status.PROVED
+    seeds = (tmp_path / "seeds").read_text().split()
+    assert len(set(seeds)) == len(seeds) == 4
+
+
+def test_a_function_whose_answer_depends_on_what_was_asked_before_is_refuted(tmp_path):
+    source = (
+        "asked = {}\n"
+        "def f(worker, step, cluster):\n"
+        "    first = asked.setdefault(worker, len(asked)) // 8 * 8\n"
+        "    return range(first, first + 8)\n"
+    )
+    proof = prove_function_file(written(tmp_path, source), Cluster.regular(1, 64), 2).proof
+    assert proof.verdict is Status.REFUTED
+    assert "order drawn at random" in proof["membership"].explanation

@@ -125,7 +125,7 @@ def test_claims_of_other_rounds_are_refused_and_all_rest_on_disjoint_groups():
             refused.add(entry["claim"])
         else:
             assert entry["claim"] in kept
-    assert refused >= {"deadlock-free", "disagreement", "drift-worker", "staleness", "end", "memory", "rounds"}
+    assert refused >= {"deadlock-free", "consensus-distance", "drift-worker", "staleness", "end", "memory", "rounds"}
     assert not refused & kept
     for name in ("quorum", "allreduce"):
         for entry in certified(SCHEDULES[name])[1]["claims"][-5:]:

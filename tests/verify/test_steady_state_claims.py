@@ -1,4 +1,4 @@
-"""Bounds on contraction, disagreement and drift: true, sharp, and refused once anything about them is false.
+"""Bounds on contraction, consensus distance and drift: true, sharp, and refused once anything about them is false.
 
 `attempt(draw, cases)` is one forgery; the tests make some hundreds, `python -m pytest` with FORGERIES=20000 as many.
 """
@@ -19,7 +19,7 @@ from benchmarks.forgery.dense import dense, steady_figures
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.figures import disagreement, drift
+from partreduce.topo.figures import consensus_distance, drift
 from partreduce.topo.mixing import period_product
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
@@ -29,13 +29,13 @@ from partreduce.topo.strategies.base import Averaging
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.checker import linear_algebra
 from partreduce.verify.checker.refusal import Work
+from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction
-from partreduce.verify.disagreement import prove_disagreement
 from partreduce.verify.drift import prove_drift
 
 FORGERIES = int(os.environ.get("FORGERIES", "400"))
 RELAX = [Fraction(1)] * 4 + [Fraction(1, 2), Fraction(4, 3), Fraction(3, 2), Fraction(2), Fraction(1, 7)]
-CLAIMS = ("disagreement", "drift-worker", "drift-node")
+CLAIMS = ("consensus-distance", "drift-worker", "drift-node")
 
 
 def random_schedule(draw: random.Random) -> Schedule:
@@ -101,7 +101,7 @@ def made(schedule: Schedule) -> list[tuple[dict, dict, dict]]:
 @pytest.mark.parametrize("seed", range(60))
 def test_bounds_are_true_sharp_and_accepted(seed):
     schedule = random_schedule(random.Random(f"schedule {seed}"))
-    shown = {"disagreement": disagreement(schedule), "drift-worker": drift(schedule, "worker")}
+    shown = {"consensus-distance": consensus_distance(schedule), "drift-worker": drift(schedule, "worker")}
     shown["drift-node"] = drift(schedule, "node")
     for raw, certificate, figures in made(schedule):
         entry = certificate["claims"][-1]
@@ -119,8 +119,8 @@ def test_most_schedules_that_agree_have_every_claim():
     draw, names = random.Random(4), []
     for _ in range(60):
         schedule = random_schedule(draw)
-        if np.isfinite(disagreement(schedule).value):
-            names.append(prove_disagreement(schedule).status)
+        if np.isfinite(consensus_distance(schedule).value):
+            names.append(prove_consensus_distance(schedule).status)
             names.append(prove_drift(schedule, "worker").status)
     assert len(names) > 40
     assert sum(status is Status.PROVED for status in names) > 0.85 * len(names)
@@ -195,7 +195,7 @@ def test_schedules_beyond_the_theorems_are_not_proved():
     )
     apart = Schedule("x", Cluster.regular(4, 1), Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),))))
     for schedule in (far, apart):
-        assert prove_disagreement(schedule).status is Status.NOT_PROVED
+        assert prove_consensus_distance(schedule).status is Status.NOT_PROVED
         assert prove_drift(schedule, "worker").status is Status.NOT_PROVED
     assert prove_drift(Schedule("a", Cluster.irregular([[0, 1], [2]]), AllReduce()), "node") is None
 
@@ -296,9 +296,9 @@ def test_a_worker_without_edges_in_a_round_is_not_normalised(when):
         covariance = off @ covariance @ off
         squares.append(np.trace(covariance) / n)
     exact = np.mean(squares[-9 * 100 :])
-    assert disagreement(schedule).value == pytest.approx(exact, rel=1e-9)
-    claim = prove_disagreement(schedule)
+    assert consensus_distance(schedule).value == pytest.approx(exact, rel=1e-9)
+    claim = prove_consensus_distance(schedule)
     assert claim.entry is not None
     assert exact <= float(Fraction(claim.entry["at_most"])) < exact * (1 + 1e-5)
     raw = dump_schedule(schedule)
-    assert "disagreement" in list(checker.check(dict(prove(schedule).certificate), checker.read_schedule(raw)))
+    assert "consensus-distance" in list(checker.check(dict(prove(schedule).certificate), checker.read_schedule(raw)))

@@ -35,7 +35,7 @@ ESSENTIAL = {
     "server": ({"consensus", "deadlock-free"}, set()),
 }
 OF_RUNS = ["staleness", "end", "memory", "consensus-after-a-loss"]
-OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "disagreement",
+OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "consensus-distance",
              "drift-worker", "drift-node"]  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_late_gradients_and_codecs_are_claimed_and_essential():
     assert prove(clash)["codec-error"].status is Status.NOT_PROVED
 
 
-EXACT = ["doubly-stochastic", "consensus", "contraction", "disagreement", "drift-worker"]
+EXACT = ["doubly-stochastic", "consensus", "contraction", "consensus-distance", "drift-worker"]
 
 
 def test_claims_about_matrices_say_that_they_speak_of_exact_averages_where_a_codec_rounds():

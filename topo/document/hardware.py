@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, StrictInt, WithJsonSchema
+from pydantic import BeforeValidator, Field, StrictFloat, StrictInt, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from partreduce.topo import units
@@ -33,53 +33,39 @@ if TYPE_CHECKING:
 
 
 def _quantity(
-    parse: Callable[[str], float], number: str, *, positive: bool, least: float = 0.0, most: float = inf
+    parse: Callable[[str], float], base: str, *, bare: bool = False, least: float = 0.0, most: float = inf
 ) -> tuple[Any, Any]:
-    """Validator and JSON schema of a quantity: a text with its unit, or a plain number in the unit `number`."""
+    """Validator and JSON schema of a text with its unit, as the command line takes it; `bare` numbers need none.
 
-    def within(value: float) -> float:
-        if not least <= value <= most:
-            rule = f"at least {least:g}" if value < least else f"at most {most:g}"
-            raise PydanticCustomError(
-                "quantity", "{problem}", {"problem": f"is {value:g}; it must be {rule} in {number}"}
-            )
-        return value
+    What is read is at least `least` and at most `most` in the unit `base`.
+    """
 
     def check(value: object) -> float:
-        if isinstance(value, str):
-            try:
-                return within(parse(value))
-            except InputError as error:
-                raise PydanticCustomError(
-                    "quantity", "{problem}", {"problem": f"is no quantity here: {error}"}
-                ) from None
-        number_given = isinstance(value, int | float) and not isinstance(value, bool)
-        result = float(value) if isinstance(value, int | float) else -1.0
-        if not number_given or not (0 < result < inf or (result == 0 and not positive)):
-            sign = ">" if positive else ">="
-            problem = f"is {shown(value)}; it must be a number {sign} 0 in {number}, or a text with its unit"
-            raise PydanticCustomError("quantity", "{problem}", {"problem": problem})
-        return within(result)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            rule = "a number or a text with its unit" if bare else "a text with its unit"
+            raise _problem(f"is {shown(value)}; it must be {rule}")
+        try:
+            result = parse(value if isinstance(value, str) else repr(value))
+        except InputError as error:
+            raise _problem(f"is no quantity here: {error}") from None
+        if not least <= result <= most:
+            rule = f"at least {least:g}" if result < least else f"at most {most:g}"
+            raise _problem(f"is {result:g}; it must be {rule} in {base}")
+        return result
 
-    bound = "exclusiveMinimum" if positive else "minimum"
-    schema = {"anyOf": [{"type": "string", "description": "number and unit"}, {"type": "number", bound: 0}]}
+    text = {"type": "string", "description": "number and unit"}
+    schema = {"anyOf": [text, {"type": "number", "exclusiveMinimum": 0}]} if bare else text
     return BeforeValidator(check), WithJsonSchema(schema)
 
 
-Bandwidth = Annotated[
-    float, *_quantity(units.parse_bandwidth, "bytes per second", positive=True, least=1 / LONGEST_SECONDS)
-]
-Time = Annotated[float, *_quantity(units.parse_time, "seconds", positive=False, most=LONGEST_SECONDS)]
-Factor = Annotated[float, *_quantity(units.parse_factor, "times", positive=True, most=LONGEST_SECONDS)]
+def _problem(text: str) -> PydanticCustomError:
+    return PydanticCustomError("quantity", "{problem}", {"problem": text})
 
 
-def _whole(value: float) -> int:
-    if value != int(value) or value > 2**53:
-        raise PydanticCustomError("quantity", "{problem}", {"problem": f"is {value!r}; it must be whole bytes"})
-    return int(value)
-
-
-Size = Annotated[float, *_quantity(units.parse_size, "bytes", positive=False), AfterValidator(_whole)]
+Bandwidth = Annotated[float, *_quantity(units.parse_bandwidth, "bytes per second", least=1 / LONGEST_SECONDS)]
+Time = Annotated[float, *_quantity(units.parse_time, "seconds", most=LONGEST_SECONDS)]
+Factor = Annotated[float, *_quantity(units.parse_factor, "times", bare=True, most=LONGEST_SECONDS)]
+Size = Annotated[int, *_quantity(units.parse_size, "bytes")]
 SecondsPerByte = Annotated[StrictInt | StrictFloat, Field(ge=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
 Variation = Annotated[StrictInt | StrictFloat, Field(ge=0, le=LARGEST_JITTER, allow_inf_nan=False)]
 NodeIndex = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
@@ -239,8 +225,11 @@ def _dump_job(hardware: Hardware) -> dict[str, Any]:
     return result
 
 
-def _text(value: float, names: dict[str, Any]) -> str | float:
-    return units.format_quantity(value, {name: scale for name, scale in names.items() if name}) or value
+def _text(value: float, names: dict[str, Any]) -> str:
+    """The value with a unit, and with all its digits where no few of them mean it exactly."""
+    units_of = {name: scale for name, scale in names.items() if name}
+    base = next(name for name, scale in units_of.items() if scale == 1)
+    return units.format_quantity(value, units_of) or f"{value!r}{base}"
 
 
 def _dump_link(link: Link) -> dict[str, Any]:

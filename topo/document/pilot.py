@@ -22,7 +22,7 @@ VERSION = 1
 
 DataKind = Literal["shuffled", "per-worker", "per-node"]
 Figure = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
-Stretch = Annotated[StrictInt | StrictFloat, Field(gt=0, allow_inf_nan=False)]
+StepsRatio = Annotated[StrictInt | StrictFloat, Field(gt=0, allow_inf_nan=False)]
 
 
 class PriceModel(Model):
@@ -36,7 +36,7 @@ class PriceModel(Model):
 class PricesModel(Model):
     """What one unit costs, in multiples of All-Reduce's steps; `drift` exactly where the data were not shuffled."""
 
-    disagreement: PriceModel
+    consensus_distance: PriceModel
     late: PriceModel
     drift: PriceModel | None = None
     error: Figure
@@ -46,14 +46,14 @@ class ProbeModel(Model):
     """One schedule of the pilot and its steps over All-Reduce's, once per seed."""
 
     schedule: Name
-    disagreement: Figure
+    consensus_distance: Figure
     drift: Figure
     late: StrictBool
-    stretches: Annotated[Listed[Stretch], Field(min_length=2, max_length=1000)]
+    steps_ratios: Annotated[Listed[StepsRatio], Field(min_length=2, max_length=1000)]
 
 
 class PilotModel(Model):
-    """What a pilot of a job measured, and the prices of disagreement, drift and lateness that explain it."""
+    """What a pilot of a job measured, and the prices of consensus distance, drift and lateness that explain it."""
 
     format: Literal["partreduce.pilot"] = "partreduce.pilot"
     version: Literal[1] = 1
@@ -92,9 +92,9 @@ def pilot_of(raw: object) -> Pilot:
             "prices.drift", f"is for data that differ, and exactly for these; the data are {model.data}"
         )
     for index, probe in enumerate(model.probes):
-        if len(probe.stretches) != len(model.seeds):
-            place = child(child("probes", index), "stretches")
-            problem = f"has {len(probe.stretches)} numbers for {len(model.seeds)} seeds; it has one for each"
+        if len(probe.steps_ratios) != len(model.seeds):
+            place = child(child("probes", index), "steps_ratios")
+            problem = f"has {len(probe.steps_ratios)} numbers for {len(model.seeds)} seeds; it has one for each"
             raise DocumentError(place, problem)
     prices = model.prices
     return Pilot(
@@ -103,7 +103,7 @@ def pilot_of(raw: object) -> Pilot:
         steps=model.steps,
         seeds=tuple(model.seeds),
         prices=Prices(
-            disagreement=_price(prices.disagreement, "prices.disagreement"),
+            consensus_distance=_price(prices.consensus_distance, "prices.consensus_distance"),
             late=_price(prices.late, "prices.late"),
             drift=None if prices.drift is None else _price(prices.drift, "prices.drift"),
             error=float(prices.error),
@@ -111,10 +111,10 @@ def pilot_of(raw: object) -> Pilot:
         probes=tuple(
             Probe(
                 schedule=probe.schedule,
-                disagreement=float(probe.disagreement),
+                consensus_distance=float(probe.consensus_distance),
                 drift=float(probe.drift),
                 late=probe.late,
-                stretches=tuple(map(float, probe.stretches)),
+                steps_ratios=tuple(map(float, probe.steps_ratios)),
             )
             for probe in model.probes
         ),
@@ -130,7 +130,7 @@ def _price(model: PriceModel, place: str) -> Price:
 def dump_pilot(pilot: Pilot) -> dict[str, Any]:
     """The document of a pilot; `pilot_of` reads the same pilot back."""
     prices = pilot.prices
-    named = {"disagreement": prices.disagreement, "late": prices.late, "drift": prices.drift}
+    named = {"consensus_distance": prices.consensus_distance, "late": prices.late, "drift": prices.drift}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -149,10 +149,10 @@ def dump_pilot(pilot: Pilot) -> dict[str, Any]:
         "probes": [
             {
                 "schedule": probe.schedule,
-                "disagreement": probe.disagreement,
+                "consensus_distance": probe.consensus_distance,
                 "drift": probe.drift,
                 "late": probe.late,
-                "stretches": list(probe.stretches),
+                "steps_ratios": list(probe.steps_ratios),
             }
             for probe in pilot.probes
         ],

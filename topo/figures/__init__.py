@@ -1,4 +1,4 @@
-"""Figures of a schedule: contraction, disagreement, drift, spectral gaps, effective neighbours; see docs/figures.md."""
+"""Figures of a schedule: contraction, consensus distance, drift, spectral gaps, effective neighbours."""
 
 from partreduce.topo.figures.base import Drift as Drift
 from partreduce.topo.figures.base import Figure as Figure
@@ -11,8 +11,8 @@ from partreduce.topo.figures.circulant import product_spectrum as product_spectr
 from partreduce.topo.figures.circulant import torus_spectrum as torus_spectrum
 from partreduce.topo.figures.circulant import walsh_spectrum as walsh_spectrum
 from partreduce.topo.figures.decomposition import FigureLimits as FigureLimits
+from partreduce.topo.figures.evaluate import consensus_distance as consensus_distance
 from partreduce.topo.figures.evaluate import contraction as contraction
-from partreduce.topo.figures.evaluate import disagreement as disagreement
 from partreduce.topo.figures.evaluate import drift as drift
 from partreduce.topo.figures.evaluate import figures as figures
 from partreduce.topo.figures.evaluate import n_eff as n_eff
@@ -20,7 +20,7 @@ from partreduce.topo.figures.evaluate import radius as radius
 from partreduce.topo.figures.evaluate import rounds_to as rounds_to
 from partreduce.topo.figures.exact import ExactClass as ExactClass
 from partreduce.topo.figures.exact import exact_class_matrices as exact_class_matrices
-from partreduce.topo.figures.exact import exact_disagreement as exact_disagreement
+from partreduce.topo.figures.exact import exact_consensus_distance as exact_consensus_distance
 from partreduce.topo.figures.pipeline import decay as decay
 from partreduce.topo.figures.pipeline import noise_factor as noise_factor
 from partreduce.topo.figures.pipeline import pipeline_figures as pipeline_figures

@@ -95,7 +95,7 @@ class Figures:
     num_distinct_phases: int | None
     contraction: Figure
     radius: Figure
-    disagreement: Figure
+    consensus_distance: Figure
     drift: Drift
     spectral_gap: Gaps
     contraction_per_start: tuple[float, ...] = field(default=())
@@ -106,7 +106,7 @@ class Figures:
         named = {
             "contraction": self.contraction,
             "radius": self.radius,
-            "disagreement": self.disagreement,
+            "consensus_distance": self.consensus_distance,
             "drift.worker": self.drift.worker,
             "drift.node": self.drift.node,
             "spectral_gap.hop": self.spectral_gap.hop,

@@ -16,7 +16,7 @@ from partreduce.topo.figures.rate import ZERO, contraction_of, contraction_per_s
 from partreduce.topo.figures.retimed import Retimed
 from partreduce.topo.figures.sectors import spectral_norms
 from partreduce.topo.figures.spectral_gaps import GapKind, spectral_gap
-from partreduce.topo.figures.steady_state import disagreement_of, drift_of, effective_neighbours_of
+from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of, effective_neighbours_of
 from partreduce.topo.mixing import is_doubly_stochastic, period_product
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ def radius(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figure:
     return _radius(_prepare(schedule, limit), None)
 
 
-def disagreement(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figure:
+def consensus_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figure:
     """Steady-state mean squared distance to the mean under unit noise in every step; infinite if never converging.
 
     Raises:
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    return _disagreement(_prepare(schedule, limit))
+    return _consensus_distance(_prepare(schedule, limit))
 
 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureLimits = DEFAULT) -> Figure:
@@ -87,7 +87,7 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Figur
         late_drift = _drift(replace(sectors, overlap=True), push)
     return Retimed(
         contraction=_contraction(schedule, sectors, 0),
-        disagreement=_disagreement(sectors),
+        consensus_distance=_consensus_distance(sectors),
         drift=_drift(sectors, push),
         late_drift=late_drift,
         noise=1 - 1 / n,
@@ -142,7 +142,7 @@ def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
         num_distinct_phases=distinct,
         contraction=first,
         radius=spectral,
-        disagreement=_disagreement(sectors),
+        consensus_distance=_consensus_distance(sectors),
         drift=Drift(_drift(sectors, "worker"), _drift(sectors, "node")),
         spectral_gap=_gaps(schedule, first, spectral),
         contraction_per_start=_per_start(sectors),
@@ -196,10 +196,10 @@ def _radius(sectors: Sectors | Large, known: Figure | None) -> Figure:
     return Figure(radius_of(sectors), Kind.EXACT, sectors.how)
 
 
-def _disagreement(sectors: Sectors | Large) -> Figure:
+def _consensus_distance(sectors: Sectors | Large) -> Figure:
     if isinstance(sectors, Large):
-        return sectors.disagreement()
-    return _steady(disagreement_of(sectors), sectors)
+        return sectors.consensus_distance()
+    return _steady(consensus_distance_of(sectors), sectors)
 
 
 def _drift(sectors: Sectors | Large, push: Literal["worker", "node"]) -> Figure:

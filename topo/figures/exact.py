@@ -1,4 +1,4 @@
-"""Figures of rule schedules as fractions: the class matrices for proofs, and the disagreement itself."""
+"""Figures of rule schedules as fractions: the class matrices for proofs, and the consensus distance itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 MAX_LOCAL = 8
-"""Local ranks up to which the exact disagreement is solved: its system has g(g+1)/2 unknown fractions."""
+"""Local ranks up to which the exact consensus distance is solved: its system has g(g+1)/2 unknown fractions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ def exact_class_matrices(schedule: Schedule) -> tuple[ExactClass, ...]:
     )
 
 
-def exact_disagreement(schedule: Schedule) -> Fraction | None:
-    """The disagreement of a rule schedule as a fraction, None if the workers never converge.
+def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
+    """The consensus distance of a rule schedule as a fraction, None if the workers never converge.
 
-    O(classes · G⁶) fraction operations, so for at most 8 local ranks; `disagreement` has no such limit.
+    O(classes · G⁶) fraction operations, so for at most 8 local ranks; `consensus_distance` has no such limit.
 
     Raises:
         InputError: the schedule is no rule, or has more than 8 local ranks.
@@ -67,8 +67,8 @@ def exact_disagreement(schedule: Schedule) -> Fraction | None:
     rule, paces = _rule(schedule)
     if rule.workers_per_node > MAX_LOCAL:
         raise InputError(
-            f"exact disagreement: {rule.workers_per_node} workers per node; at most {MAX_LOCAL} are solved in "
-            "fractions; use disagreement"
+            f"exact consensus distance: {rule.workers_per_node} workers per node; at most {MAX_LOCAL} are solved in "
+            "fractions; use consensus distance"
         )
     if any(not 0 <= block.relax <= 2 for phase in rule.phases for block in phase):
         # Only such factors can make a norm exceed 1; then the linear system alone would not notice divergence.

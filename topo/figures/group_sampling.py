@@ -74,8 +74,8 @@ class GroupMotion:
         return y - self.units[0] * inner(self.units[0], y)
 
 
-def group_disagreement(motion: GroupMotion, *, probes: int, seed: int, seconds: float) -> Sampled:
-    """As `sampled_disagreement`. O(probes · T · rounds · n), vectors of K entries."""
+def group_consensus_distance(motion: GroupMotion, *, probes: int, seed: int, seconds: float) -> Sampled:
+    """As `sampled_consensus_distance`. O(probes · T · rounds · n), vectors of K entries."""
     n, pace, period = motion.num_workers, motion.pace, motion.period
     known = sum(pace * (len(partition.sizes) - 1) for partition in motion.partitions) / (period * n)
     known += (1 - 1 / n) * ((pace - 1) / 2 + (pace if motion.overlap else 0))

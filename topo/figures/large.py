@@ -10,10 +10,10 @@ import numpy as np
 
 from partreduce.topo.figures.base import Figure, Kind, absent
 from partreduce.topo.figures.chain import Chain
-from partreduce.topo.figures.group_sampling import GroupMotion, group_disagreement, group_drift
+from partreduce.topo.figures.group_sampling import GroupMotion, group_consensus_distance, group_drift
 from partreduce.topo.figures.lanczos import lanczos_norm
 from partreduce.topo.figures.rate import ZERO
-from partreduce.topo.figures.sampling import Motion, Sampled, ritz_radius, sampled_disagreement, sampled_drift
+from partreduce.topo.figures.sampling import Motion, Sampled, ritz_radius, sampled_consensus_distance, sampled_drift
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
 
@@ -123,15 +123,15 @@ class Large:
             how += "; the upper bound, by norms, fails with probability 2e-6 at most"
         return Figure(value if upper is None else min(value, upper), Kind.ESTIMATE, how, lower=0.0, upper=upper)
 
-    def disagreement(self) -> Figure:
+    def consensus_distance(self) -> Figure:
         """Hutchinson's estimate with its standard error."""
         if self._is_split():
             return self._infinite()
         seed, seconds = self.limit.seed, self.limit.seconds
         if self.quick:
-            sampled = group_disagreement(self.quick, probes=self.probes, seed=seed, seconds=seconds)
+            sampled = group_consensus_distance(self.quick, probes=self.probes, seed=seed, seconds=seconds)
         else:
-            sampled = sampled_disagreement(self.motion, probes=self.probes, seed=seed, seconds=seconds)
+            sampled = sampled_consensus_distance(self.motion, probes=self.probes, seed=seed, seconds=seconds)
         return self._figure(sampled, "Hutchinson's estimate")
 
     def drift(self, push: Literal["worker", "node"]) -> Figure:

@@ -5,10 +5,10 @@ lockstep the covariance after a round is k times, and the state k times, what th
 its k steps have been added to what the round began with. A late averaging acts on what the round began with,
 x ← Wx + u, and (W x) + u with x = x' + u' reads W(x' + u') + u: what a late schedule holds after a round is what the
 lockstep one holds after a round *and* the steps of the next. Averaged over the k instants of a round, with d and D the
-disagreement and drift at pace 1 in lockstep, D' the drift at pace 1 late, e the mean square of one worker's noise off
-the mean and b that of its push:
+consensus distance and drift at pace 1 in lockstep, D' the drift at pace 1 late, e the mean square of one worker's noise
+off the mean and b that of its push:
 
-    disagreement   k·d + e·(k−1)/2                       late: + k·e
+    consensus distance   k·d + e·(k−1)/2                       late: + k·e
     drift          k²·D + k(k−1)·c + b(k−1)(2k−1)/6      late: k²·D' + k(k−1)·(c+b) + b(k−1)(2k−1)/6
 
 where c = (D' − D − b)/2 is how the state leans along the push. Derived here; the tests compare each with the solution
@@ -31,16 +31,16 @@ class Retimed:
     """Figures of phases at pace 1 in lockstep, and `late_drift`; `noise` and `push` are the e and b of the module."""
 
     contraction: Figure
-    disagreement: Figure
+    consensus_distance: Figure
     drift: Figure
     late_drift: Figure
     noise: float
     push: float
 
-    def disagreement_at(self, pace: int, *, late: bool) -> Figure:
+    def consensus_distance_at(self, pace: int, *, late: bool) -> Figure:
         """At another pace, in lockstep or late. O(1)."""
         added = self.noise * ((pace - 1) / 2 + (pace if late else 0))
-        return _mapped(self.disagreement, float(pace), added)
+        return _mapped(self.consensus_distance, float(pace), added)
 
     def drift_at(self, pace: int, *, late: bool) -> Figure:
         """At another pace, in lockstep or late; absent where the two drifts at pace 1 are not both known. O(1)."""

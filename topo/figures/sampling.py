@@ -1,4 +1,4 @@
-"""Disagreement, drift and radius of large explicit schedules by sampling: random probes, applied round by round."""
+"""Consensus distance, drift and radius of large explicit schedules by random probes, applied round by round."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Motion:
         return result
 
 
-def sampled_disagreement(motion: Motion, *, probes: int, seed: int, seconds: float) -> Sampled:
+def sampled_consensus_distance(motion: Motion, *, probes: int, seed: int, seconds: float) -> Sampled:
     """Hutchinson's estimate of the average of tr Σ / n: probes of random signs, one per phase in which noise arises.
 
     E‖Φ D^½ z‖² = tr(Φ D Φᵀ) for signs z, so following a probe through the rounds and adding its squared lengths gives

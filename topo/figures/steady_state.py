@@ -1,4 +1,4 @@
-"""Figures of the steady state that a schedule keeps up while workers step: disagreement, drift, effective neighbours.
+"""Figures of the steady state while workers step: consensus distance, drift, effective neighbours.
 
 All instants of a period count alike. `off the mean`, as everywhere in this package: the mean's direction is projected
 out. Stacks have the shape (C, g, g) or (C, g, k) for the C sectors of size g of one batch.
@@ -25,7 +25,7 @@ NEGLIGIBLE = 1e-18
 """Entries of a power of the period below this add nothing to a covariance any more."""
 
 
-def disagreement_of(sectors: Sectors) -> float:
+def consensus_distance_of(sectors: Sectors) -> float:
     """The average over all instants of tr Σ / n, infinite if the workers never converge. O(Σ C g³ log(1/gap)).
 
     Every worker adds fresh unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ (with

@@ -22,7 +22,7 @@ sends for a dense table, `topo.timing.cost` says: its bytes are added to the mod
 pairs (docs/hybrid.md) are priced as all others, by their bytes and a latency for each.
 
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
-links nor aggregation, are `parallax_per_gpu` and `parallax_per_machine`.
+links nor aggregation, stand in docs/hybrid.md.
 """
 
 from __future__ import annotations

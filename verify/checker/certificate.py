@@ -10,9 +10,9 @@ from .claims import (
     codec_error,
     conflict_free,
     consensus,
+    consensus_distance,
     contraction,
     deadlock_free,
-    disagreement,
     drift,
     end,
     equal_replicas,
@@ -77,7 +77,7 @@ GAP_MEMBERS = ("at_least", "less_than", "measure")
 
 CLAIMS: dict[str, Claim] = {
     "conflict-free": Claim(conflict_free.check, ("phases",), of_matrices=True),
-    "membership": Claim(membership.check, ("digits", "across", "steps", "answers"), of_matrices=True),
+    "membership": Claim(membership.check, ("answers",), of_matrices=True),
     "doubly-stochastic": Claim(stochastic.check_doubly_stochastic, ("smallest_weight",), of_matrices=True),
     "unit-sums": Claim(stochastic.check_unit_sums, ("smallest_weight",), of_matrices=True),
     "consensus/trees": Claim(consensus.check_by_trees, ("trees",), of_matrices=True),
@@ -108,7 +108,7 @@ CLAIMS: dict[str, Claim] = {
         contraction.check_by_norms, ("squared", "one", "infinity", "operator"), of_matrices=True
     ),
     "limit": Claim(limit.check, ("weights", "error", "rate", "form", "floor")),
-    "disagreement": Claim(disagreement.check, ("at_most", "bits", "covariance")),
+    "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance")),
     "drift-worker": Claim(drift.check, DRIFT_MEMBERS),
     "drift-node": Claim(drift.check, DRIFT_MEMBERS),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ("classes",), of_matrices=True),

@@ -1,4 +1,4 @@
-"""What workers add between two averagings, and how far that keeps them apart: the ground of disagreement and drift.
+"""What workers add between two averagings, how far that keeps them apart: the ground of consensus distance, drift.
 
 **The model.** A round of worker i has `pace` steps. With P the largest pace a round has P equal instants: at instant
 s < P worker i has made ⌊s·pace/P⌋ of its steps and nothing is averaged yet; at instant P it has made all, and W acts.

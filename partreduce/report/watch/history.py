@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from partreduce.runtime.watch.board import GENERATION
+from partreduce.runtime.watch.published_progress import GENERATION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from partreduce.report.watch.history import Gap
-    from partreduce.runtime.watch.board import Board, Report
+    from partreduce.runtime.watch.published_progress import PublishedProgress, Report
     from partreduce.runtime.watch.status import GapStatus
 
 SILENT_SECONDS = 2.0
@@ -52,33 +52,35 @@ class Row:
 
 
 class Picture:
-    """What was seen of a job so far, read from its board.
+    """What was seen of a job so far, read from its published progress.
 
     Args:
-        board: on which the workers say how far they are.
+        published: where the workers say how far they are.
         gaps: to be kept, where the schedule bounds them.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, board: Board, gaps: Gaps | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.board, self.gaps, self._clock = board, gaps, clock
+    def __init__(
+        self, published: PublishedProgress, gaps: Gaps | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.published, self.gaps, self._clock = published, gaps, clock
         self.start = clock()
-        self._speeds = [Speed() for _ in range(board.num_workers)]
-        self._beats = [(0, self.start)] * board.num_workers
+        self._speeds = [Speed() for _ in range(published.num_workers)]
+        self._beats = [(0, self.start)] * published.num_workers
 
     def look(self) -> None:
         """See all steps; what comes between two looks shows neither in the largest gap nor in the speeds."""
         now = self._clock()
         if self.gaps is not None:
-            self.gaps.add(self.board.places(), self.board.places())
-        for speed, step in zip(self._speeds, self.board.steps(), strict=True):
+            self.gaps.add(self.published.places(), self.published.places())
+        for speed, step in zip(self._speeds, self.published.steps(), strict=True):
             if step is not None:
                 speed.add(now, step)
 
     def rows(self, codes: Mapping[int, int | None], stage: Callable[[int], str]) -> list[Row]:
         """All workers by rank; the arguments are those of `Outlet.look`."""
-        now, steps = self._clock(), self.board.steps()
-        reports = [self.board.report(rank) for rank in range(self.board.num_workers)]
+        now, steps = self._clock(), self.published.steps()
+        reports = [self.published.report(rank) for rank in range(self.published.num_workers)]
         rounds = [_round(step, report) for step, report in zip(steps, reports, strict=True)]
         steps_on = [codes.get(rank) is None and not (report and report.rests) for rank, report in enumerate(reports)]
         slowest = min((r for rank, r in enumerate(rounds) if r is not None and steps_on[rank]), default=None)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from partreduce.report.watch.picture import Picture
-    from partreduce.runtime.watch.board import Board
+    from partreduce.runtime.watch.published_progress import PublishedProgress
 
 LOOK_SECONDS = 0.05
 DRAW_SECONDS = 1.0
@@ -32,7 +32,7 @@ class Screen:
     """
 
     def __init__(self, picture: Picture, terminal: TextIO | None = None) -> None:
-        self.board: Board | None = picture.board
+        self.published: PublishedProgress | None = picture.published
         self._picture = picture
         self._stream = terminal or sys.stderr
         self._is_terminal = self._stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
+from partreduce.runtime.strategies.gap.deadline import LackError, wait_until
 from partreduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
 from partreduce.runtime.strategies.gap.log import GapLog
-from partreduce.runtime.strategies.gap.patience import LackError, wait_until
 from partreduce.runtime.strategies.gap.sizes import message_bound
 from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
 from partreduce.runtime.strategies.one_sided import OneSided

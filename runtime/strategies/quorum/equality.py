@@ -13,9 +13,9 @@ import torch
 from partreduce.topo.errors import InputError
 
 PARTED = (
-    "partreduce: workers have applied the same sums with different optimizer settings (a learning rate, say), so their "
-    "models differ: a scheduler that is stepped once a call goes on by calls, and calls take different numbers of "
-    "results; with missed: each, step it between average_gradients() and step() and in join(after_averaging=...)"
+    "partreduce: workers have applied the same sums with different settings of the optimizer (say a learning rate), so "
+    "their models differ: a scheduler that is stepped once a call goes on by calls, and calls take different numbers "
+    "of results; with missed: each, step it between average_gradients() and step() and in join(after_averaging=...)"
 )
 
 

@@ -55,7 +55,7 @@ parameters have and the one that averages what was computed with them; 0 in lock
 
 *The checks are sound because* they compute all numbers from the file's setting and groups. *They assume* the rules, and
 that groups are disjoint, which `conflict-free` confirms before. What is published counts as it is: nothing is claimed
-of disagreement and drift, which take every worker to make progress in every round.
+of consensus distance and drift, which take every worker to make progress in every round.
 """
 
 from __future__ import annotations

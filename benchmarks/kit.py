@@ -1,0 +1,124 @@
+"""What every experiment needs: its arguments, workers that measure in turns, and tables that are kept."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import os
+import platform
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+Way = Callable[[int], Callable[[], object]]
+"""One contestant: prepares a turn and returns what is timed."""
+Times = dict[str, list[list[float]]]
+
+
+def parser(words: str) -> argparse.ArgumentParser:
+    """Arguments of a module, whose docstring is the help."""
+    return argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def command(module: str) -> str:
+    """How this process was called."""
+    return f"python -m benchmarks.{module} " + " ".join(sys.argv[1:])
+
+
+def machine() -> str:
+    """What stands beside figures that depend on it."""
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
+
+
+def middle(values: Sequence[float], form: str = ".2f", *, quarters: bool = False) -> str:
+    """The median with its ends, or with the quarters."""
+    ordered = sorted(values)
+    place = len(ordered) // 4 if quarters else 0
+    low, high = ordered[place], ordered[-1 - place]
+    return f"{statistics.median(ordered):{form}} [{low:{form}}-{high:{form}}]"
+
+
+def write(path: Path | None, title: str, *parts: str) -> None:
+    """Print a page, and keep it where asked."""
+    page = "\n\n".join([f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
+    print(page)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".md").write_text(page)
+
+
+def on_workers(action: Callable[[], Any], count: int) -> list[Any]:
+    """What `action()` returns in so many processes of this machine, by rank; they see what torchrun's workers see."""
+    from partreduce.runtime.launcher.launch import launch
+
+    folder = Path(tempfile.mkdtemp(prefix="partreduce-bench-"))  # a TemporaryDirectory would go with the first worker
+
+    def work() -> None:
+        (folder / os.environ["RANK"]).write_text(json.dumps(action()))
+
+    output = io.StringIO()
+    try:
+        if launch(work, num_workers=count, threads=1, output=output):
+            raise SystemExit(output.getvalue())
+        return [json.loads((folder / str(rank)).read_text()) for rank in range(count)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def take_turns(
+    ways: Mapping[str, Way], meet: Callable[[float], float], turns: int, *, warm_up: int = 2, end: float = math.inf
+) -> Times:
+    """The start and the end of every turn of every way, on one worker.
+
+    Ways of a turn stand side by side in an order that changes from turn to turn, so that what else the machine does
+    hits all alike. `meet` waits for all workers and adds up what they say; after the monotonic time `end` no
+    turns begin, but for the first.
+    """
+    times: Times = {name: [] for name in ways}
+    for turn in range(-warm_up, turns):
+        for name in random.Random(turn).sample(list(ways), len(ways)):
+            act = ways[name](turn)
+            meet(0.0)
+            start = time.monotonic()
+            act()
+            if turn >= 0:
+                times[name].append([start, time.monotonic()])
+        if turn >= 0 and meet(float(time.monotonic() > end)) > 0:
+            break
+    return times
+
+
+def spans(said: Sequence[Times]) -> dict[str, list[float]]:
+    """Milliseconds of each turn, from the last worker's start to the last one's end."""
+    return {
+        name: [
+            1e3 * (max(end for _, end in turn) - max(start for start, _ in turn))
+            for turn in zip(*(worker[name] for worker in said), strict=True)
+        ]
+        for name in said[0]
+    }
+
+
+def ratios(found: Mapping[str, Sequence[float]], name: str, base: str) -> list[float]:
+    """Turn by turn, over what the base took beside it."""
+    return [ours / theirs for ours, theirs in zip(found[name], found[base], strict=True)]

@@ -1,0 +1,255 @@
+"""The recommendation: one option of the front, and why, in plain words."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+from partreduce.planner.competitors import MAX_GRAPH_WORKERS
+from partreduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
+from partreduce.planner.job import Data
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.preference import preference
+from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.errors import PartreduceError, UnknownError
+from partreduce.topo.strategies.axes import Form
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    from partreduce.planner.gain import Gain
+    from partreduce.planner.job import Job
+    from partreduce.planner.option import Option
+
+
+def recommend(options: Sequence[Option], job: Job) -> Option:
+    """The option that the objective prefers within the job's limits, the simplest of those that it cannot tell apart.
+
+    Predicted times that differ by less than the error of the prediction are not told apart, unless the job asks for the
+    fastest; other objectives are figures of the schedule and are, up to rounding.
+
+    Raises:
+        UnknownError: no option keeps the limits; the message names the nearest one.
+    """
+    allowed = permitted(options, job)
+    if job.objective is Objective.EXACT:
+        exact = [option for option in allowed if option.is_exact]
+        allowed = [option for option in exact if option.period == min(other.period for other in exact)]
+    if not allowed:
+        raise UnknownError(_nothing(options, job))
+    # Predictions of quorums err together, in the price of lateness, so that they can be told apart.
+    if job.objective is Objective.BALANCED and not job.fastest and not job.quorum:
+        return simplest_as_good(allowed, job.data)
+    kept = unbeaten(allowed)
+    least = min(preference(option.costs, job.objective) for option in kept)
+    best = [option for option in kept if preference(option.costs, job.objective) == least]
+    return min(best, key=lambda option: (simplicity(option), option.status != "optimal", option.name))
+
+
+def permitted(options: Sequence[Option], job: Job) -> list[Option]:
+    """The options that keep the job's limits, and wait as it says: late, in lockstep, with a gap or by a quorum."""
+    if job.quorum:
+        able = [option for option in options if option.quorum]
+    else:
+        able = [option for option in options if _waits_as(option, job) and (not job.gap or option.gap)]
+    able = [option for option in able if _held(option) <= most_queues(job)]
+    return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
+
+
+def _waits_as(option: Option, job: Job) -> bool:
+    """Whether what comes late may, in an option that is one kind among others."""
+    if option.quorum:
+        return job.quorum is None and job.when is None
+    return option.lateness in job.whens
+
+
+def _held(option: Option) -> float:
+    """Bytes that an option's queues take of a worker."""
+    facts = option.gap or option.quorum
+    return facts.memory_bytes if facts else 0.0
+
+
+def most_queues(job: Job) -> float:
+    """Bytes that queues may take."""
+    return math.inf if job.max_queues is None else job.max_queues
+
+
+def _exactly(option: Option) -> Fraction | None:
+    """The consensus distance as a fraction where it can be had."""
+    from partreduce.topo.figures import exact_consensus_distance
+
+    try:
+        return exact_consensus_distance(option.schedule)
+    except PartreduceError:  # no rule, or one of too many local ranks
+        return None
+
+
+def gain_of(chosen: Option, options: Sequence[Option], job: Job) -> Gain | None:
+    """The recommendation against the best plain alternative, within the limits if there is one; None without any."""
+    plain = best_plain(permitted(options, job)) or best_plain(options)
+    return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
+
+
+def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """Why it is recommended, against All-Reduce as a user would otherwise run it. One sentence each."""
+    costs = f"it communicates {ms(chosen.communication)} per step and takes {ms(chosen.step_seconds)} per step in all"
+    said = [f"{costs}, of which {ms(chosen.waiting)} are waiting"]
+    said += _compared(chosen, options, job)
+    if chosen.schedule.strategy.averages_gradients and not chosen.late:
+        said.append("it averages gradients in every step, which is what other schedules' steps are counted against")
+    else:
+        said.append(
+            f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps on {job.data} data "
+            f"({chosen.basis} lay within {chosen.steps_ratio_error(job.data):.0%} of the prediction)"
+        )
+    if chosen.lateness is Lateness.LATE and not chosen.gap:
+        said.append(
+            "its averaging runs beside the computing and comes one round late, as its file says; it needs memory for "
+            "one more copy of the parameters, and --when lockstep leaves such schedules out"
+        )
+    if chosen.form is Form.HIERARCHICAL:
+        said.append(
+            "its groups add up inside nodes first, as its file says: form hierarchical, which runs over gloo; for GPUs "
+            "say --form ring, since NCCL chooses by itself"
+        )
+    if chosen.corrected:
+        without = job.steps_model.steps_ratio(float(chosen.consensus_distance), float(chosen.drift))
+        said.append(
+            f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
+            f"{without:.2f} times All-Reduce's steps"
+        )
+    if chosen.extrapolated:
+        said.append(
+            "that prediction lies outside the schedules that the model was fitted to: measure before you rely on it"
+        )
+    return said
+
+
+def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """The recommendation against the best plain alternative, what was set aside for it, and sums in every step."""
+    allowed, said = permitted(options, job), []
+    against = gain_of(chosen, options, job)
+    fastest = min(allowed, key=lambda option: option.time)
+    if against is not None and not chosen.is_plain:
+        said.append(
+            f"it is predicted to reach a loss {against} as fast as the best plain alternative, "
+            f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step){_sure(chosen, against)}"
+        )
+    if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
+        said.append(
+            f"{fastest.name} is predicted to be {gain(fastest, chosen, job.data)} as fast as it: not distinguishable, "
+            f"and the recommendation is simpler: {_phases(chosen)}, against {_phases(fastest)}"
+        )
+    elif chosen.is_plain and fastest is chosen:
+        said.append("no schedule that averages over fewer workers is predicted to train faster")
+    every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]
+    if every and chosen.time > 0:
+        best = min(every, key=lambda option: option.time)
+        said.append(
+            f"All-Reduce in every step would take {best.time / chosen.time:.2f} times as long at its best "
+            f"({best.name}, {ms(best.step_seconds)} per step){_beside_usual(best, chosen, options)}"
+        )
+    return said
+
+
+def _beside_usual(best: Option, chosen: Option, options: Sequence[Option]) -> str:
+    """What All-Reduce as torch runs it takes, where its best is another one."""
+    usual = [option for option in options if option.is_usual and option is not best and option is not chosen]
+    return "".join(
+        f", and {one.time / chosen.time:.2f} times as long as it is usually run ({one.name}, "
+        f"{ms(one.step_seconds)} per step)"
+        for one in usual[:1]
+    )
+
+
+def _sure(chosen: Option, against: Gain) -> str:
+    if against.low > 1 or against.high < 1:
+        return ""
+    but = ", but it is better in every cost" if beats(chosen, against.alternative) else ""
+    return f": not distinguishable{but}"
+
+
+def _phases(option: Option) -> str:
+    if option.is_plain:
+        return "one group of all workers"
+    if option.quorum and not option.quorum.of:
+        return f"one group of all workers with {option.quorum.memory_bytes / 1e6:.3g} MB of results"
+    if option.gap:
+        return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"
+    distinct = option.num_phases
+    return f"{distinct} distinct phase{'s' * (distinct != 1)} in a period of {option.period}"
+
+
+def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list[str]:
+    """What was not proved, and what the user should know; `ended` says why the search ended."""
+    said = []
+    if chosen.form is Form.TREE:
+        said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
+    if chosen.status == "feasible":
+        bound = (
+            "" if chosen.bound is None else f" of its class, with a consensus distance of {chosen.bound:.4g} or more,"
+        )
+        said.append(f"better schedules{bound} may exist: the search ended because {ended}, not at a proof")
+    elif chosen.status == "catalogue" and not chosen.is_plain:
+        said.append("the recommendation is a published construction; that nothing better exists is not proved")
+    if job.pilot is not None and job.pilot.num_workers != job.cluster.num_workers:
+        said.append(
+            f"the pilot had {job.pilot.num_workers} workers and this cluster has {job.cluster.num_workers}: its prices "
+            "change with the number, as docs/pilot.md shows"
+        )
+    if job.data is not Data.SHUFFLED and not job.drift_correction and job.pilot is None:
+        said.append(
+            "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
+            "average rarely need far fewer steps on such data"
+        )
+    if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
+        drift = chosen.drift.value or math.inf
+        slower = job.steps_model.steps_ratio(0.0, drift)
+        said.append(
+            f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
+            f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
+        )
+    return said
+
+
+def _nothing(options: Sequence[Option], job: Job) -> str:
+    if job.quorum:
+        options = [option for option in options if option.quorum]
+        least = min((option.quorum.memory_bytes for option in options if option.quorum), default=None)
+        if least is None:
+            return "no quorum was found within the limits; raise --max-group or --period, or leave out --when quorum"
+        if least > most_queues(job):
+            return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {least:.0f}; raise it"
+    if job.gap:
+        options = [option for option in options if option.gap]
+        sizes = [option.gap.memory_bytes for option in options if option.gap]
+        if job.cluster.num_workers > MAX_GRAPH_WORKERS:
+            return f"gaps are weighed for at most {MAX_GRAPH_WORKERS} workers, not {job.cluster.num_workers}"
+        if not sizes:
+            return "no graph on which a gap could be kept was found within the limits; leave out --when gap"
+        if min(sizes) > most_queues(job):
+            return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
+    usable = [option for option in options if math.isfinite(option.steps_ratio)]
+    if job.objective is Objective.EXACT:
+        return "no schedule with exact consensus was found within the limits; raise --period or --max-group"
+    if not usable:
+        return "no schedule that reaches consensus was found; raise --period or --max-group"
+    cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication
+    if budget is not None and cheapest.communication > budget:
+        return (
+            f"max-communication {ms(budget)}: nothing that reaches consensus was found below "
+            f"{ms(cheapest.communication)} per step ({cheapest.name}); raise the budget or the period"
+        )
+    calmest = min(usable, key=lambda option: float(option.consensus_distance))
+    return (
+        f"max-consensus-distance {job.limits.max_consensus_distance}: the least found is "
+        f"{float(calmest.consensus_distance):.4g} at {ms(calmest.communication)} per step ({calmest.name}); "
+        "raise a limit"
+    )
+
+
+def ms(seconds: float) -> str:
+    """A duration as the planner's sentences give it."""
+    return f"{seconds * 1e3:.4g} ms"

@@ -1,0 +1,186 @@
+"""Device checks: what a device has still to say about operations that the host has only queued, and a watch over them.
+
+On CUDA no step waits for the device: whether all members meant the same operation is decided there (a commit with a
+false check changes nothing, and neither does any later one), and the host reads it a few operations later. A thread
+looks once a second at the oldest operation, since the training loop may stand in a call that waits for the device: when
+a member can no longer come, or the timeout has passed, it destroys the groups, which ends their kernels.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.streams import DeviceClock
+from partreduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, pause_after
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from partreduce.runtime.liveness.heartbeat import Heartbeat
+    from partreduce.runtime.recorder import Operation, Recorder
+    from partreduce.runtime.transport.streams import Marker, Streams
+    from partreduce.runtime.transport.worlds import World
+
+MAX_IN_FLIGHT = 2
+IDLE_SECONDS = 10.0
+"""A watch over nothing ends after so long; the next operation starts another."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An operation that the device has not finished, as far as the host knows."""
+
+    operation: Operation
+    since: float
+    begun: Marker | None = None
+    ended: Marker | None = None
+    check: torch.Tensor | None = None
+    complaint: str = ""
+
+
+class DeviceChecks:
+    """The operations of one reducer that the device has still to finish, oldest first; any thread may add and look."""
+
+    def __init__(self, world: World, recorder: Recorder, heartbeat: Heartbeat, *, timeout: float) -> None:
+        self.world, self.recorder, self.heartbeat, self.timeout = world, recorder, heartbeat, timeout
+        self._lock = threading.Lock()
+        self._pending: list[_Pending] = []
+        self._healthy: torch.Tensor | None = None
+        self.why: str | None = None
+        """Why the watch destroyed the groups."""
+        self._watch: threading.Thread | None = None
+        self._clock: DeviceClock | None = None
+        self._closed = False
+
+    def begun(self, operation: Operation, streams: Streams) -> None:
+        """An operation was queued: from now on it is watched."""
+        timed = self.recorder.directory is not None
+        if timed and self._clock is None:
+            clock = DeviceClock(streams)
+            with self._lock:
+                self._clock = self._clock or clock
+        pending = _Pending(operation, time.monotonic(), streams.mark(timed=True) if timed else None)
+        with self._lock:
+            self._pending.append(pending)
+            if self._watch is None or not self._watch.is_alive():
+                self._watch = Background(self._look_now_and_then, name="partreduce-device-watch", stop=self.close)
+                self._watch.start()
+
+    def add(self, operation: Operation, checks: list[torch.Tensor], streams: Streams, complaint: str) -> torch.Tensor:
+        """The check on an operation together with all earlier ones, on the device; the host reads it later."""
+        healthy = torch.stack(checks).all()
+        with self._lock:
+            if self._healthy is not None:
+                healthy = healthy & self._healthy
+            self._healthy = healthy
+        host = streams.download(healthy)
+        mark = streams.mark(timed=self.recorder.directory is not None)
+        with self._lock:
+            pending = next(one for one in self._pending if one.operation is operation)
+            pending.check, pending.ended, pending.complaint = host, mark, complaint
+            pending.since = time.monotonic()
+        return healthy
+
+    def drop(self, operation: Operation) -> None:
+        """An operation failed on the host; whatever the device says of it does not matter."""
+        with self._lock:
+            self._pending = [one for one in self._pending if one.operation is not operation]
+            self._healthy = None
+
+    def look(self, most: int = MAX_IN_FLIGHT - 1, given_up: Callable[[], str | None] | None = None) -> None:
+        """Read the checks that are there, and wait until at most `most` operations are in flight.
+
+        Raises:
+            GoneError: an operation failed, or did not finish within the timeout.
+        """
+        start = time.monotonic()
+        look = start + LOOK_SECONDS
+        while True:
+            self._raise_what_the_watch_saw()
+            with self._lock:
+                queued = [one for one in self._pending if one.ended is not None]
+            if not queued:
+                return
+            oldest = queued[0]
+            assert oldest.ended is not None, "as filtered"
+            if oldest.ended.query():
+                self._read(oldest)
+                continue
+            if len(queued) <= most:
+                return
+            now = time.monotonic()
+            if now > look:
+                look = now + LOOK_SECONDS
+                why = given_up() if given_up is not None else self._why_not(oldest, start)
+                if why is not None:
+                    raise GoneError(why)
+            time.sleep(pause_after(now - start))
+
+    def close(self) -> None:
+        """End the watch: the run is over."""
+        self._closed = True
+
+    def flush(self, given_up: Callable[[], str | None] | None = None) -> None:
+        """Wait until the device has finished everything that was queued, and read all checks.
+
+        Raises:
+            GoneError: an operation failed, or did not finish within the timeout.
+        """
+        self.look(0, given_up)
+
+    def _read(self, pending: _Pending) -> None:
+        """The check of an operation that the device has finished."""
+        assert pending.check is not None, "set with its mark"
+        assert pending.ended is not None, "set with its check"
+        with self._lock:
+            if pending not in self._pending:
+                return  # another thread has read it
+            self._pending.remove(pending)
+        self._raise_what_the_watch_saw()
+        good = bool(pending.check)
+        times = None
+        if self._clock is not None and pending.begun is not None:
+            times = self._clock.time_of(pending.begun), self._clock.time_of(pending.ended)
+        self.recorder.end(pending.operation, "ok" if good else "failed: the device's check", times=times)
+        if not good:
+            raise GoneError(f"in {pending.operation} {pending.complaint}")
+
+    def _raise_what_the_watch_saw(self) -> None:
+        if self.why is not None:
+            raise GoneError(self.why)
+
+    def _why_not(self, pending: _Pending, since: float) -> str | None:
+        """Why an operation shall not be waited for any longer; None if it may still end."""
+        operation = pending.operation
+        members, round_ = operation.members, operation.rounds_before
+        why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
+        if why is None and time.monotonic() > since + self.timeout:
+            return f"timed out: {operation} did not finish on the device within {self.timeout:g} s"
+        return why
+
+    def _look_now_and_then(self) -> None:
+        """The watch: for a training loop that waits for the device and cannot look itself."""
+        idle = 0.0
+        while idle < IDLE_SECONDS and self.why is None and not self._closed:
+            time.sleep(LOOK_SECONDS)
+            with self._lock:
+                pending = list(self._pending)
+            idle = 0.0 if pending else idle + LOOK_SECONDS
+            oldest = next((one for one in pending if one.ended is None or not one.ended.query()), None)
+            if oldest is None:
+                continue
+            # Twice the time, so that a training loop that looks itself says it first. What overlaps a round has as long
+            # as the round takes.
+            why = self._why_not(oldest, oldest.since + self.timeout if oldest.ended is not None else float("inf"))
+            with self._lock:
+                if why is None or oldest not in self._pending:
+                    continue
+                self.why = why
+            self.heartbeat.note("failed", f"gave up in {oldest.operation}")
+            self.world.abandon()

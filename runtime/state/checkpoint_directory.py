@@ -1,0 +1,277 @@
+"""Checkpoint directory: which checkpoints are whole, which is the newest, which are one run's to delete.
+
+A checkpoint's manifest carries a number, one more than the highest that any worker saw in the directory, and a lineage:
+the run that wrote it together with the runs that it resumed from and that resumed from it. Numbers tell what is newest,
+also where a run that started afresh counts its rounds from zero; a run deletes checkpoints of its own lineage only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from partreduce.topo.document.reader import read_json
+from partreduce.topo.errors import DocumentError, FileProblem, InputError, PartreduceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+FORMAT, VERSION = "partreduce.checkpoint", 1
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_HEADER_BYTES = 64 * 2**20
+NAME = re.compile(r"round-\d{8,}(-\d+)?")
+ENOUGH = 3
+"""Whole checkpoints that a worker offers; hashing more would only cost time."""
+
+
+class NewerFormatError(DocumentError):
+    """A manifest that a later version of partreduce wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A checkpoint as one worker sees it; `problem` says why it cannot be loaded, `number` is −1 where not known."""
+
+    name: str
+    number: int = -1
+    problem: str = ""
+    newer: bool = False
+
+
+def file_of(rank: int) -> str:
+    """The name of a worker's file."""
+    return f"worker-{rank:05d}.safetensors"
+
+
+def folders(directory: Path) -> list[Path]:
+    """The folders of checkpoints, whole or not; none if there is no such directory.
+
+    Raises:
+        FileProblem: it cannot be read.
+    """
+    try:
+        inside = list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FileProblem(f"{directory}: cannot be read: {error.strerror}") from None
+    return [folder for folder in sorted(inside) if NAME.fullmatch(folder.name)]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """A manifest, refused if it is not one.
+
+    Raises:
+        NewerFormatError: a later version of partreduce wrote it.
+        DocumentError: it is not what `save_checkpoint` writes.
+        FileProblem: it cannot be read.
+    """
+    place = folder / MANIFEST
+    manifest = read_json(place, MAX_MANIFEST_BYTES)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DocumentError("format", f"is not {FORMAT!r}", str(place))
+    version = manifest.get("version")
+    if type(version) is int and version > VERSION:
+        raise NewerFormatError(
+            "version", f"is {version}, newer than {VERSION}, which this partreduce reads", str(place)
+        )
+    workers = manifest.get("workers")
+    if (
+        type(version) is not int
+        or version != VERSION
+        or not all(isinstance(manifest.get(key), str) for key in ("schedule", "schedule_sha256", "model_sha256"))
+        or not isinstance(manifest.get("lineage"), str)
+        or not all(
+            type(number := manifest.get(key)) is int and least <= number < 2**53
+            for key, least in (("num_workers", 1), ("round", 0), ("number", 1))
+        )
+        or not isinstance(workers, list)
+        or len(workers) != manifest["num_workers"]
+        or not all(entry is None or _is_entry(entry) for entry in workers)
+        or not any(workers)
+    ):
+        raise DocumentError("workers", "is not what save_checkpoint writes", str(place))
+    return manifest
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+        return False
+    steps = entry.get("steps")
+    return type(steps) is int and 0 <= steps < 2**53
+
+
+def source_of(manifest: Mapping[str, Any], rank: int) -> int:
+    """Whose file a worker reads: its own, or the first that is there where it was lost before the checkpoint."""
+    workers = manifest["workers"]
+    if rank < len(workers) and workers[rank] is not None:
+        return rank
+    return next(other for other, entry in enumerate(workers) if entry is not None)
+
+
+def survey(directory: Path, rank: int | None) -> list[Seen]:
+    """What lies there, newest first, as far as the third that can be loaded; of a worker's own file, or of all.
+
+    A folder without a manifest does not count: nobody finished it.
+
+    Raises:
+        FileProblem: the directory cannot be read.
+    """
+    manifests: list[tuple[Path, dict[str, Any]]] = []
+    seen: list[Seen] = []
+    for folder in folders(directory):
+        if not os.path.lexists(folder / MANIFEST):
+            continue
+        try:
+            manifests.append((folder, read_manifest(folder)))
+        except PartreduceError as error:
+            seen.append(Seen(folder.name, problem=str(error), newer=isinstance(error, NewerFormatError)))
+    manifests.sort(key=lambda pair: (pair[1]["number"], pair[0].name), reverse=True)
+    whole = 0
+    for folder, manifest in manifests:
+        problem = _damage(folder, manifest, rank)
+        seen.append(Seen(folder.name, manifest["number"], problem))
+        whole += not problem
+        if whole == ENOUGH:
+            break
+    return seen
+
+
+def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
+    """Why a worker's file, or one of all, cannot be loaded; empty if it can."""
+    workers = manifest["workers"]
+    wanted = [other for other, entry in enumerate(workers) if entry is not None]
+    if rank is not None:
+        # A run of another size still sees the checkpoint, so that it is refused and not silently ignored.
+        wanted = [source_of(manifest, rank)] if rank < len(workers) else []
+    for other in wanted:
+        path = folder / file_of(other)
+        try:
+            if hashlib.sha256(read_bytes(path)).hexdigest() != workers[other]["sha256"]:
+                return f"{path}: is damaged: its SHA-256 is not the one in {MANIFEST}"
+        except FileProblem as error:
+            return str(error)
+    return ""
+
+
+def chosen(directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> tuple[str | None, str]:
+    """The newest checkpoint that all can load, and what newer ones were passed over for it, as a sentence.
+
+    Args:
+        directory: where they lie.
+        reports: what each worker saw: `seen` (see `survey`), or `problem`.
+        ranks: of these workers.
+
+    Raises:
+        FileProblem: nothing can be loaded although something is there; the message names it.
+        InputError: a checkpoint of a newer format is there; an older one is not taken for it unasked.
+    """
+    problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
+    if problem is not None:
+        raise FileProblem(f"load_checkpoint: {problem}")
+    by_rank = {
+        rank: {entry["name"]: Seen(**entry) for entry in report["seen"]}
+        for rank, report in zip(ranks, reports, strict=True)
+    }
+    numbers = {one.name: one.number for seen in by_rank.values() for one in seen.values()}
+    whole = [name for name in numbers if all(name in seen and not seen[name].problem for seen in by_rank.values())]
+    best = max(whole, key=lambda name: (numbers[name], name), default=None)
+    instead = "to start afresh" if best is None else f"to resume from {best}"
+    for seen in by_rank.values():
+        for one in seen.values():
+            if one.newer:
+                raise InputError(f"load_checkpoint: {one.problem}; upgrade partreduce, or move it away {instead}")
+    broken = [
+        _why(directory, name, by_rank)
+        for name in sorted(numbers, reverse=True)
+        if name not in whole and (best is None or not 0 <= numbers[name] < numbers[best])
+    ]
+    if best is None and broken:
+        raise FileProblem(f"load_checkpoint: {broken[0]}; no older one can be used instead: move it away {instead}")
+    return best, f"load_checkpoint: {'; '.join(broken)}; resumed from {best} instead" if broken else ""
+
+
+def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, Seen]]) -> str:
+    """Why a checkpoint cannot be loaded by all."""
+    for rank, seen in by_rank.items():
+        if name in seen and seen[name].problem:
+            return f"worker {rank}: {seen[name].problem}"
+    missing = next(rank for rank, seen in by_rank.items() if name not in seen)
+    return f"{directory / name}: worker {missing} does not have it"
+
+
+def standing(directory: Path, plain: str) -> dict[str, Any]:
+    """What a worker says before a save: the highest number that it sees, and whether the folder's name is taken."""
+    highest = 0
+    with contextlib.suppress(FileProblem):
+        for folder in folders(directory):
+            with contextlib.suppress(PartreduceError):
+                highest = max(highest, int(read_manifest(folder)["number"]))
+    return {"highest": highest, "taken": os.path.lexists(directory / plain / MANIFEST)}
+
+
+def superfluous(directory: Path, lineage: str, rank: int, *, keep: int, written: str) -> list[Path]:
+    """The folders of a lineage that go when one more is written and `keep` stay, those that it never finished too.
+
+    Asked before anybody deletes: the first who does takes the manifest away.
+    """
+    whole: list[tuple[int, Path]] = []
+    unfinished: list[Path] = []
+    with contextlib.suppress(FileProblem):
+        for folder in folders(directory):
+            if folder.name == written:
+                continue
+            if os.path.lexists(folder / MANIFEST):
+                with contextlib.suppress(PartreduceError):
+                    manifest = read_manifest(folder)
+                    if manifest["lineage"] == lineage:
+                        whole.append((manifest["number"], folder))
+            elif _lineage_in(folder / file_of(rank)) == lineage:
+                unfinished.append(folder)
+    whole.sort(reverse=True)
+    return [folder for _, folder in whole[keep - 1 :]] + unfinished
+
+
+def _lineage_in(path: Path) -> str | None:
+    """The lineage in the header of a worker's file; None if there is no such file or header."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length < MAX_HEADER_BYTES else {}
+        lineage = header["__metadata__"]["lineage"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return lineage if isinstance(lineage, str) else None
+
+
+def delete(superfluous_folders: Sequence[Path], rank: int) -> None:
+    """Delete this worker's part of some folders, the manifest first; what cannot be deleted stays."""
+    for folder in superfluous_folders:
+        with contextlib.suppress(OSError):
+            (folder / MANIFEST).unlink(missing_ok=True)
+            (folder / file_of(rank)).unlink(missing_ok=True)
+            folder.rmdir()  # refuses while others' files are there
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content.
+
+    Raises:
+        FileProblem: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def plain(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+    """As JSON, for the other workers."""
+    return [asdict(one) for one in seen]

@@ -1,0 +1,258 @@
+"""Quorums in virtual time, of all workers or of each group: the protocol objects, with seconds for what they do.
+
+A call is ready when its worker has computed: a gradient, or in groups the progress of a round's steps. Word of a round
+that starts takes the latency of its way; a sum begins when the last thread of its group has entered the round, and
+takes what it takes in lockstep, where all groups of a phase share the links. A worker that rests in a round has nothing
+to sum. A thread that may enter a round waits up to `grace` for a call of its own. The mean of all models, every
+`synchronise_every` rounds, is one more sum of all, for which trainings wait. Adding up, and applying results, take no
+time.
+
+A run of `num_rounds` lets every worker go until it has taken the results of so many rounds; threads of different groups
+may be in different rounds. A call may take several results at once; its computing stands in the row of the first, and
+the other rows are empty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from partreduce.runtime.virtual_time.in_turn import InTurn
+from partreduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.record import Observed, QuorumRecord
+from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.partial import MEETING, Begin, Call, Finish, Here, partial_of
+from partreduce.schedulers.protocols.partial_groups import partial_groups_of
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.timing import loads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    import numpy.typing as npt
+
+    from partreduce.runtime.virtual_time.case import Case
+    from partreduce.schedulers.protocols.base import Action, Machine, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class BeginWithout:
+    """Event: the thread enters its next round without a call of its own, for which it has waited long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Event: the mean of all models is there."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A quorum's machine with names for what takes time beside computing and sums: grace, and the mean of models.
+
+    The protocol says what happens, never when: it lets a thread enter a round that is activated at any time, and models
+    be averaged as soon as all wait for it. Here a thread without a call of its own waits for one, unless its worker has
+    ended; with one that comes in time it enters at once.
+    """
+
+    machine: Machine[Any]
+    setting: Quorum
+
+    @property
+    def num_processes(self) -> int:
+        """The number of workers."""
+        return self.machine.num_processes
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        """Those of the protocol."""
+        return self.machine.channels
+
+    def start(self, process: int) -> Outcome[Any]:
+        """As the protocol."""
+        return self.machine.start(process)
+
+    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - either protocol's
+        """As the protocol, with what waits by its own name."""
+        found = list(self.machine.ready(process, state))
+        if self.setting.grace and not state.buffer and not state.resting:
+            found = [BeginWithout() if event == Begin() else event for event in found]
+        if state.stage == MEETING:
+            found.append(Mean())
+        return found
+
+    def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as above
+        """As the protocol; the mean of models is the meeting by which it otherwise sends word."""
+        if isinstance(event, Mean):
+            actions: tuple[Action, ...] = ()
+            for other in range(self.num_processes):
+                if other != process:
+                    state, more = self.machine.step(process, state, Received(other, Here(state.version)))
+                    actions += more
+            return state, actions
+        after, actions = self.machine.step(process, state, Begin() if isinstance(event, BeginWithout) else event)
+        return after, tuple(one for one in actions if not (isinstance(one, Send) and isinstance(one.message, Here)))
+
+
+class QuorumTiming(Timing):
+    """How long the calls and the rounds of a quorum take; records them.
+
+    Args:
+        seconds: that each worker computes for each of its calls, shape (num_rounds, num_workers).
+        way: (source, to) → seconds that word is on its way.
+        sum_seconds: (worker, round) → seconds of its group's sum.
+        group_of: (worker, round) → the members of its group; None if all are one group.
+        mean_seconds: of a mean of all models.
+        grace: seconds that a thread waits for a call of its own worker.
+
+    Records of shape (num_rounds, num_workers): when the computing whose call took a round's result had begun
+    (`begun`) and ended (`computed`), when it was taken, and averaged where models are (`finish`), how many calls a
+    worker had in the round (`gradients`), and when its group's sum began and ended (`sums`, two of them). `ages` says
+    of every call how many rounds lay between its weights and its round, which stands at the same place in `rounds`.
+    """
+
+    sees_messages = False
+
+    def __init__(
+        self,
+        seconds: npt.NDArray[np.float64],
+        way: Callable[[int, int], float],
+        sum_seconds: Callable[[int, int], float],
+        *,
+        group_of: Callable[[int, int], tuple[int, ...]] | None = None,
+        mean_seconds: float = 0.0,
+        grace: float = 0.0,
+    ) -> None:
+        self._seconds: list[list[float]] = seconds.tolist()
+        self._way, self._sum_seconds, self._mean_seconds, self._grace = way, sum_seconds, mean_seconds, grace
+        self._everybody = tuple(range(seconds.shape[1]))
+        self._group_of = group_of or (lambda worker, round_: self._everybody)  # noqa: ARG005
+        self.begun, self.computed, self.finish = np.full((3, *seconds.shape), np.nan)
+        self.sums = np.full((2, *seconds.shape), np.nan)
+        self.gradients = np.zeros(seconds.shape, dtype=np.int64)
+        self.ages: list[int] = []
+        self.rounds: list[int] = []
+        self._called = [(0.0, 0.0)] * len(self._everybody)
+        self._versions: list[list[int]] = [[] for _ in self._everybody]
+
+    def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
+        """A call's computing, or a thread's waiting for one; everything else is done at once."""
+        if not isinstance(event, Call):
+            return self._grace if isinstance(event, BeginWithout) else 0.0
+        return self._seconds[state.calls][process] if state.version < len(self._seconds) else None
+
+    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
+        """Messages are small."""
+        return self._way(source, to)
+
+    def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
+        """Grace begins with the word that a round starts; what is computed has begun by then, and goes on."""
+        return self._grace > 0
+
+    def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401
+        """A group's sum is one operation of its members, the mean of all models one of all."""
+        if isinstance(event, Finish):
+            members = self._group_of(process, state.done)
+            return Meeting((state.done, members[0]), members, self._sum_seconds(process, state.done))
+        if isinstance(event, Mean):
+            return Meeting(("mean", state.version), self._everybody, self._mean_seconds)
+        return None
+
+    def happened(self, step: Step) -> None:
+        """A call is there, a round is begun or over, or results are taken."""
+        worker, state = step.process, step.before
+        if isinstance(step.event, Call):
+            self._called[worker] = step.work_start, step.work_end
+            self._versions[worker].append(state.version)
+        elif isinstance(step.event, Finish) and state.done < len(self._seconds):
+            self.sums[:, state.done, worker] = step.start, step.end
+        for action in step.actions:
+            match action:
+                case Note(("begun", int(row), tuple(gradients))) if row < len(self._seconds):
+                    self.gradients[row, worker] = len(gradients)
+                    self.ages += [row - self._versions[worker][number] for number in gradients]
+                    self.rounds += [row] * len(gradients)
+                case Note(("taken", _, int(version))):
+                    first = state.version
+                    self.begun[first:version, worker] = self.computed[first:version, worker] = step.end
+                    self.finish[first:version, worker] = step.end
+                    if first < len(self._seconds):
+                        self.begun[first, worker], self.computed[first, worker] = self._called[worker]
+                case Note(("synchronised", int(version))) if version <= len(self._seconds):
+                    self.finish[version - 1, worker] = step.end
+
+    @property
+    def summed(self) -> npt.NDArray[np.float64]:
+        """When the first sum of each round began and the last ended, shape (2, num_rounds)."""
+        return np.array([np.nanmin(self.sums[0], axis=1), np.nanmax(self.sums[1], axis=1)])
+
+    def timeline(self, paces: npt.NDArray[np.int64], nic_bytes: npt.NDArray[np.float64]) -> Timeline:
+        """What is recorded, once the machine has run; `nic_bytes` (num_nodes,) left each node meanwhile."""
+        assert not np.isnan(self.finish).any(), "the protocol never halts before the end: see verify/properties"
+        record = QuorumRecord(self.summed, self.gradients, np.array(self.rounds), np.array(self.ages))
+        observed = Observed(nic_bytes, float(record.ages.max()), float(record.ages.mean()), quorum=record)
+        # Of a sum a worker sees what runs after its call; of one that it missed nothing.
+        start = np.minimum(np.maximum(self.sums[0], self.computed), self.finish)
+        return Timeline(
+            paces,
+            self.begun,
+            self.computed,
+            start,
+            self.finish,
+            self.finish,
+            overlap=False,
+            free_running=True,
+            observed=observed,
+        )
+
+
+def run_quorum(case: Case) -> Timeline:
+    """Every worker's rounds under a quorum of all. O(num_rounds · n) messages, for a number O(num_rounds · n²)."""
+    setting, count = case.schedule.strategy.when, case.schedule.num_workers
+    assert isinstance(setting, Quorum), "the registry chose this function"
+    return _run(case, Waiting(partial_of(setting, count), setting), None)
+
+
+def run_quorum_of_groups(case: Case) -> Timeline:
+    """Every worker's rounds under a quorum of each group. O(num_rounds · n · size of a group) messages."""
+    machine = partial_groups_of(case.schedule)
+    return _run(case, Waiting(machine, machine.setting), machine.group_of)
+
+
+def _run(case: Case, machine: Waiting, group_of: Callable[[int, int], tuple[int, ...]] | None) -> Timeline:
+    schedule, cluster, setting, size = case.schedule, case.schedule.cluster, machine.setting, case.size()
+    everybody = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
+    grouped = () if group_of is None else tuple(map(schedule.phase, range(schedule.phased.period)))
+    phases = (everybody, *grouped)
+    loaded = [loads.of_phase(phase, cluster, case.hardware, model_bytes=size, form=case.form.value) for phase in phases]
+    labels = [phase.labels() for phase in phases]  # (num_workers,) each, -1 for who rests
+    seconds_of = [np.append(one.seconds(), 0.0) for one in loaded]  # of each group, and of who rests
+
+    def place(round_: int) -> int:
+        """Which of the phases a round is."""
+        late = round_ - schedule.prologue
+        return 0 if group_of is None or late < 0 else 1 + late % len(grouped)
+
+    def sum_seconds(worker: int, round_: int) -> float:
+        phase = place(round_)
+        return float(seconds_of[phase][labels[phase][worker]])
+
+    timing = QuorumTiming(
+        case.seconds(),
+        InTurn(cluster, case.hardware).latency,
+        sum_seconds,
+        group_of=group_of,
+        mean_seconds=float(seconds_of[0][0]),
+        grace=setting.grace * 1e-6,
+    )
+    VirtualMachine(machine, timing, seed=case.seed, keep_notes=False).run()
+    nic_bytes = np.zeros(cluster.num_nodes)
+    means = case.num_rounds // setting.synchronise_every if setting.synchronise_every else 0
+    times = Counter(map(place, range(case.num_rounds))) + Counter({0: means})
+    for phase, count in times.items():
+        np.add.at(nic_bytes, loaded[phase].node, loaded[phase].bytes_ * count)
+    return timing.timeline(case.paces(), nic_bytes)

@@ -1,0 +1,304 @@
+"""An asynchronous parameter server: who adds what to a shard of the model, who is answered when; no tensors.
+
+Worker w is process w, the shard at `hosts[k]` process n + k. After each round a worker pushes its progress to all
+shards and takes the model that they answer with: at once, or with `overlap` when its next round is over. A shard adds
+what comes, and keeps its answer back while the worker is more than `staleness` rounds ahead of the slowest. A worker
+may also ask for the newest model without a push, and all together may start again from other parameters: a new
+*generation*, which a shard enters when the worker on its host opens it.
+
+Sources: Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013 (the
+bound); Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014 (shards). Beyond them:
+generations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from partreduce.topo.strategies.server import Server
+
+CLOSED, COMPUTING, WAITING = range(3)
+"""What a worker does: it has no model to count progress from, computes, or waits for answers without computing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Event: progress counts from the parameters that the worker has in this round; its own shard begins with them."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Event: a round is over, and its progress goes to all shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Event: the worker asks for the newest model, without progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Event: the worker takes the model that all shards have answered with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Event: answers are dropped and the generation is over, for all workers after the same round.
+
+    The driver lets no worker do it before all have come to it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Message to a worker's own shard: a generation begins in a round, with what the worker has."""
+
+    generation: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Message: what a round brought. `number` counts a worker's requests."""
+
+    generation: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Message: send me the newest model."""
+
+    generation: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Message: the shard as it is now, in answer to a request."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A worker: `round` is the next whose progress it sends, `missing` the shards that owe it an answer.
+
+    `under_way` says that the answer to its last request is not taken or dropped yet.
+    """
+
+    stage: int = CLOSED
+    generation: int = 0
+    round: int = 0
+    number: int = 0
+    under_way: bool = False
+    missing: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """A shard: of each worker the round that its progress has come to, and its last request.
+
+    `waiting` has for each worker the request that is not answered yet (0: none), `early` the requests of a generation
+    that has not begun here.
+    """
+
+    generation: int = -1
+    rounds: tuple[int, ...] = ()
+    heard: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    early: tuple[tuple[int, Progress | Ask], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What workers do, where no driver decides it: so many rounds, pulls and drains before some of them."""
+
+    rounds: int
+    pulls: tuple[int, ...] = ()
+    drains: tuple[int, ...] = ()
+
+
+ServerState = WorkerState | ShardState
+
+
+@dataclass(frozen=True)
+class Shards:
+    """All workers and shards; a `Machine`. Without a `plan` a worker may do all that the protocol allows."""
+
+    num_workers: int
+    hosts: tuple[int, ...]
+    staleness: int | None = None
+    overlap: bool = False
+    plan: Plan | None = None
+
+    @property
+    def num_processes(self) -> int:
+        """The workers, then the shards."""
+        return self.num_workers + len(self.hosts)
+
+    @property
+    def shards(self) -> range:
+        """The processes that are shards."""
+        return range(self.num_workers, self.num_processes)
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        """Between every worker and every shard."""
+        pairs = [(worker, shard) for worker in range(self.num_workers) for shard in self.shards]
+        return (*pairs, *((shard, worker) for worker, shard in pairs))
+
+    def start(self, process: int) -> Outcome[ServerState]:
+        """Nothing is open yet."""
+        return (WorkerState() if process < self.num_workers else ShardState()), ()
+
+    def ready(self, process: int, state: ServerState) -> Sequence[Hashable]:  # noqa: ARG002 - the state says it all
+        """What a worker may do; a shard only answers."""
+        if isinstance(state, ShardState):
+            return ()
+        if state.stage == CLOSED:
+            return (Open(state.round),)
+        if state.missing:
+            return ()  # under overlap too: a round that is computed meanwhile ends when the answers are there
+        if state.stage == WAITING:
+            return (Take(),)
+        return (Push(), Pull(), Drain()) if self.plan is None else self._planned(self.plan, state)
+
+    def _planned(self, plan: Plan, state: WorkerState) -> Sequence[Hashable]:
+        if state.generation < sum(before <= state.round for before in plan.drains):
+            return (Drain(),)
+        if state.round == plan.rounds:
+            return (Take(),) if state.under_way else ()
+        asked = state.number > state.round + sum(before < state.round for before in plan.pulls)
+        return (Pull(),) if state.round in plan.pulls and not asked else (Push(),)
+
+    def step(self, process: int, state: ServerState, event: object) -> Outcome[ServerState]:
+        """One event of one process."""
+        if isinstance(state, WorkerState):
+            return self._worker(process, state, event)
+        match event:
+            case Received(_, Opened(generation, round_)):
+                return self._opened(state, generation, round_)
+            case Received(source, Progress() | Ask() as request):
+                return self._requested(state, source, request)
+        raise AssertionError(f"not an event of a shard: {event}")
+
+    def _worker(self, process: int, state: WorkerState, event: object) -> Outcome[ServerState]:
+        match event:
+            case Open(round_):
+                opened = Opened(state.generation, round_)
+                own = tuple(
+                    Send(shard, opened) for shard, host in zip(self.shards, self.hosts, strict=True) if host == process
+                )
+                return replace(state, stage=COMPUTING, round=round_), own
+            case Push():
+                message = Progress(state.generation, state.number + 1)
+                after = replace(state, stage=COMPUTING if self.overlap else WAITING, round=state.round + 1)
+                return self._asks(after, message)
+            case Pull():
+                return self._asks(replace(state, stage=WAITING), Ask(state.generation, state.number + 1))
+            case Take():
+                return replace(state, stage=COMPUTING, under_way=False), _taken(state)
+            case Drain():
+                return replace(state, stage=CLOSED, generation=state.generation + 1, under_way=False), ()
+            case Received(source, Answer(number)):
+                if number != state.number:
+                    return state, ()
+                return replace(state, missing=state.missing - {source}), ()
+        raise AssertionError(f"not an event of a worker: {event}")
+
+    def _asks(self, state: WorkerState, request: Progress | Ask) -> Outcome[ServerState]:
+        """A request to all shards; the answer to the one before it is taken first."""
+        after = replace(state, number=request.number, under_way=True, missing=frozenset(self.shards))
+        return after, (*_taken(state), *(Send(shard, request) for shard in self.shards))
+
+    def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
+        """The shard starts again; then it hears what came too early."""
+        if generation <= state.generation:
+            return state, ()  # this word has come before
+        n = self.num_workers
+        after: ServerState = ShardState(generation, (round_,) * n, (0,) * n, (0,) * n)
+        actions: tuple[Action, ...] = (Note(("opened", generation)),)
+        for source, request in state.early:
+            assert isinstance(after, ShardState)
+            after, more = self._requested(after, source, request)
+            actions += more
+        return after, actions
+
+    def _requested(self, state: ShardState, source: int, request: Progress | Ask) -> Outcome[ServerState]:
+        """Progress is added up, whatever its age; then whoever may go on is answered."""
+        if request.generation > state.generation:
+            return replace(state, early=(*state.early, (source, request))), ()
+        if request.generation < state.generation:
+            # Its worker has drained, or waits for this answer to do so: it is dropped there, like the progress here.
+            return state, (Note(("dropped", source, request.number)), Send(source, Answer(request.number)))
+        if request.number <= state.heard[source]:
+            return state, (Note(("dropped", source, request.number)),)
+        after = replace(state, heard=changed(state.heard, source, request.number))
+        if isinstance(request, Ask):
+            return after, (Send(source, Answer(request.number)),)
+        rounds = changed(state.rounds, source, state.rounds[source] + 1)
+        after, answers = self._answered(
+            replace(after, rounds=rounds, waiting=changed(state.waiting, source, request.number))
+        )
+        return after, (Note(("added", source, request.number)), *answers)
+
+    def _answered(self, state: ShardState) -> tuple[ShardState, tuple[Send, ...]]:
+        """Answer everybody who is not too far ahead of the slowest."""
+        furthest = None if self.staleness is None else min(state.rounds) + self.staleness
+        ready = [
+            worker
+            for worker, number in enumerate(state.waiting)
+            if number and (furthest is None or state.rounds[worker] <= furthest)
+        ]
+        waiting = tuple(0 if worker in ready else number for worker, number in enumerate(state.waiting))
+        return replace(state, waiting=waiting), tuple(Send(worker, Answer(state.waiting[worker])) for worker in ready)
+
+    def finished(self, process: int, state: ServerState) -> bool:  # noqa: ARG002 - as in Finishing
+        """Whether the plan is carried out; a shard may rest at any time."""
+        if isinstance(state, ShardState):
+            return True
+        return self.plan is not None and state.round == self.plan.rounds and not state.under_way
+
+    def describe(self, process: int, event: Hashable) -> str:
+        """As a reader would say it."""
+        match event:
+            case Open(round_):
+                return f"worker {process} counts progress from round {round_} on"
+            case Push():
+                return f"worker {process} has ended a round and pushes"
+            case Pull():
+                return f"worker {process} asks for the newest model"
+            case Take():
+                return f"worker {process} takes the model"
+        return f"worker {process} drops what is under way and starts again"
+
+    def describe_message(self, message: Hashable) -> str:
+        """As a reader would say it."""
+        match message:
+            case Opened(generation, round_):
+                return f"word that generation {generation} begins in round {round_}"
+            case Progress(generation, number):
+                return f"progress (request {number}, generation {generation})"
+            case Ask(generation, number):
+                return f"request {number} for the model (generation {generation})"
+        assert isinstance(message, Answer)
+        return f"answer to request {message.number}"
+
+
+def _taken(state: WorkerState) -> tuple[Action, ...]:
+    return (Note(("taken", state.number)),) if state.under_way else ()
+
+
+def shards_of(strategy: Server, num_workers: int, plan: Plan | None = None) -> Shards:
+    """The machine of a schedule; a synchronous server answers as one without staleness, when a round is complete."""
+    staleness = 0 if strategy.synchronous else strategy.staleness
+    return Shards(num_workers, strategy.hosts, staleness, strategy.overlap, plan)

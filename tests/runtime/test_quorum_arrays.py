@@ -1,0 +1,319 @@
+"""The arrays of a quorum by themselves: late gradients in the send buffer, and the shadow between rounds and calls."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.strategies.quorum.shadows import Shadows
+from partreduce.runtime.strategies.quorum.sums import GradientSums
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.quorum import Divide
+
+ROOM = 5
+
+
+class Two(torch.nn.Module):
+    """Two parameters, in one bucket where they have one type."""
+
+    def __init__(self, *dtypes):
+        super().__init__()
+        first, second = dtypes or (torch.float32, torch.float32)
+        self.first = torch.nn.Parameter(torch.zeros(3, dtype=first))
+        self.second = torch.nn.Parameter(torch.zeros(2, dtype=second))
+
+    def has(self, first=None, second=None):
+        """Let the parameters have these gradients."""
+        for parameter, value in ((self.first, first), (self.second, second)):
+            parameter.grad = None if value is None else torch.full_like(parameter, float(value))
+
+    def gradients(self):
+        found = []
+        for parameter in (self.first, self.second):
+            values = None if parameter.grad is None else set(parameter.grad.tolist())
+            assert values is None or len(values) == 1
+            found.append(None if values is None else values.pop())
+        return tuple(found)
+
+
+def buckets_of(model):
+    flat = FlatModel(model, torch.optim.SGD(model.parameters(), lr=1.0), BufferPolicy.LOCAL, StatePolicy.LOCAL)
+    return flat.buckets
+
+
+def sums_of(model, num_workers=4, divide=Divide.WORKERS):
+    return GradientSums(buckets_of(model), ROOM, num_workers=num_workers, divide=divide)
+
+
+def brought(sums):
+    """What a round takes along, as it would be summed."""
+    one = sums.depart()
+    sums.arrays(one)
+    return one
+
+
+def delivered(model, sums, one):
+    """The gradients that a sum leaves in the model."""
+    model.has(-1, -1)
+    sums.apply(one)
+    return model.gradients()
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([(1, 2), (4, None)], (5, 2)),  # the late gradient is the only one of the second parameter
+        ([(1, None), (4, 8)], (5, 8)),
+        ([(1, None), (None, 8)], (1, 8)),
+        ([(None, 2), (None, 8)], (None, 10)),
+        ([(1, 2), (4, None), (16, None)], (21, 2)),
+    ],
+)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.float64)], ids=str)
+def test_a_late_gradient_stays_in_the_send_buffer_whatever_later_calls_have(calls, expected, dtypes):
+    model = Two(*dtypes)
+    sums = sums_of(model)
+    for number in range(3):  # the arrays are used again
+        for gradients in calls:
+            model.has(*gradients)
+            sums.add(scaled=False)
+        one = brought(sums)
+        assert delivered(model, sums, one) == expected, f"round {number}"
+        assert delivered(model, sums, brought(sums)) == (None, None), "nothing was added since"
+        sums.keep(number, one)
+        sums.take([number])
+        sums.retain(())
+        sums.release([one])
+
+
+def test_a_gradient_scaler_once_at_work_on_a_gradient_in_a_sum_is_not_forgotten():
+    model = Two()
+    sums = sums_of(model)
+    for order in ((True, False), (False, True)):
+        for scaled in order:
+            model.has(1, 1)
+            sums.add(scaled=scaled)
+        assert sums.is_special(sums.depart()), order
+    for round_ in range(4):  # whose arrays were used under a scaler before
+        one = sums.depart()
+        assert not sums.is_special(one)
+        one.scaled = True
+        sums.keep(round_, one)
+        sums.retain(())
+
+
+def test_a_round_sums_what_each_worker_has_and_nothing_that_its_arrays_had_before():
+    models = Two(), Two()
+    workers = [sums_of(model) for model in models]
+    for number, gradients in enumerate([((1, 2), (4, 8)), ((1, None), (4, 8)), ((None, None), (None, 8))] * 3):
+        brings = []
+        for model, sums, own in zip(models, workers, gradients, strict=True):
+            model.has(*own)
+            sums.add(scaled=False)
+            brings.append(brought(sums))
+        total = [
+            sum(values for values in column if values is not None) or None for column in zip(*gradients, strict=True)
+        ]
+        for array, other in zip(brings[0].arrays, brings[1].arrays, strict=True):
+            array.add_(other)
+        assert delivered(models[0], workers[0], brings[0]) == tuple(total)
+        for sums, one in zip(workers, brings, strict=True):
+            sums.keep(number, one)
+            sums.retain(())
+
+
+def test_several_results_add_up_with_their_parameters_and_their_scaler():
+    for late in (False, True):
+        model = Two()
+        sums = sums_of(model)
+        found = []
+        for number, gradients in enumerate([(1, None), (2, 4), (8, None)]):
+            model.has(*gradients)
+            sums.add(scaled=late and number == 1)
+            found.append(brought(sums))
+        whole = sums.add_up(found)
+        assert whole is found[0]
+        assert whole.scaled == late
+        assert delivered(model, sums, whole) == (11, 4)
+        assert delivered(model, sums, found[1]) == (2, 4), "the others stay as they are"
+
+
+def test_sums_wait_by_round_and_are_lent_again_once_nobody_needs_them():
+    model = Two()
+    sums = sums_of(model)
+    kept = []
+    for round_ in range(3):
+        model.has(round_ + 1, None)
+        sums.add(scaled=False)
+        kept.append(brought(sums))
+        sums.keep(round_, kept[-1])
+    assert sums.take([2, 0]) == [kept[2], kept[0]]
+    sums.retain([1])
+    made = sums.made
+    lent = [sums.depart(), sums.depart()]
+    assert sums.made == made + 2, "what is being applied is not lent, and what waits is not either"
+    assert not any(one in kept for one in lent)
+    sums.release([kept[2]])
+    sums.depart()
+    assert sums.depart() is kept[2]
+    assert sums.made == made + 3
+    sums.release([kept[0]])
+    sums.clear()
+    made = sums.made
+    lent = [sums.depart() for _ in range(3)]
+    assert {id(kept[0]), id(kept[1])} <= set(map(id, lent))
+    assert sums.made == made + 1, "for the send buffer"
+
+
+def test_a_result_that_is_to_be_taken_again_is_not_lent_meanwhile():
+    """With `missed: latest` a call that finds no newer one takes the last one once more."""
+    model = Two()
+    sums = sums_of(model)
+    one = brought(sums)
+    sums.keep(0, one)
+    for _ in range(2):
+        assert sums.take([0]) == [one]
+        sums.retain([0])
+        sums.release([one])
+        for _ in range(2):
+            assert sums.depart() is not one
+
+
+def test_a_new_segment_has_nothing_of_the_last_one():
+    model = Two()
+    sums = sums_of(model)
+    model.has(1, 2)
+    sums.add(scaled=True)
+    sums.clear()
+    one = brought(sums)
+    assert delivered(model, sums, one) == (None, None)
+    assert not sums.is_special(one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("divide", "expected"), [(Divide.WORKERS, 12 / 8), (Divide.CONTRIBUTORS, 12 / 3)])
+def test_a_sum_is_divided_by_workers_or_by_the_gradients_in_it(dtype, divide, expected):
+    """Sums of 16 bit are divided before they travel, so that they stay in range."""
+    model = Two(dtype, dtype)
+    sums = sums_of(model, num_workers=8, divide=divide)
+    for number in (1, 3, 8):
+        model.has(number, number)
+        sums.add(scaled=False)
+    one = brought(sums)
+    assert float(one.arrays[0][0]) == (12 if dtype is torch.float32 else 12 / 8)
+    sums.arrived(one, (2, 0, 1, 0), special=False)
+    assert delivered(model, sums, one) == (expected, expected)
+    assert not one.scaled
+    empty = brought(sums)
+    sums.arrived(empty, (0, 0, 0, 0), special=True)
+    assert empty.scaled
+    assert all(torch.isfinite(array).all() for array in empty.arrays)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)], ids=str)
+def test_what_a_rounds_workers_tell_one_another_lies_beside_their_gradients(dtypes):
+    model = Two(*dtypes)
+    sums = sums_of(model, num_workers=1)
+    model.has(1, 2)
+    sums.add(scaled=False)
+    one = brought(sums)
+    room = sums.room(one)
+    assert len(room) == ROOM
+    assert room.dtype == torch.float32, "which carries numbers exactly"
+    room.fill_(7)
+    assert delivered(model, sums, one) == (1, 2)
+
+
+# Shadows.
+
+
+@pytest.mark.parametrize("relax", [Fraction(1), Fraction(1, 2), Fraction(5, 4)])
+def test_the_shadow_follows_what_rounds_and_training_do_in_any_order(relax):
+    """s + t(m - b) with each round, s = x + c with each call, x = s and c = 0 with each taking: in exact binary.
+
+    The group has four members, and all others bring the same.
+    """
+    model = Two()
+    (bucket,) = buckets_of(model)
+    groups = {round_: Group((0, 1, 2, 3), relax) for round_ in range(4)}
+    shadows = Shadows([bucket], ROOM, groups.get)
+    bucket.flat.fill_(8.0)
+    shadows.clear()
+    x = s = 8.0
+    c = 0.0
+
+    def trains(step):
+        nonlocal x
+        bucket.flat.add_(step)
+        x += step
+
+    def publishes():
+        nonlocal s
+        shadows.publish()
+        s = x + c
+
+    def takes():
+        nonlocal x, c
+        shadows.take([])
+        x, c = s, 0.0
+
+    def departs():
+        snapshot = shadows.depart()
+        assert set(snapshot.arrays[0][: bucket.size].tolist()) == {s}
+        return snapshot, s
+
+    def arrives(round_, departed, other):
+        nonlocal s, c
+        snapshot, own = departed
+        snapshot.arrays[0][: bucket.size].add_(3 * other)  # the sum of all
+        shadows.keep(round_, snapshot)
+        t = float(relax)
+        moved = t * ((own + 3 * other) / 4 - own)
+        s, c = s + moved, c + moved
+
+    def agrees():
+        assert set(shadows._shadow[0].tolist()) == {s}
+        assert set(bucket.flat.tolist()) == {x}
+        assert set(shadows._changes[0].tolist()) == {c}
+
+    trains(2.0)
+    publishes()
+    departed = departs()
+    trains(16.0)
+    arrives(0, departed, 26.0)  # which this worker has not taken when it publishes
+    agrees()
+    publishes()
+    agrees()
+    departed = departs()
+    trains(4.0)
+    publishes()  # while the round runs
+    arrives(1, departed, 2.0)
+    agrees()
+    arrives(2, departs(), 66.0)  # a second result before it takes both
+    agrees()
+    takes()
+    agrees()
+    trains(1.0)
+    publishes()
+    agrees()
+    before = s
+    shadows.keep(9, shadows.depart())  # it rests
+    assert s == before
+    agrees()
+
+
+def test_a_model_that_is_about_to_be_replaced_is_left_as_it_is_until_the_next_segment():
+    model = Two()
+    (bucket,) = buckets_of(model)
+    shadows = Shadows([bucket], ROOM, lambda _: Group((0, 1)))
+    bucket.flat.fill_(1.0)
+    shadows.clear()
+    shadows.depart()
+    bucket.flat.fill_(5.0)
+    shadows.keeps_model = True
+    shadows.take([])
+    assert set(bucket.flat.tolist()) == {5.0}
+    shadows.clear()
+    assert not shadows.keeps_model
+    assert set(shadows.depart().own[0].tolist()) == {5.0}

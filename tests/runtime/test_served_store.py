@@ -1,0 +1,115 @@
+"""A worker that serves the store of its run and dies is missed at once, whatever it has forked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from helpers.load import stretched
+from partreduce.runtime.transport import served_store
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.rendezvous import connect_store
+from partreduce.topo.errors import StoreLostError
+
+pytestmark = pytest.mark.processes
+TIMEOUT = timedelta(seconds=30)
+
+
+def waits_for_its_end():
+    while True:
+        time.sleep(0.05)
+
+
+def forked(action):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def ask_for_ever(notes):
+    while True:
+        notes.has("anything")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("num_children", [0, 2])
+def test_a_killed_host_of_the_store_is_missed_at_once_though_its_forked_children_live_on(monkeypatch, num_children):
+    """As data loaders' processes do, which kept the store's sockets open: nobody was answered, nor told."""
+    port = free_port()
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    reading, writing = os.pipe()
+
+    def serve():
+        store = connect_store(TIMEOUT)
+        notes = Notes(store, "test")
+        while not notes.has("the other is here"):
+            time.sleep(0.01)
+        for _ in range(num_children):
+            pid = forked(waits_for_its_end)
+            os.write(writing, pid.to_bytes(4, "big"))
+        notes.write("children", "1")
+        waits_for_its_end()
+
+    host, children = forked(serve), []
+    try:
+        client = TCPStore("127.0.0.1", port, None, False, TIMEOUT, wait_for_workers=False)
+        notes = Notes(client, "partreduce/attempt-0/test")
+        notes.write("the other is here", "1")
+        assert notes.wait_for("children") == "1"
+        children = [int.from_bytes(os.read(reading, 4), "big") for _ in range(num_children)]
+        os.kill(host, signal.SIGKILL)
+        os.waitpid(host, 0)
+        host, killed = None, time.monotonic()
+        with pytest.raises(StoreLostError) as caught:
+            ask_for_ever(notes)
+        assert "gave no answer" not in str(caught.value)
+        assert time.monotonic() - killed < stretched(5)
+        for child in children:
+            os.kill(child, 0)  # it lives on
+    finally:
+        for pid in [*children, *([host] if host is not None else [])]:
+            os.kill(pid, signal.SIGKILL)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_what_a_forked_child_loses_is_the_store_alone(monkeypatch):
+    """Not a socket of the program's own, though it listens where a store once was."""
+    monkeypatch.setattr(served_store, "_listeners", set())
+    with socket.create_server(("127.0.0.1", 0)) as former:
+        port = former.getsockname()[1]
+        served_store.let_forks_go_without(port)
+    with socket.create_server(("127.0.0.1", port)) as mine, socket.create_server(("127.0.0.1", 0)) as store:
+        served_store.let_forks_go_without(store.getsockname()[1])
+        with socket.create_connection(store.getsockname()) as client, store.accept()[0] as accepted:
+            child = os.fork()
+            if child == 0:
+                kept = [is_socket(one.fileno()) for one in (mine, client, store, accepted)]
+                os._exit(int(kept != [True, True, False, False]))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert all(is_socket(one.fileno()) for one in (mine, client, store, accepted)), "in the worker itself"
+
+
+def is_socket(descriptor):
+    try:
+        socket.socket(fileno=descriptor).detach()
+    except OSError:
+        return False
+    return True
