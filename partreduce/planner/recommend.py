@@ -219,7 +219,8 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
         options = [option for option in options if option.quorum]
         least = min((option.quorum.memory_bytes for option in options if option.quorum), default=None)
         if least is None:
-            return "no quorum was found within the limits; raise --max-group or --period, or leave out --when quorum"
+            return "no quorum was found within the limits; raise --max group or --max period, or leave out "
+            "--when quorum"
         if least > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {least:.0f}; raise it"
     if job.gap:
@@ -233,9 +234,9 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
     if job.objective is Objective.EXACT:
-        return "no schedule with exact consensus was found within the limits; raise --period or --max-group"
+        return "no schedule with exact consensus was found within the limits; raise --max period or --max group"
     if not usable:
-        return "no schedule that reaches consensus was found; raise --period or --max-group"
+        return "no schedule that reaches consensus was found; raise --max period or --max group"
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication
     if budget is not None and cheapest.communication > budget:
         return (

@@ -3,12 +3,12 @@
 The constants c and p are fitted by `python -m benchmarks.steps_to_loss.fit` (digits, 16 virtual workers, learning rate
 0.4, three placements of the data; half of the schedules fitted, the rest and another cluster shape held out). How much
 consensus distance costs depends on the network: a is 0.013 for that one and 0.055 for the lab's convolutional one. The
-planner takes what fits both with equal weight (`python -m benchmarks.steps_to_loss.second_task`). The fits, their
+planner takes what fits both with equal weight (`python -m benchmarks.steps_to_loss.fit second`). The fits, their
 errors and every measured point are in benchmarks/results/steps_to_loss.json and steps_to_loss_second.json. They are
 two networks on one small task: good for ranking schedules, not a promise about yours.
 
 Overlapped schedules have their consensus distance and drift under delayed mixing (docs/figures.md). On the first
-network these predict them as well as they predict the others (`python -m benchmarks.steps_to_loss.overlapped`):
+network these predict them as well as they predict the others (`python -m benchmarks.steps_to_loss.fit late`):
 All-Reduce in each step, late, needed 1.07 times its own steps. The lab's convolutional one needed 1.31 times at its
 best rate, and the lab's text 1.31 (`python -m benchmarks.steps_to_loss.late_and_small`). So lateness has a price, and
 all three networks have equal weight: 1.03 from consensus distance and 0.19 are their geometric mean.
@@ -139,7 +139,7 @@ CORRECTED = StepsModel(
     max_consensus_distance=10.8,
     max_drift=170.0,
 )
-"""The same on sorted data with drift correction `auto` (`python -m benchmarks.steps_to_loss.fit_corrected`).
+"""The same on sorted data with drift correction `auto` (`python -m benchmarks.steps_to_loss.fit corrected`).
 
 Corrections take the push away but follow noise, so consensus distance weighs more than without and drift less.
 """

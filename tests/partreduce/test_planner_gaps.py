@@ -173,7 +173,7 @@ def test_the_effort_bounds_what_is_run_and_the_rest_is_named() -> None:
 
 def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gap.json"
-    asked = ["design", "2x3", "--model-bytes", "1MB", "--disturb", "hop", "--when", "gap", "--effort", "2"]
+    asked = ["design", "2x3", "--model-bytes", "1MB", "--set", "disturb=hop", "--when", "gap", "--effort", "2"]
     assert main([*asked, "--json", "-o", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["recommendation"]["when"] == "gap"
@@ -181,11 +181,11 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pyte
     assert answer["gain"]["alternative"].startswith("allreduce")
     gap = load_schedule(path).strategy.when
     assert isinstance(gap, Gap)
-    assert main(["compare", str(path), "--model-bytes", "1MB", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["schedules"]
+    assert main(["simulate", str(path), str(path), "--model-bytes", "1MB", "--json"]) == 0
+    row, _ = json.loads(capsys.readouterr().out)["schedules"]
     assert (row["when"], row["runs"]) == ("gap", gap.in_words)
     assert row["memory_bytes"] == answer["recommendation"]["gap"]["memory_bytes"]
-    assert main([*asked, "--max-queues", "1kB"]) == 3
+    assert main([*asked, "--max", "queues=1kB"]) == 3
     assert "max-queues" in capsys.readouterr().err
 
 

@@ -196,7 +196,7 @@ def test_limits_hold_for_quorums_too():
     assert all(option.quorum.of for option in found.options if option.quorum)
     line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
     assert "as fast as All-Reduce in every step" in line, "which the limits leave out"
-    with pytest.raises(UnknownError, match="no quorum was found within the limits; raise --max-group"):
+    with pytest.raises(UnknownError, match="no quorum was found within the limits; raise --max group"):
         plan(replace(asked, limits=Limits(max_group=2), max_queues=1.0))
 
 

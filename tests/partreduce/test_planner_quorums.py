@@ -128,7 +128,7 @@ def test_which_quorum_pays_for_which_imbalance():
 def test_long_steps_by_command_line(tmp_path, capsys):
     path, picture = tmp_path / "quorum.json", tmp_path / "quorums.svg"
     main(
-        ["design", "3x1", "--when", "quorum", "--disturb", "hop", "--model-bytes", "1MB", "--effort", "quick",
+        ["design", "3x1", "--when", "quorum", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
          "-o", str(path), "--plot", str(picture)]
     )  # fmt: skip
     shown = " ".join(capsys.readouterr().out.split())
