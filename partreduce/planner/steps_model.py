@@ -33,8 +33,8 @@ from partreduce.topo.figures.pipeline import noise_factor
 LATE_MORE, LATE_MORE_PER_STEP = 0.12, 0.5
 """What lateness may cost more than predicted: 1.31 times the steps at one step a round, on two of three networks. At
 five steps a round the lab's text needed 1.7 times the steps at a rate of 0.4, 2.1 times at 0.8, and at 1.6, which
-All-Reduce bears, it did not reach its loss in 300 (benchmarks/results/late_and_small.md). So half of All-Reduce's steps for
-each further step of a round is more than was ever paid where the loss was reached."""
+All-Reduce bears, it did not reach its loss in 300 (benchmarks/results/late_and_small.md). So half of All-Reduce's steps
+for each further step of a round is more than was ever paid where the loss was reached."""
 DELAY_MORE = 0.63
 """The same of gradients: 2.1 times the steps, on the lab's digits."""
 
