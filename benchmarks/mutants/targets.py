@@ -25,7 +25,10 @@ CORRUPTED = "tests/verify/test_certificate_mutations.py::test_corrupted_certific
 FORGED = ("tests/verify/test_checker_attacks.py", "tests/verify/test_certificate_mutations.py", ORACLE)
 EDGES = "tests/verify/test_checker_edges.py"
 NUMBERS = "tests/verify/test_checker_numbers.py"
-FACTS = ("tests/verify/test_facts.py", "tests/verify/test_gap_facts.py::test_the_checker_finds_the_bounds_of_the_prover")
+FACTS = (
+    "tests/verify/test_facts.py",
+    "tests/verify/test_gap_facts.py::test_the_checker_finds_the_bounds_of_the_prover",
+)
 READ = "tests/verify/test_what_the_checker_reads.py"
 CLAIMED = (
     "after_a_loss", "consensus", "consensus_distance", "contraction", "drift", "exact_consensus", "limit",
@@ -122,9 +125,9 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     },
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
-    "runtime/averaging/verdicts.py": (("tests/runtime/test_device_path.py",),),
-    **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables",)},
-    **{f"verify/{name}.py": ((QUORUM_CLAIMS,),) for name in ("quorum_groups",)},
+    "runtime/averaging/device_checks.py": (("tests/runtime/test_device_path.py",),),
+    "verify/tables.py": ((TABLE_CLAIMS,),),
+    "verify/quorum_groups.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
         f"partreduce/planner/{name}.py": (("tests/partreduce/test_planner_group_quorums.py",),)
@@ -138,7 +141,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/runtime/test_gap_driver.py",),
         ("tests/runtime/test_gap_replay.py", "tests/runtime/test_strategy_gap.py"),
     ),
-    "runtime/liveness/heartbeat.py": (("tests/runtime/test_culprit.py",), ("tests/runtime/test_who_has_gone_on.py",)),
+    "runtime/liveness/heartbeat.py": (
+        ("tests/runtime/test_wait_chain.py",),
+        ("tests/runtime/test_who_has_gone_on.py",),
+    ),
     "runtime/launcher/launch.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_processes.py",)),
     "runtime/launcher/supervision.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_orphans.py",)),
 }
