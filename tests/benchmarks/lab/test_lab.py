@@ -22,7 +22,7 @@ from benchmarks.lab.setting import Setting, settings
 from benchmarks.lab.table import Row, baseline, block
 from partreduce.topo.cluster import Cluster
 
-HOME = Path(__file__).resolve().parents[2]
+HOME = Path(__file__).resolve().parents[3]
 PLAIN = Setting(name="plain", compute=0.06)
 SLOW = Setting(name="slow", compute=0.06, slow=((6, 5.0),))
 FOUR = Cluster.regular(4, 4)

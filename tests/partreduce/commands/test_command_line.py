@@ -19,7 +19,7 @@ from partreduce.topo.strategies import AllReduce, Generated, Late, Lockstep, Nei
 from partreduce.topo.strategies.axes import Codec, How, Pipeline
 from partreduce.topo.strategies.quorum import Quorum
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 OURS = ("design", "verify", "show", "simulate", "measure", "import", "run", "schema", "demo")

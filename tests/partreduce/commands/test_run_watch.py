@@ -33,7 +33,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.gap import Gap
 from partreduce.topo.strategies.neighbor import Neighbor
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import os, signal, sys, time, torch
 from partreduce import DistributedOptimizer

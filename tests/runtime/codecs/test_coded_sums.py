@@ -1,6 +1,6 @@
 """Coded sums of groups: equal to a model in NumPy bit for bit, on all members alike, within their bounds; and kills.
 
-`PARTREDUCE_CODED_SUMS=1200 python -m pytest tests/runtime/test_coded_sums.py -k random` draws that many groups; the
+`PARTREDUCE_CODED_SUMS=1200 pytest tests/runtime/codecs/test_coded_sums.py -k random` draws that many groups; the
 suite draws fewer.
 """
 

@@ -168,5 +168,5 @@ def test_an_active_worker_that_asks_an_active_one_is_noticed():
 
 
 def test_the_page_lists_every_bug():
-    page = (Path(__file__).parents[2] / "docs" / "explorer.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "explorer.md").read_text(encoding="utf-8")
     assert [name for name in BUGS if f"| {name} |" not in page] == []

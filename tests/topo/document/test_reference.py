@@ -12,7 +12,7 @@ from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.document.schema import schedule_schema
 from partreduce.topo.document.writer import schedule_text
 
-PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "file-format.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r'^```(\w+) title="(schedule|cluster)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
 SCHEDULES = [text for _, what, text in BLOCKS if what == "schedule"]
 

@@ -28,7 +28,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Quorum, Static
 
 RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "20"))
-"""`PARTREDUCE_QUORUM_RUNS=1000 pytest tests/runtime/test_strategy_quorum_groups.py -k mean` runs as many."""
+"""`PARTREDUCE_QUORUM_RUNS=1000 pytest tests/runtime/strategies/test_quorum_groups.py -k mean` runs as many."""
 
 
 def assert_kept(case, results):

@@ -114,6 +114,6 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
 
 
 def test_older_results_are_settings_too():
-    for path in (Path(__file__).resolve().parents[2] / "benchmarks/results").glob("lab-*.json"):
+    for path in (Path(__file__).resolve().parents[3] / "benchmarks/results").glob("lab-*.json"):
         for fields in json.loads(path.read_text())["settings"]:
             assert Setting.of_json(fields).free_step(16) > 0

@@ -17,7 +17,7 @@ from benchmarks.papers import cells, hop, page, pictures, pipe_sgd, prague, rows
 from benchmarks.papers.registry import PAPERS
 from benchmarks.papers.rows import Curve, Results, Row, ratio, value
 
-HOME = Path(__file__).resolve().parents[2]
+HOME = Path(__file__).resolve().parents[3]
 
 
 def results():

@@ -309,7 +309,7 @@ def test_what_cannot_go_with_it_is_refused(ranks):
 
 @pytest.mark.parametrize("part", range(RUNS // CHUNK))
 def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
-    """`PARTREDUCE_PROGRESS_RUNS=400 python -m pytest tests/runtime/test_progress_means.py -k replay` draws more."""
+    """`PARTREDUCE_PROGRESS_RUNS=400 pytest tests/runtime/averaging/test_progress_means.py -k replay` draws more."""
     for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
         case = random_run(seed)
         histories = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))

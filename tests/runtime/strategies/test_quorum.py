@@ -35,7 +35,7 @@ from partreduce.topo.strategies import AllReduce, Form, How
 from partreduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
 
 RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "16"))
-"""`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout 3000 tests/runtime/test_strategy_quorum.py -k conserved` runs more."""
+"""`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout=3000 tests/runtime/strategies/test_quorum.py -k conserved` draws on."""
 
 
 def assert_conserved(case, results):

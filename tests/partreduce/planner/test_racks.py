@@ -23,7 +23,7 @@ from partreduce.topo.timing.cost import communication
 if TYPE_CHECKING:
     from partreduce.topo.cluster import Cluster
 
-PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

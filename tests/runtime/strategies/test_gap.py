@@ -29,7 +29,7 @@ from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from partreduce.verify.gaps.exact import exact_bounds
 
 RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
-"""`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/test_strategy_gap.py -k protocol_allows` runs as many."""
+"""`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/strategies/test_gap.py -k protocol_allows` runs as many."""
 
 
 @pytest.mark.parametrize("block", range(2))

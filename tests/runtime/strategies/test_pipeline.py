@@ -20,7 +20,7 @@ from partreduce.topo.strategies import AllReduce
 from partreduce.topo.strategies.axes import WIDER, Codec, Drain, How, Lockstep, Pipeline, Rounding, Total
 
 CASES = int(os.environ.get("PARTREDUCE_PIPELINE_CASES", "40"))
-"""The whole campaign: `PARTREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/test_strategy_pipeline.py -k replay`."""
+"""The whole campaign: `PARTREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/strategies/test_pipeline.py -k replay`."""
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from partreduce.verify.properties.lock_vector import SMALL
 
-MODEL = Path(__file__).parents[2] / "verify" / "models" / "lock_vector.pml"
+MODEL = Path(__file__).parents[3] / "verify" / "models" / "lock_vector.pml"
 
 
 @pytest.mark.parametrize("configuration", SMALL, ids=lambda c: c.name)
