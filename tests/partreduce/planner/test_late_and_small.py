@@ -100,7 +100,7 @@ def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too() 
     chosen = recommend(options, asked)
     assert chosen.how.codec is not Codec.NONE
     assert chosen.time < recommend(competitors(job()), job()).time
-    against = best_plain(options)
+    against = best_plain(options, asked)
     assert against is not None
     assert against.how.codec is not Codec.NONE
     usual = [option for option in baselines(options) if option.is_usual]
