@@ -97,7 +97,7 @@ def test_piggybacked_tensors_are_loaded_in_shares_or_from_the_first_member_alone
     ]
     for is_first, expected in ((True, [9.0, 1.0, 2.0, 6.0, 0.0]), (False, [9.0, 1.0, 2.0, 0.0, 0.0])):
         bucket, array = bucket_of([0], [9, 9, 9, 9, 9], piggybacked=piggybacked)
-        load_piggybacked(bucket, array, 2, is_first=is_first)
+        load_piggybacked(bucket, array, 2, is_first=is_first, rank=0)
         assert array.tolist()[:5] == expected
     saved = snapshot_piggybacked(bucket)
     assert [None if one is None else one.tolist() for one in saved] == [[[2.0], [4.0]], 6.0, None]
