@@ -30,13 +30,13 @@ Beside them:
 * entries and schedules that are changed at random: [test_certificate_mutations.py][random], and
   `python -m benchmarks.forgery`.
 
-[edges]: ../../tests/verify/test_checker_edges.py
-[numbers]: ../../tests/verify/test_checker_numbers.py
-[read]: ../../tests/verify/test_what_the_checker_reads.py
-[facts]: ../../tests/verify/test_facts.py
-[gaps]: ../../tests/verify/test_gap_facts.py
-[attacks]: ../../tests/verify/test_checker_attacks.py
-[random]: ../../tests/verify/test_certificate_mutations.py
+[edges]: ../../tests/verify/checker/test_checker_edges.py
+[numbers]: ../../tests/verify/checker/test_checker_numbers.py
+[read]: ../../tests/verify/checker/test_what_the_checker_reads.py
+[facts]: ../../tests/verify/checker/test_facts.py
+[gaps]: ../../tests/verify/checker/test_gap_facts.py
+[attacks]: ../../tests/verify/checker/test_checker_attacks.py
+[random]: ../../tests/verify/checker/test_certificate_mutations.py
 
 """
 
