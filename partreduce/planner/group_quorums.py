@@ -28,7 +28,7 @@ from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import payer
 from partreduce.schedulers import registry
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.timing.quorum import sampled
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def based(options: Sequence[Option], job: Job) -> list[Option]:
     return sorted(able, key=time)
 
 
-def starts_of(schedule: Schedule, slow: Sequence[int]) -> list[Start | int]:
+def starts_of(schedule: Schedule, slow: Sequence[int]) -> list[QuorumStart | int]:
     """Who starts rounds: all members but the slow ones of every group, or all but one; half of the smallest; the first.
 
     Args:
@@ -122,7 +122,7 @@ def starts_of(schedule: Schedule, slow: Sequence[int]) -> list[Start | int]:
     left = [int((~is_slow[list(group.members)]).sum()) for phase in phases_of(schedule) for group in phase]
     usual = min((number for number in left if number), default=1) if len(slow) else sizes[0] - 1
     numbers = [number for number in (usual, sizes[0] // 2) if 2 <= number < sizes[-1]]
-    return [*dict.fromkeys(numbers), Start.SOLO]
+    return [*dict.fromkeys(numbers), QuorumStart.SOLO]
 
 
 @dataclass

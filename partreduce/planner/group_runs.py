@@ -19,7 +19,7 @@ from partreduce.planner.option import QuorumFacts
 from partreduce.planner.quorums import PER_MESSAGE, WARM_UP, Costs, by, queue_for, rounds_for
 from partreduce.schedulers import registry
 from partreduce.topo.figures.base import Figure, Kind, absent
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.timing.quorum import balance
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def period_of(seconds: npt.NDArray[np.float64], schedule: Schedule, setting: Quo
 def work_of_run(schedule: Schedule, setting: Quorum, num_rounds: int) -> float:
     """Nominal seconds: under a number all members of a group tell all, else one tells all."""
     count = schedule.num_workers
-    told = [phase.sizes if isinstance(setting.quorum, Start) else phase.sizes**2 for phase in phases_of(schedule)]
+    told = [phase.sizes if isinstance(setting.quorum, QuorumStart) else phase.sizes**2 for phase in phases_of(schedule)]
     messages = float(np.mean([sizes.sum() for sizes in told]))
     return num_rounds * ((PER_MESSAGE + PER_WORKER * count) * (messages + 4 * count) + PER_ENTRY * count**2)
 
@@ -126,7 +126,7 @@ def figures_of(schedule: Schedule, calls: npt.NDArray[np.int64], node_of: npt.ND
     return Figures(spread + inner, by_worker, by_node)
 
 
-def setting_of(base: Option, start: Start | int, job: Job, seconds: npt.NDArray[np.float64]) -> Quorum:
+def setting_of(base: Option, start: QuorumStart | int, job: Job, seconds: npt.NDArray[np.float64]) -> Quorum:
     """With a queue that holds the rounds which pass during the longest call, so that nobody waits for it.
 
     `seconds` (samples, num_workers) are those of steps; so in `rounds_of`.
@@ -151,7 +151,7 @@ def _costs(base: Option, job: Job) -> Costs:
 
 def words_of(setting: Quorum, base: Option) -> str:
     """A setting as tables call it."""
-    who = "solo in" if isinstance(setting.quorum, Start) else f"{setting.quorum} of"
+    who = "solo in" if isinstance(setting.quorum, QuorumStart) else f"{setting.quorum} of"
     return f"{who} each group of {base.name}"
 
 

@@ -23,7 +23,7 @@ from partreduce.planner.work import payer
 from partreduce.schedulers import registry
 from partreduce.topo.figures.base import absent
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.timing.quorum import balance, sampled
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def settings(job: Job, seconds: npt.NDArray[np.float64], costs: Costs) -> list[Q
     """
     count, slow = job.cluster.num_workers, len(Slowdown.of(job).slow)
     numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
-    starts: list[Start | int] = [*dict.fromkeys(numbers), Start.MAJORITY, Start.SOLO]
+    starts: list[QuorumStart | int] = [*dict.fromkeys(numbers), QuorumStart.MAJORITY, QuorumStart.SOLO]
     made = [Quorum(quorum=start) for start in starts]
     return [replace(one, staleness=_queue(one, job, seconds, costs)) for one in made]
 
@@ -149,7 +149,7 @@ def _memory(setting: Quorum, job: Job) -> float:
 
 def words_of(setting: Quorum, num_workers: int) -> str:
     """A setting as tables call it."""
-    if isinstance(setting.quorum, Start):
+    if isinstance(setting.quorum, QuorumStart):
         return str(setting.quorum)
     return f"{setting.quorum} of {num_workers}"
 
@@ -167,7 +167,7 @@ def rounds_for(seconds: npt.NDArray[np.float64], period: float) -> int:
 
 def work_of_run(setting: Quorum, num_workers: int, num_rounds: int) -> float:
     """Nominal seconds: for a number all tell all, else one tells all."""
-    messages = num_workers if isinstance(setting.quorum, Start) else num_workers**2
+    messages = num_workers if isinstance(setting.quorum, QuorumStart) else num_workers**2
     return PER_MESSAGE * num_rounds * (messages + 4 * num_workers)
 
 

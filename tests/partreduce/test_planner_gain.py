@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Job, Objective, Option, plan
+from partreduce import Data, Job, Objective, plan
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
@@ -21,6 +22,9 @@ from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import RulePhases, Static
 from partreduce.topo.strategies.axes import Form
+
+if TYPE_CHECKING:
+    from partreduce.types import Option
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 JOB = Job(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), time_limit=2.0)
