@@ -1,0 +1,297 @@
+"""Lanczos and sampling against the direct methods, at sizes where both run."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from helpers.figures_by_definition import spectrum_of
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures import (
+    FigureLimits,
+    Kind,
+    consensus_distance,
+    contraction,
+    drift,
+    figures,
+    radius,
+)
+from partreduce.topo.figures.chain import Chain, on_workers
+from partreduce.topo.figures.circulant import circulant_sectors
+from partreduce.topo.figures.decomposition import dense_sectors
+from partreduce.topo.figures.lanczos import lanczos_norm
+from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of
+from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
+from partreduce.topo.graphs.hop import double_ring
+from partreduce.topo.graphs.random_graphs import random_regular
+from partreduce.topo.graphs.weights import weigh
+from partreduce.topo.mixing import mixing_matrix, period_product
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Averaging, GroupPhases, Late, Neighbor, Round, Static
+
+LARGE = FigureLimits(dense_workers=1, probes=4, seconds=20.0)
+
+
+def random_groups(
+    n: int, period: int, size: int, seed: int, *, relax: bool = False, skips: bool = True, **options: object
+) -> Schedule:
+    rng = np.random.default_rng(seed)
+    phases = []
+    for _ in range(period):
+        labels = rng.permutation(n) // size
+        if skips:
+            labels[rng.random(n) < 0.1] = -1
+        factors = {int(k): Fraction(int(rng.integers(1, 6)), 4) for k in np.unique(labels)} if relax else None
+        phases.append(Phase.from_labels(labels, factors))
+    return Schedule("r", Cluster.regular(n // 4, 4), Static(phases=GroupPhases(tuple(phases)), **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("relax", [False, True])
+@pytest.mark.parametrize(("n", "period", "size"), [(40, 1, 40), (40, 2, 5), (120, 4, 3), (200, 8, 4), (200, 3, 2)])
+def test_lanczos_value_is_a_lower_bound_and_upper_holds(n: int, period: int, size: int, relax: bool) -> None:
+    for seed in range(3):
+        schedule = random_groups(n, period, size, seed, relax=relax)
+        found = contraction(schedule, limit=LARGE)
+        exact = contraction_of(dense_sectors(schedule))
+        if found.kind is Kind.EXACT:
+            assert found.value == pytest.approx(exact, abs=1e-9)
+            continue
+        assert found.lower is not None
+        assert found.upper is not None
+        assert found.lower <= exact + 1e-9
+        assert exact <= found.upper + 1e-9
+        assert found.value == pytest.approx(exact, rel=2e-3)
+
+
+@pytest.mark.parametrize("relax", [False, True])
+def test_both_chains_have_the_norm_of_the_period_product(relax: bool) -> None:
+    schedule = random_groups(60, 4, 4, 7, relax=relax)
+    phases = [schedule.phase(t) for t in range(4)]
+    product = period_product(schedule)
+    whole = Chain.of_workers(phases)
+    x = np.random.default_rng(0).standard_normal(60)
+    assert whole.forward(x) == pytest.approx(product @ x, abs=1e-12)
+    assert whole.backward(x) == pytest.approx(product.T @ x, abs=1e-12)
+    exact = float(np.linalg.norm(product - 1 / 60, 2))
+    for chain in (whole, Chain.of_norm(phases)):
+        found = lanczos_norm(chain, tolerance=0.0, max_steps=100)
+        assert found.lower == pytest.approx(exact, rel=1e-6)
+        assert found.residual < 1e-2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pace": 3},
+        {"when": Late()},
+        {"pace": 2, "when": Late()},
+        {"relax": True},
+        {"relax": True, "when": Late(), "pace": 2},
+        {"pace": tuple(1 + i % 3 for i in range(200))},
+        {"pace": tuple(1 + i % 3 for i in range(200)), "when": Late(), "averaging": Averaging.STEP_NORMALISED},
+        {"pace": tuple(1 + i % 4 for i in range(200)), "averaging": Averaging.STEP_NORMALISED},
+    ],
+)
+def test_sampled_figures_lie_within_their_error(options: dict[str, object]) -> None:
+    schedule = random_groups(200, 3, 4, 11, **options)  # type: ignore[arg-type]
+    sectors = dense_sectors(schedule)
+    limit = FigureLimits(dense_workers=1, probes=64, seconds=20.0)
+    pairs = [
+        (consensus_distance(schedule, limit=limit), consensus_distance_of(sectors)),
+        (drift(schedule, "worker", limit=limit), drift_of(sectors, "worker")),
+        (drift(schedule, "node", limit=limit), drift_of(sectors, "node")),
+    ]
+    for found, exact in pairs:
+        assert found.kind is Kind.ESTIMATE
+        assert found.value is not None
+        assert found.upper is not None
+        error = (found.upper - found.value) / 3
+        assert abs(found.value - exact) <= 5 * error + 1e-3 * exact
+        assert error <= 0.05 * exact
+
+
+def test_what_a_round_leaves_of_each_workers_noise_is_known_from_its_columns() -> None:
+    n = 40
+    graph = weigh(double_ring(n))
+    lopsided = Round.from_edges(n, [(0, j, Fraction(1, 3)) for j in range(1, n)])
+    steps = [*random_groups(n, 2, 4, 5, relax=True).steps(), *random_groups(n, 1, 5, 6).steps(), graph, lopsided]
+    for step, ready in zip(steps, on_workers(steps), strict=True):
+        matrix = mixing_matrix(step)
+        centred = matrix - matrix.mean(axis=0)
+        assert ready.column_squares() == pytest.approx((centred**2).sum(axis=0), abs=1e-12)
+
+
+def test_sampled_radius_is_near_the_radius() -> None:
+    schedule = random_groups(200, 2, 2, 3)
+    assert radius(schedule, limit=LARGE).value == pytest.approx(radius_of(dense_sectors(schedule)), rel=0.1)
+
+
+@pytest.mark.parametrize("relax", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_radius_of_a_large_schedule_is_an_estimate_below_a_bound_and_says_so(relax: bool, seed: int) -> None:
+    schedule = random_groups(160, 3, 4, seed, relax=relax, skips=False)
+    found, first = radius(schedule, limit=LARGE), contraction(schedule, limit=LARGE)
+    exact = radius_of(dense_sectors(schedule))
+    assert found.kind is Kind.ESTIMATE
+    assert "nothing is guaranteed from below" in found.note()["how"]
+    assert found.lower == 0
+    assert found.upper is not None
+    assert first.upper is not None
+    assert exact <= found.upper * (1 + 1e-9) <= first.upper * (1 + 1e-8)
+    assert found.value == pytest.approx(exact, rel=0.05)
+
+
+def test_separate_parts_never_agree() -> None:
+    labels = np.arange(40) % 2
+    schedule = Schedule("apart", Cluster.parse("10x4"), Static(phases=GroupPhases((Phase.from_labels(labels),) * 2)))
+    found = figures(schedule, limit=LARGE)
+    assert found.contraction.value == 1.0
+    assert found.consensus_distance.value == math.inf
+    assert found.drift.worker.value == math.inf
+    assert found.to_json()["consensus_distance"] is None
+    assert "2 separate parts" in found.consensus_distance.how
+
+
+def test_time_limit_is_kept_and_said() -> None:
+    n = 2000
+    pairs = [Phase.from_groups(n, [(i, (i + 1) % n) for i in range(s, n, 2)]) for s in (0, 1)]
+    schedule = Schedule("slow ring", Cluster.regular(n, 1), Static(phases=GroupPhases(tuple(pairs))))
+    found = consensus_distance(schedule, limit=FigureLimits(dense_workers=1, seconds=0.2, probes=1))
+    assert found.value is None
+    assert "time limit" in found.how
+
+
+def test_what_needs_a_direct_method_says_so() -> None:
+    schedule = random_groups(40, 2, 4, 0)
+    with pytest.raises(InputError, match="start"):
+        contraction(schedule, start=1, limit=LARGE)
+    with pytest.raises(InputError, match="worker or node"):
+        drift(schedule, "wrokers")  # type: ignore[arg-type]
+
+
+def shifts(n: int, rounds: list[dict[int, Fraction]], *, xor: bool = False, **options: object) -> Schedule:
+    listed = tuple(
+        Round.from_edges(n, [(i, i ^ d if xor else (i + d) % n, w) for i in range(n) for d, w in offsets.items()])
+        for offsets in rounds
+    )
+    return Schedule("c", Cluster.parse(f"{n // 4}x4"), Neighbor(rounds=listed, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("xor", [False, True])
+@pytest.mark.parametrize("options", [{}, {"pace": 3}, {"when": Late(), "pace": 2}])
+@pytest.mark.parametrize("n", [8, 16])
+def test_fourier_path_equals_dense(n: int, options: dict[str, object], xor: bool) -> None:
+    rng = np.random.default_rng(n)
+    rounds = [{int(d): Fraction(1, 5) for d in rng.choice(np.arange(1, n), size=3, replace=False)} for _ in range(3)]
+    schedule = shifts(n, rounds, xor=xor, **options)
+    fast, dense = circulant_sectors(schedule), dense_sectors(schedule)
+    assert fast is not None
+    assert ("Walsh" in fast.how) == xor
+    assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
+    assert radius_of(fast) == pytest.approx(radius_of(dense), abs=1e-9)
+    assert consensus_distance_of(fast) == pytest.approx(consensus_distance_of(dense), rel=1e-9)
+    for push in ("worker", "node"):
+        assert drift_of(fast, push) == pytest.approx(drift_of(dense, push), rel=1e-9)
+
+
+def test_fourier_path_on_irregular_nodes_and_large_rings() -> None:
+    third = Fraction(1, 3)
+    ring = Round.from_edges(9, [(i, j % 9, third) for i in range(9) for j in (i - 1, i + 1)])
+    schedule = Schedule("ring", Cluster.parse("2,3,4"), Neighbor(rounds=(ring,)))
+    fast = circulant_sectors(schedule)
+    assert fast is not None
+    assert drift_of(fast, "node") == pytest.approx(drift_of(dense_sectors(schedule), "node"), rel=1e-9)
+    n = 20_000
+    offsets = np.arange(n, dtype=np.int32)
+    targets = np.repeat(offsets, 2)
+    sources = np.stack([(offsets - 1) % n, (offsets + 1) % n], axis=1)
+    sources.sort(axis=1)
+    big = Round(n, sources.reshape(-1).astype(np.int32), targets, (third,), np.zeros(2 * n, dtype=np.int32))
+    found = figures(Schedule("ring", Cluster.regular(n, 1), Neighbor(rounds=(big,))))
+    assert found.contraction.value == pytest.approx((1 + 2 * math.cos(2 * math.pi / n)) / 3, abs=1e-12)
+    assert found.spectral_gap.hop.value == pytest.approx(1 - math.cos(2 * math.pi / n), abs=1e-12)
+    assert "Fourier" in found.contraction.how
+
+
+@pytest.mark.parametrize(("a", "b"), [(2, 6), (3, 4), (4, 2), (5, 3), (2, 7)])
+@pytest.mark.parametrize("options", [{}, {"pace": 3}, {"when": Late(), "pace": 2}])
+def test_fourier_path_on_tori_equals_dense(a: int, b: int, options: dict[str, object]) -> None:
+    """Random rounds that look the same from every place of an a×b torus, on nodes of all sizes."""
+    rng, n = np.random.default_rng(31 * a + b), a * b
+    rounds = []
+    for _ in range(2):
+        picked = {divmod(int(d), b) for d in rng.choice(np.arange(1, n), size=3, replace=False)}
+        moves = {(1, 0), (0, 1), *picked}
+        weights = {move: Fraction(int(rng.integers(1, 4)), 24) for move in moves}
+        edges = [
+            ((x - dx) % a * b + (y - dy) % b, x * b + y, weight)
+            for x in range(a)
+            for y in range(b)
+            for (dx, dy), weight in weights.items()
+        ]
+        rounds.append(Round.from_edges(n, edges))
+    ranks = rng.permutation(n).tolist()
+    nodes = Cluster.irregular([ranks[:3], ranks[3:4], ranks[4:6], ranks[6:]])
+    schedule = Schedule("torus", nodes, Neighbor(rounds=tuple(rounds), **options))  # type: ignore[arg-type]
+    fast, dense = circulant_sectors(schedule), dense_sectors(schedule)
+    assert fast is not None
+    assert f"{a}×{b}" in fast.how
+    assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
+    assert radius_of(fast) == pytest.approx(radius_of(dense), abs=1e-9)
+    assert consensus_distance_of(fast) == pytest.approx(consensus_distance_of(dense), rel=1e-9)
+    for push in ("worker", "node"):
+        assert drift_of(fast, push) == pytest.approx(drift_of(dense, push), rel=1e-9)
+    values, counts = spectrum_of(fast)
+    mine = np.sort(np.repeat(np.abs(values), counts))
+    assert mine == pytest.approx(np.sort(np.abs(np.linalg.eigvals(period_product(schedule)))), abs=1e-12)
+
+
+def test_two_joined_rings_of_5000_have_their_closed_form() -> None:
+    """λ = (1 + 2cos(2πk/m) + (−1)^k ± 1)/5: two ring-based graphs of m workers, joined worker to worker."""
+    n = 10_000
+    found = figures(Schedule("two rings", Cluster.regular(n, 1), Neighbor(rounds=(weigh(double_ring(n)),))))
+    k = np.arange(n // 2)
+    values = (1 + 2 * np.cos(2 * np.pi * k / (n // 2)) + (-1.0) ** k + np.array([[1], [-1]])) / 5
+    exact = np.sort(np.abs(values), axis=None)[-2]
+    assert found.contraction.kind is found.radius.kind is found.consensus_distance.kind is Kind.EXACT
+    assert found.contraction.value == pytest.approx(exact, abs=1e-13)
+    assert found.contraction.value == pytest.approx((3 + 2 * math.cos(4 * math.pi / (n // 2))) / 5, abs=1e-13)
+    assert found.consensus_distance.value == pytest.approx((1 / (1 - np.sort(values**2, axis=None)[:-1]) - 1).sum() / n)
+    assert found.spectral_gap.hop.value == pytest.approx((1 - math.cos(4 * math.pi / (n // 2))) / 2, abs=1e-13)
+    random = Neighbor(rounds=(weigh(random_regular(600, degree=4, seed=0)),))
+    found = figures(Schedule("unlike", Cluster.regular(600, 1), random))
+    assert found.contraction.kind is Kind.ESTIMATE, "a graph that looks different from each worker"
+
+
+def test_a_cyclic_shift_never_converges() -> None:
+    schedule = shifts(8, [{1: Fraction(1)}])
+    found = figures(schedule)
+    assert found.contraction.value == pytest.approx(1)
+    assert found.consensus_distance.value == math.inf
+    assert found.to_json()["drift"] == {"worker": None, "node": None}
+
+
+def test_spectrum_by_fourier_is_complete() -> None:
+    schedule = shifts(12, [{1: Fraction(1, 3), 5: Fraction(1, 4)}])
+    fast = circulant_sectors(schedule)
+    assert fast is not None
+    values, counts = spectrum_of(fast)
+    assert counts.sum() == 12
+    dense = np.linalg.eigvals(period_product(schedule))
+    assert np.sort(np.repeat(np.abs(values), counts)) == pytest.approx(np.sort(np.abs(dense)), abs=1e-12)
+
+
+def test_rounds_that_move_the_mean_are_named() -> None:
+    star = Round.from_edges(5, [(0, i, Fraction(1, 2)) for i in range(1, 5)])
+    found = figures(Schedule("star", Cluster.parse("5x1"), Neighbor(rounds=(star,))))
+    assert "not doubly stochastic" in found.contraction.how
+    assert found.contraction.value is not None
+    assert found.contraction.value > 0.5
+    # Everyone halves its distance to worker 0 in each round, whatever becomes of the mean.
+    assert found.radius.value == pytest.approx(0.5)
