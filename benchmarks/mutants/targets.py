@@ -23,10 +23,20 @@ STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
 CORRUPTED = "tests/verify/checker/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
 FORGED = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_certificate_mutations.py", ORACLE)
-CHECKED = (
-    "after_a_loss", "codec_error", "conflict_free", "consensus", "contraction", "deadlock_free", "consensus_distance",
-    "drift", "end", "equal_replicas", "exact_consensus", "lag", "limit", "membership", "memory", "queues", "rounds",
-    "spectral_gap", "staleness", "stochastic",
+EDGES = "tests/verify/checker/test_checker_edges.py"
+NUMBERS = "tests/verify/checker/test_checker_numbers.py"
+FACTS = (
+    "tests/verify/checker/test_facts.py",
+    "tests/verify/checker/test_gap_facts.py::test_the_checker_finds_the_bounds_of_the_prover",
+)
+READ = "tests/verify/checker/test_what_the_checker_reads.py"
+CLAIMED = (
+    "after_a_loss", "consensus", "consensus_distance", "contraction", "drift", "exact_consensus", "limit",
+    "membership", "spectral_gap",
+)  # fmt: skip
+STATED = (
+    "__init__", "codec_error", "conflict_free", "deadlock_free", "end", "equal_replicas", "kept_gap", "lag", "memory",
+    "queues", "quorum", "quorum_groups", "rounds", "staleness", "stochastic", "tables", "without_backup",
 )  # fmt: skip
 TABLE_CLAIMS = "tests/verify/test_table_claims.py"
 QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
@@ -100,19 +110,15 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
         for name in ("functions", "function_process", "asked_function")
     },
-    **{f"verify/checker/claims/{name}.py": ((SAYS, CORRUPTED), FORGED) for name in CHECKED},
+    **{f"verify/checker/claims/{name}.py": ((EDGES, NUMBERS), (CORRUPTED, *FORGED)) for name in CLAIMED},
+    **{f"verify/checker/facts/{name}.py": (FACTS, (NUMBERS, SAYS, *FORGED)) for name in STATED},
     **{
-        f"verify/checker/{name}.py": ((SAYS, CORRUPTED), FORGED)
-        for name in (
-            "axes",
-            "definite",
-            "linear_algebra",
-            "meetings",
-            "period",
-            "schedule",
-            "steady_state",
-            "strict_json",
-        )
+        f"verify/checker/{name}.py": ((EDGES, NUMBERS, *FACTS), (SAYS, CORRUPTED, *FORGED))
+        for name in ("definite", "events", "linear_algebra", "meetings", "period", "refusal", "steady_state")
+    },
+    **{
+        f"verify/checker/{name}.py": ((EDGES, READ), (*FACTS, SAYS, CORRUPTED, *FORGED))
+        for name in ("axes", "certificate", "kept_gap", "program", "quorum", "schedule", "strict_json", "tables")
     },
     "verify/pairing.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     **{
@@ -122,9 +128,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/device_checks.py": (("tests/runtime/devices/test_device_path.py",),),
-    **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/claims/tables")},
-    "verify/checker/tables.py": ((TABLE_CLAIMS, "tests/topo/strategies/test_routes.py"),),
-    **{f"verify/{name}.py": ((QUORUM_CLAIMS,),) for name in ("quorum_groups", "checker/claims/quorum_groups")},
+    "verify/tables.py": ((TABLE_CLAIMS,),),
+    "verify/quorum_groups.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
         f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_group_quorums.py",),)
