@@ -93,7 +93,7 @@ class GenerationDriver(ProtocolDriver[State]):
         generation = self._generation_of(message)
         if generation > self._generation or (generation == self._generation and not self._hears(message)):
             self._early.append(message)
-        elif generation == self._generation:
+        elif generation == self._generation or not self._is_over(message):
             return self._received(message)
         return None
 
@@ -104,6 +104,10 @@ class GenerationDriver(ProtocolDriver[State]):
     def _hears(self, message: Message) -> bool:  # noqa: ARG002 - where some are heard before
         """Whether it may be taken in now, if it is of this generation."""
         return self._state is not None
+
+    def _is_over(self, message: Message) -> bool:  # noqa: ARG002 - where some are answered all the same
+        """Whether a message of an earlier generation is dropped."""
+        return True
 
     def _received(self, message: Message) -> Any:  # noqa: ANN401 - as above
         """Under the lock: what a message of this generation changes."""

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.missing import Limits, Missing, wait_for_missing
 from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
-from partreduce.runtime.strategies.quorum.log import QuorumLog
 from partreduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
 from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.transport.mailbox import Mailbox
