@@ -110,7 +110,7 @@ def next_commands(candidates: list[Candidate]) -> list[str]:
     schedule, script = quote(str(last.path)), quote(str(last.path.parent.parent / SCRIPT))
     return [
         f"partreduce verify {schedule} --explain",
-        f"partreduce simulate {schedule} --slow 3:5x",
+        f"partreduce simulate {schedule} --set slow=3:5x",
         f"partreduce run --workers {last.schedule.num_workers} {script} {schedule}",
         "partreduce design 4x4 --using node-then-all -o schedule.json",
     ]

@@ -398,7 +398,7 @@ class Reducer:
                     reduction.load(index, slice(0, first))
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
                 reduction.load(index, slice(first, bucket.size))
-            load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first)
+            load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
             beside = self.streams.runs_ahead or not bucket.exact

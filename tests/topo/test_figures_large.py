@@ -8,8 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from helpers.figures_by_definition import spectrum_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, UnknownError
+from partreduce.topo.errors import InputError
 from partreduce.topo.figures import (
     FigureLimits,
     Kind,
@@ -17,15 +18,13 @@ from partreduce.topo.figures import (
     contraction,
     drift,
     figures,
-    n_eff,
     radius,
-    rounds_to,
 )
 from partreduce.topo.figures.chain import Chain, on_workers
 from partreduce.topo.figures.circulant import circulant_sectors
 from partreduce.topo.figures.decomposition import dense_sectors
 from partreduce.topo.figures.lanczos import lanczos_norm
-from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
+from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.graphs.hop import double_ring
 from partreduce.topo.graphs.random_graphs import random_regular
@@ -170,16 +169,8 @@ def test_time_limit_is_kept_and_said() -> None:
 
 def test_what_needs_a_direct_method_says_so() -> None:
     schedule = random_groups(40, 2, 4, 0)
-    with pytest.raises(UnknownError, match="raise the limit"):
-        n_eff(schedule, limit=LARGE)
-    with pytest.raises(UnknownError, match="raise the limit"):
-        rounds_to(schedule, limit=LARGE)
     with pytest.raises(InputError, match="start"):
         contraction(schedule, start=1, limit=LARGE)
-    with pytest.raises(InputError, match="epsilon"):
-        rounds_to(schedule, 0.0)
-    with pytest.raises(InputError, match="gamma"):
-        n_eff(schedule, 1.0)
     with pytest.raises(InputError, match="worker or node"):
         drift(schedule, "wrokers")  # type: ignore[arg-type]
 
@@ -284,7 +275,6 @@ def test_a_cyclic_shift_never_converges() -> None:
     assert found.contraction.value == pytest.approx(1)
     assert found.consensus_distance.value == math.inf
     assert found.to_json()["drift"] == {"worker": None, "node": None}
-    assert rounds_to(schedule) is None
 
 
 def test_spectrum_by_fourier_is_complete() -> None:

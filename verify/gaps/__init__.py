@@ -50,7 +50,7 @@ class Gaps:
     exhausted: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object that `partreduce gaps --json` prints."""
+        """The JSON object that `partreduce verify --gaps --json` prints."""
 
         def listed(matrix: Matrix | None) -> list[list[int | None]] | None:
             return None if matrix is None else [list(row) for row in matrix]

@@ -1,11 +1,8 @@
-"""`partreduce compare`: schedules side by side on one cluster."""
+"""`partreduce simulate` of several files: schedules side by side on one cluster."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from partreduce.commands import options
 from partreduce.commands.simulate_tables import touched_of
 
 if TYPE_CHECKING:
@@ -16,49 +13,45 @@ if TYPE_CHECKING:
     from partreduce.topo.timing.tables import Touched
 
 
-def command(
-    schedules: options.Schedules,
+def simulate_several(
+    schedules: list[Path],
+    place: "Cluster",
+    hardware: "Hardware",
     *,
-    cluster: options.ClusterFile = None,
-    model_bytes: options.ModelBytes = None,
-    intra_bandwidth: options.Intra = None,
-    nic_bandwidth: options.Nic = None,
-    latency: options.Latency = None,
-    rails: options.Rails = None,
-    compute: options.Compute = None,
-    slow: options.Slow = None,
-    jitter: options.Jitter = None,
-    form: options.FileForm = None,
-    touched: options.TouchedShares = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", "--plot", help="Picture: .png, .svg or .pdf.")
-    ] = None,
-    as_json: options.Json = False,
+    form: "Form | None",
+    touched: list[str] | None,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
-    """Put communication, step time, consensus distance and drift of several schedules side by side."""
+    """Put communication, step time, consensus distance and drift of schedules for one cluster side by side.
+
+    Args:
+        schedules: their files.
+        place: the cluster of all of them.
+        hardware: with the size of the model.
+        form: how groups average; as each file says where it is None.
+        touched: shares of rows of tables that go their own way.
+        output: where to draw them.
+        as_json: print a document instead of a table.
+
+    Raises:
+        InputError: a schedule for a cluster of another shape.
+    """
     from partreduce.console import console, emit_json
-    from partreduce.topo.document.cluster import load_cluster
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.errors import InputError
-    from partreduce.topo.strategies.axes import Form
 
-    how = None if form is None else options.choice(Form, form, "--form")
     loaded = [load_schedule(path) for path in schedules]
-    place = loaded[0].cluster if cluster is None else load_cluster(cluster)
     for path, schedule in zip(schedules, loaded, strict=True):
         if not schedule.cluster.same_shape(place):
             raise InputError(f"{path}: is for {schedule.cluster}, the others are compared on {place}")
-    hardware = options.hardware_of(
-        place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
-        compute=compute, slow=slow, jitter=jitter, default_model=options.DEFAULT_MODEL,
-    )  # fmt: skip
     if output is not None:
         from partreduce.report.comparison import draw_comparison
         from partreduce.report.picture import check, save
 
         check(output)
     shares = None if touched is None else touched_of(touched, place)
-    rows = [row_of(schedule, whole_for(schedule, loaded, hardware), how, shares) for schedule in loaded]
+    rows = [row_of(schedule, whole_for(schedule, loaded, hardware), form, shares) for schedule in loaded]
     if output is not None:
         save(draw_comparison(rows), output)
     if as_json:
@@ -79,7 +72,7 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
         f"{seconds(hardware.compute)} computing per step",
         "schedule", Column("runs", drop=6, justify="left"), Column("period", drop=4), "comm.",
         Column("step", drop=1), Column("NIC bytes", drop=5), Column("age", drop=7), Column("memory", drop=8),
-        Column("contr.", drop=3), "disagr.", "drift", Column("node drift", drop=2),
+        Column("contr.", drop=3), "distance", "drift", Column("node drift", drop=2),
     )  # fmt: skip
     for row in rows:
         comparison.add(

@@ -1,44 +1,27 @@
-"""`partreduce profile`: measure the cluster that a job runs on, and write it as a cluster file."""
+"""`partreduce measure` of a cluster: what its links, its nodes and a step take, written as a cluster file."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from partreduce.commands.options import Json, on_every_worker, quantity
+from partreduce.commands.options import quantity
 
 if TYPE_CHECKING:
     from partreduce.runtime.profile import Profile
 
 
-def command(
-    *,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Cluster file to write (.yaml or .json).")] = Path(
-        "cluster.yaml"
-    ),
-    model_bytes: Annotated[str, typer.Option(help="Size to move, that of your model.", metavar="SIZE")] = "8MB",
-    step: Annotated[
-        str | None, typer.Option(help="Function that runs one training step, to time it.", metavar="FILE.py:NAME")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", "-n", help="Start so many local workers first.", min=2)
-    ] = None,
-    nodes: Annotated[int, typer.Option(help="Pretend so many machines, with --workers.", min=1)] = 1,
-    repetitions: Annotated[int, typer.Option(help="Of every measurement; medians count.", min=1)] = 7,
-    checks: Annotated[int, typer.Option(help="Random phases to check the fit on.", min=0)] = 10,
-    seed: Annotated[int, typer.Option(help="Of those phases.", min=0)] = 0,
-    as_json: Json = False,
-) -> int:
-    """Measure links, contention and step time under torchrun, srun or --workers, and write a cluster file."""
-    from partreduce.console import claim_stdout
-    from partreduce.topo.extras import require
+def cluster_measurement(
+    output: Path, *, model_bytes: str, step: str | None, repetitions: int, checks: int, seed: int, as_json: bool
+) -> Callable[[], None]:
+    """What every worker calls to measure links, contention and step time; rank 0 writes the cluster file.
+
+    Raises:
+        InputError: a size that is not understood, or a step function that is not there.
+    """
     from partreduce.topo.units import parse_size
     from partreduce.user_function import function_of
 
-    claim_stdout(output, as_json=as_json)
-    require("torch", purpose="running workers")
     size = quantity("--model-bytes", parse_size, model_bytes)
     function = None if step is None else function_of(step, "--step")
 
@@ -47,7 +30,7 @@ def command(
         if measured is not None:
             _report(measured, output, as_json=as_json)
 
-    return on_every_worker(measure, "profile", "-o cluster.yaml", workers=workers, nodes=nodes)
+    return measure
 
 
 def _measure(

@@ -1,29 +1,24 @@
-"""`partreduce catalogue`: what `design --using` can build."""
+"""`partreduce design --list`: what `design --using` can build."""
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-
-from partreduce.commands.options import Json, catalogue_names
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from partreduce.schedulers.entry import Entry
     from partreduce.topo.cluster import Cluster
 
 
-def command(
-    name: Annotated[
-        str | None, typer.Argument(help="One entry, explained.", metavar="[NAME]", autocompletion=catalogue_names)
-    ] = None,
-    *,
-    cluster: Annotated[str | None, typer.Option(help="Say which entries fit this cluster.")] = None,
-    as_json: Json = False,
-) -> None:
-    """List and explain the schedules that can be built by name."""
+def list_entries(cluster: str | None, name: str | None, *, as_json: bool) -> None:
+    """List the schedules that can be built by name, or explain one; on a cluster, say which exist there.
+
+    Raises:
+        ScheduleError: no entry of that name.
+        InputError: no such cluster.
+    """
     from partreduce.console import emit_json
     from partreduce.schedulers import registry
+    from partreduce.topo.document.cluster import load_cluster
 
-    place = None if cluster is None else _place(cluster)
+    place = None if cluster is None else load_cluster(cluster)
     chosen = [registry.entry(name)] if name is not None else [registry.entry(each) for each in registry.names()]
     if as_json:
         documents = [_document(entry, place) for entry in chosen]
@@ -32,12 +27,6 @@ def command(
         _explain(chosen[0], place)
     else:
         _list(chosen, place)
-
-
-def _place(text: str) -> "Cluster":
-    from partreduce.topo.document.cluster import load_cluster
-
-    return load_cluster(text)
 
 
 def _document(entry: "Entry", place: "Cluster | None") -> dict[str, Any]:
@@ -82,7 +71,8 @@ def _list(entries: "list[Entry]", place: "Cluster | None") -> None:
         rows.add(*row)
     console().print(rows)
     console().print(
-        "`partreduce catalogue NAME` explains one; `partreduce design CLUSTER --using NAME` builds it.", style="dim"
+        "`partreduce design --list --using NAME` explains one; `partreduce design CLUSTER --using NAME` builds it.",
+        style="dim",
     )
 
 

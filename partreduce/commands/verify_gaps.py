@@ -1,13 +1,13 @@
-"""`partreduce gaps`: how far workers can drift apart in steps under Hop's settings, and what queues that needs."""
+"""`partreduce verify --gaps`: how far workers drift apart in steps under Hop's settings, and what queues that needs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from partreduce.commands.options import Json
+from partreduce.commands.options import settings_of, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from partreduce.topo.strategies.gap import Gap
     from partreduce.verify.gaps import Gaps
 
@@ -17,52 +17,43 @@ MAX_MATRIX = 1024
 SHOWN = 20
 
 
-def command(
-    graph: Annotated[str, typer.Argument(help="A schedule, node-link or edge-list file, or NAME:SIZE as in ring:16.")],
+def verify_gaps(
+    graph: str,
+    settings: list[str] | None,
     *,
-    max_ig: Annotated[
-        int | None, typer.Option("--max-ig", help="Token queues: largest gap over one edge.", min=0)
-    ] = None,
-    staleness: Annotated[int, typer.Option(help="Updates so many steps old still serve.", min=0)] = 0,
-    backup: Annotated[
-        str, typer.Option(help="In-neighbours that a worker may do without: one number, or one per worker.")
-    ] = "0",
-    notify_ack: Annotated[bool, typer.Option("--notify-ack", help="Send only what the last was acknowledged.")] = False,
-    skip: Annotated[
-        int | None, typer.Option("--skip", help="A worker left behind skips up to so many steps at once.", min=2)
-    ] = None,
-    directed: Annotated[bool, typer.Option("--directed", help="Lines of an edge list go one way.")] = False,
-    max_states: Annotated[int, typer.Option(help="Explore so many states at most; 0 explores none.", min=0)] = 30_000,
-    plot: Annotated[Path | None, typer.Option(help="Draw the gap matrices.", metavar="FILE")] = None,
-    as_json: Json = False,
+    directed: bool,
+    max_states: int,
+    plot: Path | None,
+    as_json: bool,
 ) -> int:
-    """Bound the iteration gaps: as published, exactly, and as attained by exploring every interleaving."""
-    from partreduce.console import claim_stdout, console, emit_json
+    """Bound the iteration gaps: as published, exactly, and as attained by exploring every interleaving.
+
+    A schedule that keeps a gap is bounded under its own setting unless `settings` ask for another.
+
+    Returns:
+        The exit code: 1 where some cycle of waiting carries no token.
+
+    Raises:
+        InputError: no graph, or a setting that is not understood.
+        UnknownError: more workers than the matrices are made for.
+    """
+    from partreduce.console import console, emit_json
     from partreduce.graph_input import load_gap_graph
-    from partreduce.report.picture import check
     from partreduce.topo.errors import UnknownError
-    from partreduce.topo.strategies.gap import Gap, Skip
+    from partreduce.topo.strategies.gap import Gap
     from partreduce.verify.gaps import gaps
 
-    check(plot)
-    claim_stdout(as_json=as_json)
+    asked = _setting(settings)
     loaded, runs = load_gap_graph(graph, directed=directed)
     if loaded.num_workers > MAX_MATRIX:
         raise UnknownError(f"graph {graph}: {loaded.num_workers} workers; the matrices are made for up to {MAX_MATRIX}")
-    setting = Gap(
-        max_ig=max_ig,
-        staleness=staleness,
-        backup=_backups(backup),
-        notify_ack=notify_ack,
-        skip=None if skip is None else Skip(limit=skip),
-    )
-    if setting == Gap() and runs is not None:  # what was not asked for otherwise is as it will run
-        setting = Gap(**{name: getattr(runs, name) for name in WAITS})
-    found = gaps(loaded, setting, max_states=max_states)
+    if asked == Gap() and runs is not None:  # what was not asked for otherwise is as it will run
+        asked = Gap(**{name: getattr(runs, name) for name in WAITS})
+    found = gaps(loaded, asked, max_states=max_states)
     if plot is not None:
         from partreduce.report.gaps import draw_gaps
 
-        draw_gaps(found, plot, title=f"{graph}: {words(setting)}")
+        draw_gaps(found, plot, title=f"{graph}: {words(asked)}")
     if as_json:
         emit_json(found.to_json())
     else:
@@ -75,6 +66,23 @@ def command(
             else f"exploration stopped at {found.exploration.states} states"
         )
     return 0 if found.live else 1
+
+
+def _setting(entries: list[str] | None) -> "Gap":
+    """`max-ig=3`, `notify-ack=yes` → Gap(max_ig=3, notify_ack=True).
+
+    Raises:
+        InputError: a key or a value that is not understood.
+    """
+    from partreduce.topo.strategies.gap import Gap, Skip
+
+    readers: dict[str, Callable[[str], object]] = {
+        "max-ig": whole(0), "staleness": whole(0), "backup": _backups, "notify-ack": _yes_or_no, "skip": whole(2),
+    }  # fmt: skip
+    given = {key.replace("-", "_"): value for key, value in settings_of("--set", entries, readers, "max-ig=3").items()}
+    if "skip" in given:
+        given["skip"] = Skip(limit=given["skip"])
+    return Gap(**given)
 
 
 def words(setting: "Gap") -> str:
@@ -98,9 +106,17 @@ def _backups(text: str) -> int | tuple[int, ...]:
 
     parts = text.split(",")
     if not all(part.strip().isascii() and part.strip().isdigit() and len(part) <= 9 for part in parts):
-        raise InputError(f"--backup {text!r}: write one number such as 1, or one per worker such as 1,0,1")
+        raise InputError(f"{text!r}: write one number such as 1, or one per worker such as 1,0,1")
     numbers = tuple(int(part) for part in parts)
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _yes_or_no(text: str) -> bool:
+    from partreduce.topo.errors import InputError
+
+    if text not in ("yes", "no"):
+        raise InputError(f"{text!r}: write yes or no")
+    return text == "yes"
 
 
 def _print(found: "Gaps", name: str) -> None:

@@ -1,57 +1,39 @@
-"""`partreduce pilot`: a few dozen steps of your own job under a few schedules, and the prices that they show."""
+"""`partreduce measure FILE.py:NAME`: a few dozen steps of your own job under a few schedules, and their prices."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from partreduce.commands import options
 
 if TYPE_CHECKING:
     from partreduce.topo.pilot import Pilot, Price
 
-DATA = ("shuffled", "per-worker", "per-node")
 
+def job_measurement(
+    output: Path, function: str, *, steps: int, seeds: int, warm_up: int, data: str, as_json: bool
+) -> Callable[[], None]:
+    """What every worker calls to train the job under a few schedules; rank 0 writes the pilot file.
 
-def command(
-    function: Annotated[
-        str, typer.Argument(help="Makes the job from a seed: returns a partreduce.PilotJob.", metavar="FILE.py:NAME")
-    ],
-    *,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Pilot file to write (JSON).")] = Path("pilot.json"),
-    workers: Annotated[
-        int | None, typer.Option("--workers", "-n", help="Start so many local workers first.", min=2)
-    ] = None,
-    nodes: Annotated[int, typer.Option(help="Pretend so many machines, with --workers.", min=1)] = 1,
-    steps: Annotated[int, typer.Option(help="Of every run.", min=24)] = 60,
-    seeds: Annotated[int, typer.Option(help="Repetitions of every run.", min=2, max=1000)] = 4,
-    warm_up: Annotated[int, typer.Option(help="Steps of All-Reduce before every run.", min=0)] = 0,
-    data: Annotated[
-        str, typer.Option(help=f"How samples are spread: {', '.join(DATA)}.", autocompletion=options.members(*DATA))
-    ] = "shuffled",
-    as_json: options.Json = False,
-) -> int:
-    """Train your own job for a few dozen steps under a few schedules, and price averaging less and late for it."""
-    from partreduce.console import claim_stdout
+    Raises:
+        BadParameter: no such way to spread samples.
+        FileProblem: there is no folder for the output.
+    """
     from partreduce.planner.job import Data
     from partreduce.topo.errors import FileProblem
-    from partreduce.topo.extras import require
     from partreduce.user_function import function_of
 
-    claim_stdout(output, as_json=as_json)
-    require("torch", purpose="running workers")
     kind = options.choice(Data, data, "--data")
     if not output.absolute().parent.is_dir():
         raise FileProblem(f"{output}: cannot be written: there is no folder {output.parent}; make it first")
 
     def measure() -> None:
-        build = function_of(function, "pilot")
+        build = function_of(function, "FILE.py:NAME")
         pilot = _measured(build, str(kind), steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
         if pilot is not None:
             _report(pilot, output, as_json=as_json)
 
-    return options.on_every_worker(measure, "pilot", "FILE.py:NAME -o pilot.json", workers=workers, nodes=nodes)
+    return measure
 
 
 def _measured(
@@ -84,7 +66,7 @@ def _report(pilot: "Pilot", output: Path, *, as_json: bool) -> None:
         emit_json(dump_pilot(pilot))
         return
     model = steps_model(pilot)
-    columns = [Column("schedule", justify="left"), *map(Column, ("disagr.", "drift", "measured", "lowest", "highest"))]
+    columns = [Column("schedule", justify="left"), *map(Column, ("distance", "drift", "measured", "lowest", "highest"))]
     rows = Table("Steps over All-Reduce's", [*columns, Column("by these prices"), Column("shipped model")])
     for probe in pilot.probes:
         figures = (probe.consensus_distance, probe.drift)
