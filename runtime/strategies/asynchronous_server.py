@@ -222,17 +222,9 @@ class AsynchronousServer(OneSided):
         self._remember()
 
     def _wait(self, operation: Operation) -> None:
-        reducer, driver = self.run.reducer, self.driver
-        reducer.heartbeat.doing(
-            f"entered {operation}", [host for host in self.server.hosts if host not in self._answers]
-        )
-        everyone = range(self.run.schedule.num_workers)
-        try:
-            self._mailbox.until(lambda: not driver.open_state.missing, reducer.heartbeat, everyone, operation.round)
-        except GoneError as error:
-            raise reducer.failure(operation, error) from None
-        reducer.recorder.end(operation)
-        reducer.heartbeat.doing(f"finished {operation}")
+        driver, missing = self.driver, [host for host in self.server.hosts if host not in self._answers]
+        self.run.reducer.heartbeat.doing(f"entered {operation}", missing)
+        self.until(lambda: not driver.open_state.missing, range(self.run.schedule.num_workers), operation)
 
     def _deliver(self, message: Message) -> None:
         if message.kind == "model":

@@ -11,7 +11,6 @@ import torch
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
-from partreduce.runtime.transport.waiting import GoneError
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, PairState, pairing_of
 from partreduce.schedulers.protocols.base import Note, Received, Send
 
@@ -45,6 +44,7 @@ class PairMeans(OneSided):
         self.strategy, self.rank = strategy, run.rank
         self.is_active = run.rank in strategy.active
         self.neighbors = pairing.graph.targets[run.rank]
+        self._near = tuple(sorted((run.rank, *self.neighbors)))
         self._random = random.Random(f"{strategy.seed} {run.rank}")
         self._starts: list[torch.Tensor] = []
         self._generation = 0
@@ -82,7 +82,7 @@ class PairMeans(OneSided):
             for neighbor in self.neighbors:
                 self._mailbox.send(neighbor, "pause", (self._generation, self._pauses))
         else:
-            self._until(lambda: all(self.pair.pauses.get(v, 0) >= self._pauses for v in self.neighbors), None)
+            self.until(lambda: all(self.pair.pauses.get(v, 0) >= self._pauses for v in self.neighbors), self._near)
         self._adopt(self._progress())
 
     def drain(self) -> None:
@@ -105,7 +105,7 @@ class PairMeans(OneSided):
         self.pair.opening = (self._generation, model)
         self._mailbox.send(self.rank, "open")
         generation = self._generation
-        self._until(lambda: self.pair.generation == generation, None)
+        self.until(lambda: self.pair.generation == generation, self._near)
 
     def _progress(self) -> list[torch.Tensor]:
         return [bucket.flat - start for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True)]
@@ -138,19 +138,7 @@ class PairMeans(OneSided):
         operation, self._pending = self._pending, None
         if operation is not None:
             number = self._number
-            self._until(lambda: self.pair.answered >= number, operation)
-            self.run.reducer.recorder.end(operation)
-            self.run.reducer.heartbeat.doing(f"finished {operation}")
-
-    def _until(self, done: Any, operation: Operation | None) -> None:  # noqa: ANN401 - a predicate
-        reducer = self.run.reducer
-        members = operation.members if operation is not None else tuple(sorted((self.rank, *self.neighbors)))
-        try:
-            self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)
-        except GoneError as error:
-            if operation is None:
-                operation = reducer.recorder.begin("pause of exchanges", 0, 0, members, 0)
-            raise reducer.failure(operation, error) from None
+            self.until(lambda: self.pair.answered >= number, operation.members, operation)
 
 
 class _Pair(GenerationDriver[PairState]):

@@ -8,10 +8,10 @@ import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.strategies.event_log import GapLog
-from partreduce.runtime.strategies.gap.deadline import gap_limits
+from partreduce.runtime.strategies.gap.deadline import wait_in_step
 from partreduce.runtime.strategies.gap.driver import GapDriver, Outcome
 from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
-from partreduce.runtime.strategies.missing import LackError, Missing, wait_for_missing
+from partreduce.runtime.strategies.missing import LackError, Missing
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.transport.credit import MESSAGES
 from partreduce.runtime.transport.payload_rings import PayloadRings
@@ -288,21 +288,18 @@ class GapMeans(OneSided):
         pausing: bool = False,
     ) -> None:
         reducer = self.run.reducer
-
-        def refuse_failure() -> None:
-            if self._mailbox.has_failed:  # says of what
-                self._mailbox.until(lambda: False, reducer.heartbeat, (), None)
-
-        limits = gap_limits(
-            reducer.heartbeat,
-            step=self._round,
-            timeout=reducer.timeout,
-            refuse_failure=refuse_failure,
-            pausing=pausing,
-            paused=frozenset if pausing else self.driver.paused,
-        )
         try:
-            wait_for_missing(done, missing, self.driver.condition, limits)
+            wait_in_step(
+                self._round,
+                done,
+                missing,
+                self.driver.condition,
+                reducer.heartbeat,
+                timeout=reducer.timeout,
+                refuse_failure=self._mailbox.refuse_failure,
+                pausing=pausing,
+                paused=frozenset if pausing else self.driver.paused,
+            )
         except GoneError as error:
             if isinstance(error, LackError):
                 operation.members = tuple(sorted({self.run.rank, *error.missing.of}))
