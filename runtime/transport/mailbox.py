@@ -269,8 +269,11 @@ class Mailbox:
             has_come = done()
             return has_come or self._failure is not None or (self._closing and bool(purpose))
 
+        with self._changed:
+            is_there = is_over()
         try:
-            Wait(heartbeat, members, self.timeout, round_).until(self._changed, is_over)
+            if not is_there:  # what is there already costs no wait
+                Wait(heartbeat, members, self.timeout, round_).until(self._changed, is_over)
         except LateError as error:
             raise GoneError(f"{error} (while this worker waited {purpose})" if purpose else str(error)) from None
         self.refuse_failure()
