@@ -277,9 +277,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         run.flat.check()
         with self.ending.guarded():
             self.stepper.gather()
-            self.runner.settle()
-            with own_values_kept(run.flat):
+            if self.runner.outlives_lost_workers:
+                self.runner.leave()  # others may wait for this worker in a group, where one who waits for all is missing
+            with contextlib.ExitStack() as until_after:
                 with run.reducer.heartbeat.gathering("mean_model()", self.round):
+                    self.runner.settle()
+                    until_after.enter_context(own_values_kept(run.flat))
                     members = self.runner.survivors("mean_model()")
                     average_everywhere(run.mean_reducers, members, self.steps, self.round)
                 with self.ending.evaluating():
