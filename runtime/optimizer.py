@@ -33,6 +33,7 @@ from partreduce.runtime.watch.progress_publisher import publish
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, with_codec
 from partreduce.runtime.worker.ending import Ending
+from partreduce.runtime.worker.last_line import end_in_one_line
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
 from partreduce.runtime.worker.stepper import Stepper
@@ -101,6 +102,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.reasons: tuple[str, ...] = ()
         """Why each table goes its way, where `partreduce.parallelize` chose."""
+        if world is None:
+            end_in_one_line()
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
@@ -278,7 +281,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self.ending.guarded():
             self.stepper.gather()
             if self.runner.outlives_lost_workers:
-                self.runner.leave()  # others may wait for this worker in a group, where one who waits for all is missing
+                self.runner.leave()  # others may wait for it in a group, where who waits for all is missing
             with contextlib.ExitStack() as until_after:
                 with run.reducer.heartbeat.gathering("mean_model()", self.round):
                     self.runner.settle()

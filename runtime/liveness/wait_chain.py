@@ -37,7 +37,7 @@ class Sign:
         """As a clause that follows "which"."""
         if self.silent is None:
             return "gave no sign of life"
-        # What a silent one said last may be old: it may have gone on for half a second since, and be many steps further.
+        # What a silent one said last may be old: half a second later it may be many steps further.
         return (
             f"gave no sign of life for {self.silent:.1f} s (its last: it {self.text})" if self.is_silent else self.text
         )

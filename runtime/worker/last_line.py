@@ -1,0 +1,25 @@
+"""Last line: also under torchrun a script ends by an error of ours in one line, with its exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from partreduce.topo.errors import PartreduceError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+def end_in_one_line() -> None:
+    """From now on; not where the program shows errors in a way of its own, nor where somebody types it in."""
+    if sys.excepthook is sys.__excepthook__ and not hasattr(sys, "ps1") and not sys.flags.interactive:
+        sys.excepthook = _show
+
+
+def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if not isinstance(error, PartreduceError):
+        sys.__excepthook__(kind, error, traceback)
+        return
+    sys.stderr.write(f"{kind.__name__}: {error}\n")
+    raise SystemExit(error.exit_code)
