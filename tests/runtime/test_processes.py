@@ -421,7 +421,8 @@ def test_only_errors_of_ours_are_shown_in_one_line(ends):
 def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+        f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        "for _ in range(600): time.sleep(0.1)\n"  # a signal just before one long sleep would be heard behind it
     )
     launch = "from partreduce.runtime.launcher.launch import launch"
     # A suite that runs in a shell's background has SIGINT ignored, which a child would inherit.
