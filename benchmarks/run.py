@@ -81,12 +81,12 @@ BENCHMARKS = (
         "--seeds 1 --random 2 --output {out}.json", "", 300,
     ),
     Benchmark(
-        "second-network", "the price of consensus distance on a second network", "steps_to_loss.second_task",
-        "--seeds 1 --random 0 --output {out}.json", "", 300,
+        "second-network", "the price of consensus distance on a second network", "steps_to_loss.fit",
+        "second --seeds 1 --random 0 --output {out}.json", "", 300,
     ),
     Benchmark(
-        "overlapped-steps", "overlapped schedules need the steps that their figures say", "steps_to_loss.overlapped",
-        "--seeds 1 --random 2 --output {out}.json", "--random 20", 300,
+        "overlapped-steps", "overlapped schedules need the steps that their figures say", "steps_to_loss.fit",
+        "late --seeds 1 --random 2 --output {out}.json", "late --random 20", 300,
     ),
     Benchmark(
         "gap-steps", "neighbours that keep a gap need the steps that their replay says", "steps_to_loss.gaps",
@@ -98,7 +98,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "drift-correction", "drift correction saves steps on sorted data", "steps_to_loss.drift_correction",
-        "--seeds 1 --modes per-worker --json {out}.json", "--json benchmarks/results/drift_correction.json", 300,
+        "--seeds 1 --modes per-worker -o {out}", "-o benchmarks/results/drift_correction", 300,
     ),
     Benchmark(
         "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "transport",
@@ -111,10 +111,6 @@ BENCHMARKS = (
     Benchmark(
         "mailbox", "messages and updates cost little more than bare transfers", "transport",
         "messages --workers 2 --megabytes 2 --turns 15 -o {out}", "messages -o benchmarks/results/mailbox.md", 120,
-    ),
-    Benchmark(
-        "codecs-parameters", "coded averages of parameters take the steps of exact ones", "codecs_of_parameters",
-        "--quick", "", 180,
     ),
     Benchmark(
         "tables-memory", "a sharded table takes each worker its rows' share of memory", "tables.memory",

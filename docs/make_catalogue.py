@@ -16,7 +16,8 @@ TARGET = Path(__file__).with_name("catalogue.md")
 HEAD = """# Catalogue
 
 Every schedule that `partreduce design CLUSTER --using NAME` builds, generated from the registry by
-`python docs/make_catalogue.py`. `partreduce catalogue NAME` explains one of them, and says whether it fits a cluster.
+`python docs/make_catalogue.py`. `partreduce design [CLUSTER] --list --using NAME` explains one, and says
+whether it fits a cluster.
 
 n is the number of workers. *Degree* is the most messages that a worker sends in a round, *period* the rounds until the
 schedule repeats. Rules hold for any number of equal nodes and stay one page long for a million workers; on unequal
@@ -47,8 +48,8 @@ Decimal weights become the fractions they stand for (0.333333333 is 1/3), 32-bit
 and own weights are what the others leave. Whatever was recognised or changed is said: `partreduce import` prints it as
 notes, and `import_schedule` appends it to a list given as `notes`.
 
-`partreduce gaps` reads edge lists and node-link files with the same readers, which refuse the same files. It asks them
-only who sends to whom: weights do not matter to it, and the nodes of an edge list need not be ranks.
+`partreduce verify --gaps` reads edge lists and node-link files with the same readers, which refuse the same files. It
+asks them only who sends to whom: weights do not matter to it, and the nodes of an edge list need not be ranks.
 """
 
 

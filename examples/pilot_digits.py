@@ -1,7 +1,7 @@
 """The job of train_digits.py as a function of its seed, for a pilot: what does averaging less, or late, cost *it*?
 
-partreduce pilot examples/pilot_digits.py:pilot --workers 4
-torchrun --nproc-per-node 4 -m partreduce pilot examples/pilot_digits.py:pilot
+partreduce measure examples/pilot_digits.py:pilot --workers 4
+torchrun --nproc-per-node 4 -m partreduce measure examples/pilot_digits.py:pilot
 """
 
 import torch

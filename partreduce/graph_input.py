@@ -1,4 +1,4 @@
-"""The graph argument of `partreduce gaps`: a schedule file, a node-link file, an edge list, or a name with a size."""
+"""The graph argument of `partreduce verify --gaps`: a schedule, node-link or edge-list file, or a name with a size."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from partreduce.topo.strategies.gap import Gap
 
 MAX_WORKERS = 100_000
+NAME_AND_SIZE = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):([0-9]{1,6}|[0-9]{1,5}x[0-9]{1,5})")
 NAMED: dict[str, tuple[Callable[[int], bool], str]] = {
     "ring": (lambda n: n >= 2, "n >= 2"),
     "ring-based": (lambda n: n >= 2 and n % 2 == 0, "even n"),
@@ -28,6 +29,13 @@ NAMED: dict[str, tuple[Callable[[int], bool], str]] = {
 
 These are graphs without mixing weights, so that they exist for some n for which the catalogue has no schedule.
 """
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` is written as NAME:SIZE, and no file has that name."""
+    from partreduce.topo.document.reader import is_file
+
+    return NAME_AND_SIZE.fullmatch(text) is not None and not is_file(text)
 
 
 def load_graph(text: str, *, directed: bool = False) -> Digraph:
@@ -52,11 +60,11 @@ def load_gap_graph(text: str, *, directed: bool = False) -> tuple[Digraph, Gap |
 
     if is_file(text):
         return _from_file(text, directed=directed)
-    match = re.fullmatch(r"([A-Za-z][A-Za-z0-9_-]*):([0-9]{1,6}|[0-9]{1,5}x[0-9]{1,5})", text)
+    match = NAME_AND_SIZE.fullmatch(text)
     if match is None:
         raise InputError(
             f"graph {text!r}: is no file; name one, or write NAME:SIZE such as ring:16 ({', '.join(NAMED)}, or a graph "
-            "of `partreduce catalogue` with its cluster)"
+            "of `partreduce design --list` with its cluster)"
         )
     return _named(match[1].lower().replace("_", "-"), match[2]), None
 

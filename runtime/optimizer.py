@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from partreduce.runtime.arguments import checked_model, checked_steps, checked_t
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.averaging.foreign import refuse_foreign_optimizer
 from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
@@ -31,7 +33,7 @@ from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
 from partreduce.runtime.watch.progress_publisher import publish
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
-from partreduce.runtime.worker.codec import fact_of, with_codec
+from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import Ending
 from partreduce.runtime.worker.last_line import end_in_one_line
 from partreduce.runtime.worker.meeting import Meeting
@@ -151,6 +153,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         uneven_inputs = UnevenInputs(
             reached.store, reached.rank, reached.size, heartbeat, key=agreed.key, timeout=timeout
         )
+        if reached.rank == 0 and not alone:
+            warn_of_rounded_signs(plan, self.optimizer)
         self.stepper = Stepper(self.run, self.runner, self.optimizer, uneven_inputs)
         self.ending = Ending(self.run, self.runner, self.stepper, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
@@ -162,6 +166,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.stepper)
             tables.spread(self.optimizer, broadcast=policies.broadcast)
         remember(self, model.parameters())
+        self.stepper.model_use.attach()
 
     def _built(self, alpha: float | None) -> Runner:
         """What averages as the schedule says, with the strength of drift correction if there is one."""
@@ -304,17 +309,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, plus this worker's steps under `partreduce`.
 
+        Where gradients are averaged it holds those that are still to be applied (a pipeline's) or made up for (what a
+        codec's roundings left over), so that a run goes on from it bit for bit. Where parameters are averaged, momentum
+        and the like are this worker's own, as the model is: one worker's state is not the run's.
+
         Where tables are spread over the workers, all of them call it, and worker 0's holds the whole tables' states.
+
+        Raises:
+            PeerLostError: a worker is gone whose gradients were on their way.
         """
         state = whole_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
-        state["partreduce"] = {"steps": self.steps, "schedule": self.schedule.name}
+        own: dict[str, Any] = {"steps": self.steps, "schedule": self.schedule.name}
+        if self.runner.averages_gradients and self.ending.is_running:
+            late = self.ending.guard(self.runner.state)
+            own |= {"strategy": {name: tensor.detach().clone() for name, tensor in late.items()}} if late else {}
+        state["partreduce"] = own
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the wrapped optimizer and, if it is there, the step count; on all workers at the same round.
 
-        What was in flight is dropped (of a pipeline's gradients with a warning) and the run goes on from the model as
-        the next step finds it, so load that too.
+        What was in flight is dropped, and the run goes on from what the state holds and from the model as the next step
+        finds it, so load that too. Of a pipeline's gradients it is said where the state holds none in their place.
 
         Raises:
             InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
@@ -337,8 +353,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if self.runner.drains_together:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
+            lost = self.runner.lost_at_load
             self.ending.guard(self.runner.drain)
             self.stepper.steps = steps
+            self._load_strategy((own or {}).get("strategy"), lost)
+
+    def _load_strategy(self, state: dict[str, torch.Tensor] | None, lost: str) -> None:
+        """Put back what `state_dict` found still to be applied, or say that it, or what was `lost` here, is dropped."""
+        if state:
+            lost = ""
+            try:
+                self.ending.guard(lambda: self.runner.load_state(state))
+            except InputError as error:
+                lost = f"partreduce: what the state holds beside the optimizer's is dropped: {error}"
+        if lost:
+            warnings.warn(lost, stacklevel=3)
 
     def _refuse_other_steps(self, steps: int) -> None:
         """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet.
@@ -465,6 +494,7 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         raise InputError("optimizer: is a DistributedOptimizer already; wrap the plain optimizer once")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"optimizer: is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+    refuse_foreign_optimizer(optimizer)
     return optimizer
 
 

@@ -93,8 +93,8 @@ class Entry:
 
     `make(cluster, **parameters)` builds the strategy; `refuse(cluster, **parameters)` says in one sentence why it
     cannot and what the nearest possible thing is, or returns None. `condition`, `degree`, `period` and `figures` are
-    the words that `partreduce catalogue` prints: conditions on the cluster, messages a worker sends per round, rounds
-    in a period, and known figures.
+    the words that `partreduce design --list` prints: conditions on the cluster, messages a worker sends per round,
+    rounds in a period, and known figures.
     """
 
     name: str

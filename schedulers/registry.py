@@ -31,7 +31,7 @@ def entry(name: str) -> Entry:
     """
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key not in _ENTRIES:
-        suggestion = hint(key, _ENTRIES) or "; `partreduce catalogue` lists them"
+        suggestion = hint(key, _ENTRIES) or "; `partreduce design --list` lists them"
         raise ScheduleError(f"no schedule family {name!r}{suggestion}")
     return _ENTRIES[key]
 

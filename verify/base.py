@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """What is known about a claim. The three answers are never merged."""
+    """What is known about a claim. The answers are never merged.
+
+    A fact is computed from the schedule alone. What follows from the rules of a protocol holds of a program that obeys
+    them, which is assumed of the one that runs, however well it was explored.
+    """
 
     PROVED = "proved"
+    FACT = "fact"
+    FOLLOWS = "follows from the rules"
     REFUTED = "refuted"
     NOT_PROVED = "not proved"
 
@@ -31,8 +37,9 @@ class Claim:
     """One statement about a schedule.
 
     `witness` is what a reader can confirm by hand (a conflict, a closed set of workers, a cycle, a bound), as
-    JSON-able data; `explanation` says in words why the status holds; `entry` is the part of the certificate that the
-    checker reads, present iff the status is proved. `is_property`: it says what a schedule can do beyond what every
+    JSON-able data; `explanation` says in words why the status holds. `entry` is the part of the certificate that the
+    checker reads, if the status is proved; `numbers` are those of a fact or of what follows from the rules, which the
+    checker computes by itself. `is_property`: it says what a schedule can do beyond what every
     schedule must, so that its refutation is told with its witness and leaves the verdict alone.
     """
 
@@ -42,6 +49,12 @@ class Claim:
     witness: Mapping[str, Any] | None = None
     entry: Mapping[str, Any] | None = None
     is_property: bool = False
+    numbers: Mapping[str, Any] | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is known to hold: proved, a fact, or following from the rules that its program obeys."""
+        return self.status in (Status.PROVED, Status.FACT, Status.FOLLOWS)
 
     @property
     def speaks_against(self) -> bool:
@@ -53,6 +66,8 @@ class Claim:
         document: dict[str, Any] = {"claim": self.claim, "status": self.status.value}
         if self.is_property:
             document["property"] = True
+        if self.numbers:
+            document["numbers"] = dict(self.numbers)
         if self.witness is not None:
             document["witness"] = dict(self.witness)
         return document
@@ -73,7 +88,7 @@ class Proof:
 
     @property
     def verdict(self) -> Status:
-        """`refuted` if a claim is that is no property; `proved` if all essential ones are proved; else `not proved`.
+        """`refuted` if a claim is that is no property; `proved` if all essential ones hold; else `not proved`.
 
         Other claims (rates, bounds) that are "not proved" are listed only, and so are properties, however they stand.
         """
@@ -89,9 +104,14 @@ class Proof:
 
     @property
     def _open(self) -> bool:
-        """Whether an essential claim is not proved."""
-        names = ((STANDS_FOR.get(claim.claim, claim.claim), claim.status) for claim in self.claims)
-        return any(name in self.essential and status is not Status.PROVED for name, status in names)
+        """Whether an essential claim is not known to hold."""
+        names = ((STANDS_FOR.get(claim.claim, claim.claim), claim.holds) for claim in self.claims)
+        return any(name in self.essential and not holds for name, holds in names)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The essential claims that hold of a program that obeys its protocol's rules."""
+        return tuple(c.claim for c in self.claims if c.claim in self.essential and c.status is Status.FOLLOWS)
 
     def __getitem__(self, name: str) -> Claim:
         """The claim of that name."""
@@ -131,6 +151,16 @@ class Proof:
 def proved(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **entry: object) -> Claim:
     """A proved claim whose certificate entry holds the given fields."""
     return Claim(claim, Status.PROVED, explanation, witness, {"claim": claim, **entry})
+
+
+def fact(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **numbers: object) -> Claim:
+    """What follows from the file alone, with the numbers that the checker computes too."""
+    return Claim(claim, Status.FACT, explanation, witness, numbers=numbers)
+
+
+def follows(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **numbers: object) -> Claim:
+    """What holds of every program that obeys the rules of the protocol, with the numbers that the checker computes."""
+    return Claim(claim, Status.FOLLOWS, explanation, witness, numbers=numbers)
 
 
 def refuted(claim: str, explanation: str, witness: Mapping[str, Any]) -> Claim:

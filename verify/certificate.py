@@ -18,7 +18,7 @@ VERSION = 1
 
 
 def certificate_of(schedule: Schedule, claims: Iterable[Claim], *, period: int) -> dict[str, Any]:
-    """The entries of all proved claims under the schedule's canonical SHA-256.
+    """The witnesses of all proved claims under the schedule's canonical SHA-256.
 
     `period` is the number of phases or graphs that the file lists.
     """

@@ -1,6 +1,6 @@
 """Claim `codec-error`: how far a coded mean may be from the exact one, as a part of what the members of a group give.
 
-Theorem, and the stages of every form: `verify/checker/claims/codec_error.py`. The arithmetic here is the same, on its
+Theorem, and the stages of every form: `verify/checker/facts/codec_error.py`. The arithmetic here is the same, on its
 own, from the numbers of `topo.codec_numbers`.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partreduce.topo.strategies.axes import Codec, How, Rounding, Where
-from partreduce.verify.base import Claim, Status, proved
+from partreduce.verify.base import Claim, Status, fact
 from partreduce.verify.forms import Spread, of_block, of_everybody
 from partreduce.verify.view import explicit_view, rule_view
 
@@ -41,7 +41,7 @@ def prove_codec_error(schedule: Schedule) -> Claim | None:
     roundings = max(one[2] for one in sums)
     what = "gradients" if strategy.averages_gradients else "what was added to parameters since all had the same"
     text = in_words(strategy.how, relative, absolute, roundings, what)
-    return proved(NAME, text, relative=str(relative), absolute=str(absolute), roundings=roundings)
+    return fact(NAME, text, relative=str(relative), absolute=str(absolute), roundings=roundings)
 
 
 def codec_error_of_a_server(schedule: Schedule) -> Claim | None:
@@ -52,7 +52,7 @@ def codec_error_of_a_server(schedule: Schedule) -> Claim | None:
     relative, absolute = rounded_up(*through_hosts(how, schedule.num_workers))
     text = in_words(how, relative, absolute, 2, "gradients")
     witness = {"relative": str(relative), "absolute": str(absolute), "roundings": 2}
-    return Claim(NAME, Status.PROVED, text, witness)
+    return Claim(NAME, Status.FACT, text, witness)
 
 
 def in_words(how: How, relative: Fraction, absolute: Fraction, roundings: int, what: str) -> str:

@@ -45,7 +45,6 @@ FOLLOWED_BITS = 16.0
 2⁻⁵² of that for each worker, which has to stay far below the margin."""
 ZERO = 1e-7
 """Norms below this are looked at exactly: they may be 0, and a float does not tell."""
-OPERATOR = "W_T...W_1 - J, one period from phase 0"
 
 
 def prove_contraction(schedule: Schedule) -> Claim:
@@ -58,17 +57,9 @@ def prove_contraction(schedule: Schedule) -> Claim:
         return _by_classes(rule)
     num_workers = schedule.num_workers
     if num_workers <= MAX_EXACT:
-        squared, found = least_square([product_minus_mean(schedule)])
+        squared = least_square([product_minus_mean(schedule)])
         text = f"{_bound(squared)}: the {num_workers} pivots of c²·I − (P − J)ᵀ(P − J) are exact and none is negative."
-        return proved(
-            NAME,
-            text,
-            squared=str(squared),
-            method="pivots",
-            classes=[[]],
-            pivots=[_strings(found[0])],
-            operator=OPERATOR,
-        )
+        return proved(NAME, text, method="pivots", squared=str(squared))
     if num_workers > MAX_FACTOR:
         text = f"bounds for explicit schedules are certified up to {MAX_FACTOR} workers; write a rule."
         return not_proved(NAME, text)
@@ -95,18 +86,10 @@ def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None
             if rule is not None
             else [product_minus_mean(schedule, periods)]
         )
-        squared, found = least_square(matrices)
+        squared = least_square(matrices)
         if squared < 1:
             text = f"Over {periods} periods every difference shrinks by a factor of at most {sqrt(squared):.6g} < 1."
-            return proved(
-                name,
-                text,
-                method="power",
-                periods=periods,
-                squared=str(squared),
-                classes=[list(digits) for digits in classes],
-                pivots=[_strings(p) for p in found],
-            )
+            return proved(name, text, method="power", periods=periods, squared=str(squared))
     return None
 
 
@@ -118,27 +101,18 @@ def _by_classes(rule: RuleView) -> Claim:
             f"has {rule.num_digits} and {rule.workers_per_node}.",
         )
     products = class_products(rule)
-    classes = [digits for digits, _ in products]
-    squared, found = least_square([product for _, product in products])
+    squared = least_square([product for _, product in products])
     text = (
-        f"{_bound(squared)} for every number of nodes with {rule.num_digits} digits: on each of the {len(classes)} "
+        f"{_bound(squared)} for every number of nodes with {rule.num_digits} digits: on each of the {len(products)} "
         f"different character classes the {rule.workers_per_node} pivots of c²·I − MᵀM are exact and none is negative."
     )
-    return proved(
-        NAME,
-        text,
-        squared=str(squared),
-        method="pivots",
-        classes=[list(digits) for digits in classes],
-        pivots=[_strings(p) for p in found],
-        operator=OPERATOR,
-    )
+    return proved(NAME, text, method="pivots", squared=str(squared))
 
 
 def _by_factor(num_workers: int, norm: float) -> Claim:
     squared = fraction_above(norm**2 * (1 + num_workers * MARGIN))
     text = f"{_bound(squared)}: c²·I − (P − J)ᵀ(P − J) is L·Lᵀ with integers in L, up to a rest that is bounded."
-    return proved(NAME, text, squared=str(squared), method="factor", operator=OPERATOR)
+    return proved(NAME, text, squared=str(squared), method="factor")
 
 
 def _is_too_long(schedule: Schedule) -> bool:
@@ -165,9 +139,7 @@ def _by_norms(schedule: Schedule) -> Claim:
     squared = one * infinity
     text = f"{_bound(squared)}: the largest absolute column sum of P − J is {_short(one)}, the largest row sum "
     text += f"{_short(infinity)}, and ‖M‖₂² is at most their product."
-    return proved(
-        NAME, text, squared=str(squared), method="norms", one=str(one), infinity=str(infinity), operator=OPERATOR
-    )
+    return proved(NAME, text, squared=str(squared), method="norms")
 
 
 def _bound(squared: Fraction) -> str:
@@ -180,10 +152,6 @@ def _short(number: Fraction) -> str:
     """A number that may be beyond floats."""
     bits = number.numerator.bit_length() - number.denominator.bit_length()
     return f"{float(number):.6g}" if bits < 1000 else f"2^{bits + 1}"
-
-
-def _strings(values: list[Fraction]) -> list[str]:
-    return [str(value) for value in values]
 
 
 def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:

@@ -7,11 +7,11 @@ completes. The argument needs nothing but rendezvous semantics.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.verify.base import Claim, proved
+from partreduce.verify.base import Claim, follows
 from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def prove_rounds_of_graph(schedule: Schedule) -> Claim:
         "the round; all exchanges of smaller ticks are over when one with the smallest is not, so its neighbours are "
         "in the same round, and what they send arrives: no cycle of waiting workers exists, whatever the graph." + END
     )
-    return proved(NAME, text, ticks=list(range(1, period + 1)), height=period, prologue=0)
+    return follows(NAME, text, height=period)
 
 
 def prove_deadlock_free(schedule: Schedule) -> Claim:
@@ -54,8 +54,7 @@ def prove_deadlock_free(schedule: Schedule) -> Claim:
     ticks of period q are those of the first period plus q times their largest. O(num_workers · period).
     """
     rule = rule_view(schedule)
-    ticks = _rule_ticks(rule) if rule is not None else _explicit_ticks(explicit_view(schedule) or ())
-    height = max((max(t) if isinstance(t, list) else t for t in ticks if t != []), default=0)
+    height = _height_of_rule(rule) if rule is not None else _height(explicit_view(schedule) or ())
     unit = "block" if rule is not None else "group"
     text = (
         f"Every {unit} operation of a period carries one tick from 1 to {height}; each worker meets its operations in "
@@ -65,36 +64,24 @@ def prove_deadlock_free(schedule: Schedule) -> Claim:
     text += END
     if schedule.prologue:
         text += f" The {schedule.prologue} rounds of the prologue are operations of all workers and come before all."
-    return proved(NAME, text, ticks=ticks, height=height, prologue=schedule.prologue)
+    return follows(NAME, text, height=height)
 
 
-def canonical(ticks: list[int]) -> int | list[int]:
-    """One number for a phase whose operations share a tick, the list otherwise (empty for a phase without groups)."""
-    return ticks[0] if ticks and min(ticks) == max(ticks) else ticks
-
-
-def _explicit_ticks(phases: tuple[Phase, ...]) -> list[Any]:
-    result: list[Any] = []
+def _height(phases: tuple[Phase, ...]) -> int:
+    """The largest tick of explicit groups."""
     last = np.zeros(phases[0].num_workers, dtype=np.int64)
-    for phase in phases:
-        if not len(phase):
-            result.append([])
-            continue
+    for phase in filter(len, phases):
         ticks = np.maximum.reduceat(last[phase.members], phase.offsets[:-1]) + 1
         last[phase.members] = np.repeat(ticks, phase.sizes)
-        result.append(int(ticks[0]) if ticks.min() == ticks.max() else ticks.tolist())
-    return result
+    return int(last.max())
 
 
-def _rule_ticks(rule: RuleView) -> list[Any]:
-    result: list[Any] = []
+def _height_of_rule(rule: RuleView) -> int:
+    """The largest tick of blocks."""
     last = [0] * rule.workers_per_node
     for phase in rule.phases:
-        ticks = []
         for block in (b for b in phase if b.makes_groups):
             tick = 1 + max(last[local] for local in block.local)
             for local in block.local:
                 last[local] = tick
-            ticks.append(tick)
-        result.append(canonical(ticks))
-    return result
+    return max(last)

@@ -1,6 +1,6 @@
 """Claim `equal-replicas`: after which rounds all workers hold the same parameters, bit for bit.
 
-The theorem stands in `verify/checker/claims/equal_replicas.py`.
+The theorem stands in `verify/checker/facts/equal_replicas.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from partreduce.topo.strategies.axes import Codec
-from partreduce.verify.base import Claim, proved
+from partreduce.verify.base import Claim, follows
 from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def prove_equal_replicas(schedule: Schedule) -> Claim | None:
             "All workers hold the same parameters and optimizer state after every step: they start so, and each step "
             f"applies the same average of gradients on all, or none.{bytes_} {ASSUMED}"
         )
-        return proved(NAME, text, of="gradients", rounds=[0])
+        return follows(NAME, text, of="gradients", rounds=[0])
     rounds = _plain_rounds_of_all(schedule)
     if not rounds:
         return None
@@ -39,7 +39,7 @@ def prove_equal_replicas(schedule: Schedule) -> Claim | None:
         f"After {which} of the period, which average over all workers, all hold the same parameters: the average."
         f"{bytes_} Between these rounds parameters differ, and optimizer state always may. {ASSUMED}"
     )
-    return proved(NAME, text, of="parameters", rounds=rounds)
+    return follows(NAME, text, of="parameters", rounds=rounds)
 
 
 def _plain_rounds_of_all(schedule: Schedule) -> list[int]:

@@ -67,12 +67,11 @@ def _by_classes(rule: RuleView) -> Claim | None:
     products = class_products(rule)
     if not all(product.is_zero() for _, product in products):
         return None
-    classes = [digits for digits, _ in products]
     text = (
-        f"On each of the {len(classes)} different character classes the period's matrix less J is exactly zero, for "
+        f"On each of the {len(products)} different character classes the period's matrix less J is exactly zero, for "
         f"every number of nodes with {rule.num_digits} digits."
     )
-    return proved(NAME, text, method="product", classes=[list(digits) for digits in classes])
+    return proved(NAME, text, method="product")
 
 
 def _by_product(schedule: Schedule) -> Claim | None:
@@ -81,7 +80,7 @@ def _by_product(schedule: Schedule) -> Claim | None:
         return None
     if not exact_product(schedule.steps()).is_everywhere(Fraction(1, n)):
         return None
-    return proved(NAME, f"The exact product of the period is 1/{n} in all entries.", method="product", classes=[[]])
+    return proved(NAME, f"The exact product of the period is 1/{n} in all entries.", method="product")
 
 
 def _by_labels(phases: tuple[Phase, ...]) -> Claim | None:
@@ -164,7 +163,7 @@ def _modular(schedule: Schedule, phases: tuple[Phase, ...]) -> Claim | None:
         "draws both. This is probable, not certain: a schedule that is not exact passes one such test with a chance "
         "of about 1 in 2^80."
     )
-    return proved(PROBABLE, text, trials=TRIALS)
+    return proved(PROBABLE, text)
 
 
 def _draw_prime(draw: random.Random) -> int:

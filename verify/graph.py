@@ -44,7 +44,7 @@ def prove_graph(schedule: Schedule) -> tuple[Claim, ...]:
     rounds = schedule.strategy.graphs
     sums = prove_graph_sums(rounds)
     claims: list[Claim | None] = [sums, _consensus(schedule, rounds), prove_rounds_of_graph(schedule)]
-    if sums.status is Status.PROVED:
+    if sums.holds:
         claims.append(prove_contraction(schedule))
         claims.append(prove_consensus_distance(schedule))
         claims.append(prove_drift(schedule, "worker"))

@@ -2,21 +2,23 @@
 
 Where every reduce takes all updates of its step, rounds are D-PSGD's recursion, and what holds of matrices holds. With
 staleness, backup workers or skips a reduce takes what is there, and these claims are all there is. In both cases who
-waits for whom is the event graph's matter (`verify.gaps`). The theorems stand in `verify/checker/claims/apart.py` and
-`verify/checker/gaps/events.py`.
+waits for whom is the event graph's matter (`verify.gaps`). The theorems stand in `verify/checker/facts/kept_gap.py` and
+`verify/checker/events.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.strategies.gap import Gap, Weights
-from partreduce.verify.base import Claim, Status, not_proved, proved, refuted
-from partreduce.verify.gaps.certificate import NONE, queues_entry, ticks, worst_pair
+from partreduce.verify.base import Claim, Status, follows, refuted
 from partreduce.verify.gaps.event_graph import event_graph
-from partreduce.verify.gaps.liveness import dead_cycle
+from partreduce.verify.gaps.exact import Distances
+from partreduce.verify.gaps.one_worker import ENTER, events_near
 from partreduce.verify.gaps.skip import longest_skips_by_edges
 from partreduce.verify.graph import out_tree_of, prove_graph
 from partreduce.verify.stochastic import DOUBLY, keeps_something
@@ -26,6 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from partreduce.topo.schedule import Schedule
+
+EXPLORED = (
+    "That the program obeys these rules is assumed; the machine that it runs was explored for small graphs "
+    "(docs/explorer.md)."
+)
+NONE = -1
+"""There is no bound."""
 
 MAX_PAIRS = 256
 """Workers up to which the gap of every two of them is bounded; over edges it is for any number."""
@@ -54,56 +63,68 @@ def essential_of_kept_gap(schedule: Schedule) -> frozenset[str]:
 
 
 def _apart(schedule: Schedule, gap: Gap, graph: Digraph) -> list[Claim]:
-    events = event_graph(graph, gap)
-    cycle = dead_cycle(events)
-    if cycle is not None:
-        names = [events.name(event) for event in cycle]
-        return [refuted("deadlock-free", "waiting in a circle: " + " → ".join(names) + ".", {"circle": names})]
     live = (
-        "Every worker's events (enter, send, reduce) carry ticks that grow along everything that waits without a "
-        "token: of the workers that did least, the one with the earliest tick can go on, so nobody waits for ever."
+        "Of the events of all workers (enter, send, reduce) take one that has happened least often, a send before a "
+        "reduce before an enter: what it waits for without a token has happened, so nobody waits for ever."
     )
     if gap.skip is not None:
         live += " Nobody waits for a skipped update: whoever could use it has left its step."
-    claims = [proved("deadlock-free", live, method="events", ticks=ticks(events))]
-    entry = queues_entry(graph, gap, events)
-    bounds: list[list[int]] = entry["bounds"]
+    claims = [follows("deadlock-free", f"{live} {EXPLORED}")]
+    bounds = _bounds(graph, gap)
     both = [bound for pair in bounds for bound in pair]
-    free = sum(pair.count(NONE) for pair in bounds)
-    most = max(entry["update"], default=0)
-    text = f"At most {most} updates of an in-neighbour wait for a worker"
+    update = [_plus(ahead, 1) for ahead, _ in bounds]
+    numbers = {"update": update}
+    text = f"At most {max(update, default=0)} updates of an in-neighbour wait for a worker"
     if gap.max_ig is not None:
-        text += f", and at most {max(entry['token'], default=0)} tokens of an out-neighbour"
+        numbers["token"] = [_plus(back, gap.max_ig) for _, back in bounds]
+        text += f", and at most {max(numbers['token'], default=0)} tokens of an out-neighbour"
+    free = both.count(NONE)
     text += f"; {free} of {len(both)} gaps over an edge have no bound." if free else "."
-    claims.append(proved("queues", text, **{k: v for k, v in entry.items() if k != "claim"}, method="events"))
-    claims.append(_gap(both))
+    claims += [follows("queues", text, **numbers), _gap(both)]
     if schedule.num_workers <= MAX_PAIRS:
-        claims.append(_gap_of_pairs(graph, events))
+        claims.append(_gap_of_pairs(graph, gap))
     if gap.skip is not None:
         longest = longest_skips_by_edges(graph, gap, bounds)
         text = f"No worker skips more than {max(longest)} steps at once, and none passes an out-neighbour."
-        claims.append(proved("skip", text, longest=list(longest)))
+        claims.append(follows("skip", text, longest=list(longest)))
     if not gap.takes_all:
         claims.append(_staleness(schedule, gap, bounds))
-    claims.append(_memory(graph, gap, entry["update"]))
+    claims.append(_memory(graph, gap, update))
     return claims
+
+
+def _bounds(graph: Digraph, gap: Gap) -> list[list[int]]:
+    """[Step(u) − Step(v), Step(v) − Step(u)] at most over every edge (u, v), from what is near each worker."""
+    spare = gap.backups(graph.num_workers)
+    near = [events_near(graph, gap, v, {*graph.sources[v], *graph.targets[v]}, spare) for v in range(graph.num_workers)]
+    return [[near[v].get((ENTER, u), NONE), near[u].get((ENTER, v), NONE)] for u, v in graph.edges]
+
+
+def _plus(bound: int, amount: int) -> int:
+    return NONE if bound == NONE else bound + amount
 
 
 def _gap(both: Sequence[int]) -> Claim:
     if NONE in both:
         text = "One end of an edge can get ahead of the other without limit, where no path leads back."
-        return proved("gap", text, bound=NONE)
+        return follows("gap", text, bound=NONE)
     bound = max(both, default=0)
     text = f"The two ends of an edge are never more than {bound} rounds apart, and can be; each edge's bound is exact."
-    return proved("gap", text, bound=bound)
+    return follows("gap", text, bound=bound)
 
 
-def _gap_of_pairs(graph: Digraph, events: object) -> Claim:
-    entry = worst_pair(graph, events)  # type: ignore[arg-type]
-    bound = entry["bound"]
+def _gap_of_pairs(graph: Digraph, gap: Gap) -> Claim:
+    """The two workers that can be furthest apart. O(n · arcs · log)."""
+    distances = Distances(event_graph(graph, gap))
+    worst = (-1.0, 0, 0)
+    for j in range(graph.num_workers):
+        for i, lead in enumerate(distances.from_event(j)[: graph.num_workers]):
+            worst = max(worst, (inf if lead is None else lead, j, i), key=itemgetter(0))
+    ahead, start, end = worst
+    bound = NONE if ahead == inf else int(ahead)
     says = "gets ahead without limit of" if bound == NONE else f"is at most {bound} rounds ahead of"
-    text = f"Worker {entry['to']} {says} worker {entry['from']}; no two are further apart. Such a run exists."
-    return proved("gap-of-pairs", text, **{k: v for k, v in entry.items() if k != "claim"})
+    text = f"Worker {end} {says} worker {start}; no two are further apart. Such a run exists."
+    return follows("gap-of-pairs", text, {"from": start, "to": end}, **{"from": start, "to": end, "bound": bound})
 
 
 def _mean(schedule: Schedule, gap: Gap) -> Claim | None:
@@ -141,20 +162,16 @@ def _consensus(schedule: Schedule, gap: Gap) -> Claim:
 
 
 def _staleness(schedule: Schedule, gap: Gap, bounds: Sequence[Sequence[int]]) -> Claim:
-    if any(pair[0] == NONE for pair in bounds):
-        return not_proved("staleness", "an update queue has no bound.")
     steps = gap.staleness + schedule.strategy.when.lag
     ahead = max((pair[0] for pair in bounds), default=0) if gap.staleness else 0
     text = "A reduce averages updates of its own round"
     if gap.staleness:
         text += f", of at most {gap.staleness} rounds before it, and of workers that are ahead at most {ahead} after it"
     text += "; an update is what its worker had before it entered the round." if schedule.strategy.when.lag else "."
-    return proved("staleness", text, method="events", steps=steps, ahead=ahead)
+    return follows("staleness", text, steps=steps, ahead=ahead)
 
 
 def _memory(graph: Digraph, gap: Gap, update: Sequence[int]) -> Claim:
-    if NONE in update:
-        return not_proved("memory", "an update queue has no bound.")
     places = [0] * graph.num_workers
     for (_, v), capacity in zip(graph.edges, update, strict=True):
         places[v] += 1 if gap.staleness else capacity
@@ -166,4 +183,4 @@ def _memory(graph: Digraph, gap: Gap, update: Sequence[int]) -> Claim:
         + f" in places that are set aside at the start, and has at most {connections} neighbours. What it has on the "
         "way to others is bounded by the transport."
     )
-    return proved("memory", text, method="events", places=most, connections=connections)
+    return follows("memory", text, places=most, connections=connections)

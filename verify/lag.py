@@ -1,6 +1,6 @@
 """Claim `lag`: how old the gradients are that a pipeline applies, which steps apply none, how many are in flight.
 
-The theorem stands in `verify/checker/claims/lag.py`.
+The theorem stands in `verify/checker/facts/lag.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from partreduce.topo.strategies.axes import WIDER, Drain, Pipeline
-from partreduce.verify.base import Claim, proved
+from partreduce.verify.base import Claim, follows
 
 if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
@@ -32,16 +32,21 @@ def prove_lag(schedule: Schedule) -> Claim | None:
         f"gradient of 0. Never more than {lag} of these "
         f"operations {'is' if lag == 1 else 'are'} in flight. "
     )
+    least = f"T >= {when.warm_up + lag}"
     if drops:
-        text += f"Those of {last} are dropped at the end: T steps apply T - {lag} gradients, each once and in order."
+        text += (
+            f"Those of {last} are dropped at the end: {least} steps apply T - {lag} gradients, each once and in order."
+        )
     else:
         text += (
-            f"Those of {last} are applied at the end{'' if lag == 1 else ', one after the other'}: T steps apply all "
-            f"T gradients, each once and in order, in T + {lag} updates."
+            f"Those of {last} are applied at the end{'' if lag == 1 else ', one after the other'}: {least} steps apply "
+            f"all T gradients, each once and in order, in T + {lag} updates."
         )
+    text += (
+        " A shorter run leaves only those in flight that it took behind the warm-up." if lag > 1 or when.warm_up else ""
+    )
     witness = None
     if when.width > 2:
         text += f" A width of {when.width} was asked for, although {WIDER}."
         witness = {"width": when.width, "against": WIDER}
-    entry = {"lag": lag, "warm_up": when.warm_up, "idle": lag, "in_flight": lag, "left_out": lag if drops else 0}
-    return proved(NAME, text, witness, **entry)
+    return follows(NAME, text, witness, lag=lag, warm_up=when.warm_up, left_out=lag if drops else 0)

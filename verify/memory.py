@@ -1,6 +1,6 @@
 """Claim `memory`: distinct groups and connections of the busiest worker, splits, and arrays beside the parameters.
 
-What is counted, and what is assumed of the runtime, stands in `verify/checker/claims/memory.py`. Prices in
+What is counted, and what is assumed of the runtime, stands in `verify/checker/facts/memory.py`. Prices in
 descriptors, threads and megabytes are measurements, no claims: see `verify.budget`.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.base import Averaging
-from partreduce.verify.base import Claim, proved
+from partreduce.verify.base import Claim, fact
 from partreduce.verify.forms import Spread, of_block, of_everybody
 from partreduce.verify.view import explicit_view, rule_view
 
@@ -54,7 +54,7 @@ def prove_memory(schedule: Schedule) -> Claim:
         f"A worker {what}; {splits} different rounds of the period exchange anything. Beside its parameters it keeps "
         f"at most {arrays} arrays of their size ({kept}), so {arrays} scratch bytes for each byte of parameters."
     )
-    return proved("memory", text, groups=groups, connections=connections, splits=splits, arrays=arrays)
+    return fact("memory", text, groups=groups, connections=connections, splits=splits, arrays=arrays)
 
 
 def _most_neighbours(graphs: tuple[Round, ...]) -> int:

@@ -1,4 +1,4 @@
-"""The least simple fraction c² with ‖M‖₂ ≤ c for given exact matrices, and the pivots that prove it."""
+"""The least simple fraction c² with ‖M‖₂ ≤ c for given exact matrices."""
 
 from __future__ import annotations
 
@@ -28,18 +28,12 @@ def candidates(value: float) -> Iterable[Fraction]:
         yield Fraction(ceil(Fraction(value) * (2**20 + 1)), 2**20)
 
 
-def least_square(matrices: Sequence[ExactMatrix]) -> tuple[Fraction, list[list[Fraction]]]:
-    """The least c² among simple fractions with c²·I − MᵀM ⪰ 0 for every M, with the pivots that prove it."""
+def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:
+    """The least c² among simple fractions with c²·I − MᵀM ⪰ 0 for every M, as its exact pivots say."""
     grams = [gram(matrix) for matrix in matrices]
     for squared in _guesses(matrices, grams):
-        proofs = []
-        for square in grams:
-            diagonal = semidefinite_pivots(shifted(squared, square))
-            if diagonal is None:
-                break
-            proofs.append(diagonal)
-        else:
-            return squared, proofs
+        if all(semidefinite_pivots(shifted(squared, square)) is not None for square in grams):
+            return squared
     raise AssertionError("no eigenvalue of a Gram matrix is above its trace")
 
 

@@ -43,7 +43,7 @@ def prove_server(schedule: Schedule) -> tuple[Claim, ...]:
     assert isinstance(schedule.strategy, Server), "the registry of provers names the kind"
     text = "every shard has one copy, on its host, and workers read it at the start of a round."
     claims = (
-        Claim("consensus", Status.PROVED, text),
+        Claim("consensus", Status.FOLLOWS, text),
         _served(schedule.strategy),
         _equal_replicas(schedule.strategy),
         codec_error_of_a_server(schedule),
@@ -59,7 +59,7 @@ def _equal_replicas(strategy: Server) -> Claim | None:
     text = f"the hosts answer all workers with the same bytes, so all hold the same parameters after every {when}. "
     if strategy.how.codec is not Codec.NONE:
         text += "What a host rounds in its answer its own worker takes rounded, too. "
-    return Claim(EQUAL_REPLICAS, Status.PROVED, text + ASSUMED)
+    return Claim(EQUAL_REPLICAS, Status.FOLLOWS, text + ASSUMED)
 
 
 def _served(strategy: Server) -> Claim:
@@ -78,7 +78,7 @@ def _served(strategy: Server) -> Claim:
             f"{strategy.staleness} rounds ahead of the slowest waits, and the slowest never is. Assumed: all workers "
             "carry out the same number of rounds; the others wait for one that ends much earlier."
         )
-    return Claim("deadlock-free", Status.PROVED, text)
+    return Claim("deadlock-free", Status.FOLLOWS, text)
 
 
 def _convergence(strategy: Generated, cluster: Cluster) -> Claim:
@@ -103,7 +103,7 @@ def _convergence(strategy: Generated, cluster: Cluster) -> Claim:
         return Claim("convergence", Status.NOT_PROVED, f"{'; '.join(found.against)}. ({words}.)", witness)
     if not found.contracts:
         return Claim("convergence", Status.REFUTED, f"{words}.", witness)
-    return Claim("convergence", Status.PROVED, f"{words}. Assumed: {found.assumes}.", witness)
+    return Claim("convergence", Status.FOLLOWS, f"{words}. Assumed: {found.assumes}.", witness)
 
 
 def _numbered_groups() -> Claim:
@@ -117,7 +117,7 @@ def _numbered_groups() -> Claim:
         "protocol: that its code follows it was explored for small configurations (docs/group-generator.md). Assumed: "
         "the service lives or is started again, messages arrive when repeated, and who dies is given up by its lease."
     )
-    return Claim("deadlock-free", Status.PROVED, text)
+    return Claim("deadlock-free", Status.FOLLOWS, text)
 
 
 def _edges(strategy: Pairwise, cluster: Cluster) -> list[tuple[int, int]]:
@@ -130,7 +130,7 @@ def _two_sides(strategy: Pairwise, cluster: Cluster) -> Claim:
     sides = f"{len(strategy.active)} active and {cluster.num_workers - len(strategy.active)} passive workers"
     return Claim(
         "deadlock-free",
-        Status.PROVED,
+        Status.FOLLOWS,
         f"all {count} edges join {sides}; only active workers wait for an answer and only passive ones give it, so "
         "nobody who is waited for waits. Assumed at the end: a passive worker that has no more data goes on answering "
         "until all active ones have ended.",
@@ -145,7 +145,7 @@ def _questions(strategy: Pairwise, cluster: Cluster) -> Claim:
     busiest = min((worker for worker in askers if askers[worker] == most), default=None)
     return Claim(
         "queues",
-        Status.PROVED,
+        Status.FOLLOWS,
         f"an active worker asks one question and waits for its answer, and {most} of them at most know a passive "
         f"worker: so at most {most} questions wait there, each is answered, and who asks waits for at most "
         f"{max(most - 1, 0)} exchanges of others. Nobody waits for anybody's rounds, so how far one gets ahead of "
@@ -164,7 +164,7 @@ def _connected(strategy: Pairwise, cluster: Cluster) -> Claim:
     if len(reached) == n:
         return Claim(
             "consensus",
-            Status.PROVED,
+            Status.FOLLOWS,
             "the graph is connected and every edge is used with positive probability in every round of its active end.",
         )
     outside = next(worker for worker in range(n) if worker not in reached)

@@ -9,7 +9,7 @@ from partreduce.topo.errors import ScheduleError
 from partreduce.topo.strategies.axes import Codec, Sending
 from partreduce.verify.after_a_loss import NAME as AFTER_A_LOSS
 from partreduce.verify.after_a_loss import prove_after_a_loss
-from partreduce.verify.base import Claim, Proof, Status, not_proved
+from partreduce.verify.base import Claim, Proof, not_proved
 from partreduce.verify.budget import budgets
 from partreduce.verify.certificate import certificate_of
 from partreduce.verify.codec_error import prove_codec_error
@@ -63,7 +63,7 @@ def prove(schedule: Schedule) -> Proof:
     essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
     certificate: dict[str, Any] = {}
     claims = prover.claims(schedule)
-    is_clashing = any(claim.claim == CONFLICT_FREE and claim.status is not Status.PROVED for claim in claims)
+    is_clashing = any(claim.claim == CONFLICT_FREE and not claim.holds for claim in claims)
     claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
     if schedule.is_mixing or prover.certified is not None:
         period = schedule.period if prover.certified is None else prover.certified(schedule)
@@ -85,7 +85,7 @@ def _of_payload(schedule: Schedule) -> frozenset[str]:
 
 def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
     first = prove_conflict_free(schedule)
-    if first.status is not Status.PROVED:
+    if not first.holds:
         # With an overlap there is no mixing matrix to speak about.
         rest = (DOUBLY, "consensus", "deadlock-free", "contraction", *sorted(_of_payload(schedule)))
         return (first, *(not_proved(name, ON_DISJOINT) for name in rest))
@@ -151,7 +151,7 @@ def _kept_gap_claims(schedule: Schedule) -> tuple[Claim, ...]:
 
 def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
     """What a run of fixed rounds can rely on: ages, queues, its end, equal workers, errors, memory, a worker's loss."""
-    agrees = any(claim.claim == "consensus" and claim.status is Status.PROVED for claim in claims)
+    agrees = any(claim.claim == "consensus" and claim.holds for claim in claims)
     after_a_loss = (
         prove_after_a_loss(schedule)
         if agrees

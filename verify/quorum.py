@@ -2,7 +2,7 @@
 
 Which gradients a round sums is decided while the job runs. So these are theorems about the protocol, whose object is
 explored in small systems (docs/explorer.md); what follows from the file's setting has an entry in the certificate. The
-rules that they rest on, and the proofs, stand in `verify/checker/claims/quorum.py`.
+rules that they rest on, and the proofs, stand in `verify/checker/facts/quorum.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from partreduce.topo.strategies.quorum import Missed, Quorum, Start
-from partreduce.verify.base import Claim, Status, proved
+from partreduce.verify.base import Claim, Status, follows
 from partreduce.verify.equal_replicas import ASSUMED
 from partreduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
 
@@ -41,7 +41,7 @@ def _rounds_in_order(n: int) -> Claim:
         "round is carried out once, whoever and however many start it, all in the same order, and no thread is more "
         "than a round ahead of another."
     )
-    return proved("rounds-in-order", f"{text} {EXPLORED}", threads=n)
+    return follows("rounds-in-order", f"{text} {EXPLORED}")
 
 
 def _deadlock_free(quorum: Quorum, n: int) -> Claim:
@@ -53,7 +53,7 @@ def _deadlock_free(quorum: Quorum, n: int) -> Claim:
         "goes on taking part; all learn of it from the same sum and ask only for the others, and the first round "
         "in which all have said so is the last one of all. Assumed: messages arrive, and nobody dies."
     )
-    return proved("deadlock-free", f"{text} {EXPLORED}", method="quorum", needed=quorum.needed(n))
+    return follows("deadlock-free", f"{text} {EXPLORED}", needed=quorum.needed(n))
 
 
 def _contributors(quorum: Quorum, n: int) -> Claim:
@@ -73,7 +73,7 @@ def _contributors(quorum: Quorum, n: int) -> Claim:
         "; where fewer go on, because others have ended, of so many as are left. A worker that ends has come once "
         "more, without a gradient, for the round that tells the others so."
     )
-    return proved("quorum", f"{text} {EXPLORED}", {"at_least": least}, at_least=least)
+    return follows("quorum", f"{text} {EXPLORED}", {"at_least": least}, at_least=least)
 
 
 def _conservation(n: int) -> Claim:
@@ -82,7 +82,7 @@ def _conservation(n: int) -> Claim:
         "thread enters it; so each gradient is in the sum of exactly one round, the next that its thread enters. "
         f"Whoever ends says so behind its last gradient, so after the last round all {n} send buffers are empty."
     )
-    return proved("conservation", f"{text} {EXPLORED}", buffers=n)
+    return follows("conservation", f"{text} {EXPLORED}")
 
 
 def _staleness(quorum: Quorum) -> Claim:
@@ -103,7 +103,7 @@ def _staleness(quorum: Quorum) -> Claim:
         f"{why}; so at most {rounds} lie between those that a gradient's weights have and the round that sums it, "
         f"where lockstep has none: it comes at most {bound + 1} rounds after the last one that its weights have."
     )
-    return proved(name, f"{text} {EXPLORED}", {"rounds": bound}, method="quorum", rounds=bound)
+    return follows(name, f"{text} {EXPLORED}", {"rounds": bound}, rounds=bound)
 
 
 def _equal_replicas(quorum: Quorum) -> Claim:
@@ -113,7 +113,7 @@ def _equal_replicas(quorum: Quorum) -> Claim:
             "order: after as many rounds all hold the same parameters and optimizer state. At one instant "
             "workers may have applied different numbers of rounds. "
         )
-        return proved(EQUAL_REPLICAS, f"{text}{ASSUMED} {EXPLORED}", method="quorum", of="gradients", every=1)
+        return follows(EQUAL_REPLICAS, f"{text}{ASSUMED} {EXPLORED}", of="gradients", every=1)
     if quorum.missed is Missed.SUM:
         text = (
             "all workers apply the same results, but some of them together: for plain SGD at a constant rate these are "
@@ -131,4 +131,4 @@ def _equal_replicas(quorum: Quorum) -> Claim:
         "differ, because results that a worker is too late for are overwritten, and optimizer state always may. "
     )
     every = quorum.synchronise_every
-    return proved(EQUAL_REPLICAS, f"{text}{ASSUMED}", {"every": every}, method="quorum", of="models", every=every)
+    return follows(EQUAL_REPLICAS, f"{text}{ASSUMED}", {"every": every}, of="models", every=every)

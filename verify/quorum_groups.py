@@ -3,7 +3,7 @@
 Which progress a round takes along is decided while the job runs, so what is proved here besides the schedule's own
 matrices are theorems about the protocol, whose object is explored in small systems (docs/explorer.md). Their
 derivation stands in docs/theory/quorum-groups.md. Each has an entry in the certificate; the rules that they rest on,
-and the proofs, stand in `verify/checker/claims/quorum_groups.py`.
+and the proofs, stand in `verify/checker/facts/quorum_groups.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from partreduce.topo.strategies.axes import LOCKSTEP
 from partreduce.topo.strategies.quorum import Quorum, Start
-from partreduce.verify.base import Claim, Status, not_proved, proved
+from partreduce.verify.base import Claim, follows, not_proved
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.contraction import prove_contraction
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 OF_SHADOWS = "By a quorum this holds of the workers' shadow models, round by round of each worker."
 """What the claims about matrices speak of."""
 
-METHOD = "groups"
-"""Of the claims about the protocol, which are others than where all workers meet in each round."""
-
 
 def prove_quorum_of_groups(schedule: Schedule) -> tuple[Claim, ...]:
     """All claims about a schedule of groups whose rounds are started by a quorum. Cost: that of the matrices' claims.
@@ -44,7 +41,7 @@ def prove_quorum_of_groups(schedule: Schedule) -> tuple[Claim, ...]:
     assert isinstance(quorum, Quorum), "the registry of provers names the protocol"
     lockstep = replace(schedule, strategy=replace(strategy, when=LOCKSTEP), certificate=None)
     first = prove_conflict_free(lockstep)
-    if first.status is not Status.PROVED:
+    if not first.holds:
         rest = (DOUBLY, "consensus", "mean-preserved", "deadlock-free", "conservation")
         return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
     stochastic = prove_doubly_stochastic(lockstep)
@@ -60,11 +57,11 @@ def prove_quorum_of_groups(schedule: Schedule) -> tuple[Claim, ...]:
         first,
         *(() if membership is None else (membership,)),
         *worded,
-        _rounds_in_order(schedule.num_workers),
+        _rounds_in_order(),
         _deadlock_free(asked_of(lockstep, quorum)),
         _contributors(quorum),
-        _conservation(schedule.num_workers),
-        _mean_preserved(stochastic, schedule.num_workers),
+        _conservation(),
+        _mean_preserved(stochastic),
         _staleness(quorum),
     )
 
@@ -80,13 +77,13 @@ def asked_of(schedule: Schedule, quorum: Quorum) -> list[list[int]]:
     return [[size, quorum.needed(size)] for size in sorted(sizes)]
 
 
-def _rounds_in_order(n: int) -> Claim:
+def _rounds_in_order() -> Claim:
     text = (
         "each thread enters the rounds 0, 1, 2, … one after the other, is in one group of each, and is done with a "
         "round when all members of its group have entered it: so every group's round is carried out once, whoever "
         "and however many start it, and members of two groups carry these out in the same order."
     )
-    return proved("rounds-in-order", f"{text} {EXPLORED}", method=METHOD, threads=n)
+    return follows("rounds-in-order", f"{text} {EXPLORED}")
 
 
 def _deadlock_free(asked: list[list[int]]) -> Claim:
@@ -99,7 +96,7 @@ def _deadlock_free(asked: list[list[int]]) -> Claim:
         "and the least of those that are not over starts likewise. A full queue holds nobody up for ever: its worker "
         "takes all results when it next calls, which waits for nobody. Assumed: messages arrive, and nobody dies."
     )
-    return proved("deadlock-free", f"{text} {EXPLORED}", method=METHOD, needed=asked)
+    return follows("deadlock-free", f"{text} {EXPLORED}", needed=asked)
 
 
 def _contributors(quorum: Quorum) -> Claim:
@@ -116,28 +113,29 @@ def _contributors(quorum: Quorum) -> Claim:
         "; where fewer go on, because others have ended, of so many as are left. A worker that a round leaves out "
         "comes to it alone. A member that is in an earlier round is waited for: the quorum of that one is not waived."
     )
-    return proved("quorum", f"{text} {EXPLORED}", {"at_least": least}, method=METHOD, at_least=least)
+    return follows("quorum", f"{text} {EXPLORED}", {"at_least": least}, at_least=least)
 
 
-def _conservation(n: int) -> Claim:
+def _conservation() -> Claim:
     text = (
         "what a call publishes is in the snapshot that its worker's thread next takes, and in no other round's as "
         "progress; a worker that ends tells everybody which round has the last of it, the last round of all is the "
         "largest of these, and no round beyond it is ever entered: so all end at the same round, and nothing is left."
     )
-    return proved("conservation", f"{text} {EXPLORED}", method=METHOD, buffers=n)
+    return follows("conservation", f"{text} {EXPLORED}")
 
 
-def _mean_preserved(stochastic: Claim, n: int) -> Claim:
-    if stochastic.status is not Status.PROVED:
+def _mean_preserved(stochastic: Claim) -> Claim:
+    if not stochastic.holds:
         return not_proved("mean-preserved", f"rests on {stochastic.claim}, which is not proved.")
     text = (
         "a round changes each member's shadow model by t(m - b), b what it brought and m the mean of all that was "
         "brought; these corrections sum to 0 over the group. So the mean of all shadow models moves by published "
-        "progress only, for every order of arrival, as the mean of all models does in lockstep. A training applies "
-        "each correction once, and when all are applied its model is its shadow."
+        "progress only, for every order of arrival, as the mean of all models does in lockstep; in floats also by what "
+        "rounding makes of m - b and of each sum, which nothing takes back. A training applies each correction once, "
+        "and when all are applied its model is its shadow."
     )
-    return proved("mean-preserved", f"{text} {EXPLORED}", shadows=n)
+    return follows("mean-preserved", f"{text} {EXPLORED}")
 
 
 def _staleness(quorum: Quorum) -> Claim:
@@ -148,4 +146,4 @@ def _staleness(quorum: Quorum) -> Claim:
         f"{rounds} lie between those whose corrections the parameters have with which a call was computed, and the "
         "round that averages its progress, where lockstep has none."
     )
-    return proved("staleness", f"{text} {EXPLORED}", {"rounds": bound}, method=METHOD, rounds=bound)
+    return follows("staleness", f"{text} {EXPLORED}", {"rounds": bound}, rounds=bound)

@@ -19,7 +19,7 @@ from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from partreduce.topo.arithmetic.whole_numbers import ceil_log, prime_powers
-from partreduce.verify.base import Claim, proved
+from partreduce.verify.base import Claim, fact
 from partreduce.verify.stochastic import explicit_pairs, rule_pairs
 from partreduce.verify.view import rule_view
 
@@ -50,7 +50,7 @@ def prove_rounds(schedule: Schedule, *, exact: bool) -> Claim | None:
         text += f" (bound: {found['bound']})"
         text += f"; this schedule takes {schedule.period}" if exact else ""
         text += ", the least possible." if exact and schedule.period == least else "."
-    return proved(NAME, text, {"optimal": True} if exact and schedule.period == least else None, group=largest, **found)
+    return fact(NAME, text, {"optimal": True} if exact and schedule.period == least else None, group=largest, **found)
 
 
 def best_bound(n: int, g: int, *, plain_means: bool = True) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Claims `staleness`, `queues` and `end`: how old what is averaged can be, who is how far ahead, how a run ends.
 
 All three rest on one number, the rounds after which everybody has met everybody (`verify.meetings`). Their theorems
-stand in the files of `verify/checker/claims/` with the same names.
+stand in the files of `verify/checker/facts/` with the same names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.verify.base import Claim, not_proved, proved
+from partreduce.verify.base import Claim, follows, not_proved
 from partreduce.verify.meetings import Meetings, NeverMeetError, TooManyRoundsError, rounds_to_meet
 from partreduce.verify.stochastic import explicit_pairs, keeps_something, rule_pairs
 from partreduce.verify.view import rule_view
@@ -63,7 +63,7 @@ def _staleness(schedule: Schedule, reach: int) -> Claim:
         f"somewhere stays there. So at the end of a round everybody's parameters hold all that anybody did up to {age} "
         f"rounds before, at most {age * pace} steps of a worker."
     )
-    return proved("staleness", text, late=late, steps=late * pace, reach=reach, age=age, age_steps=age * pace)
+    return follows("staleness", text, late=late, steps=late * pace, reach=reach, age=age, age_steps=age * pace)
 
 
 def _keeps_own(schedule: Schedule) -> bool:
@@ -89,7 +89,7 @@ def _end(schedule: Schedule, reach: int) -> Claim:
         text += " The operations in flight then have been begun by all, and complete as the pipeline drains."
     if behind != NONE:
         text += f" Without either, one that leaves early holds up everybody at most {behind} rounds later."
-    return proved("end", text, steps=steps, behind=behind)
+    return follows("end", text, steps=steps, behind=behind)
 
 
 def _queues(schedule: Schedule, reach: int) -> Claim:
@@ -129,4 +129,4 @@ def _queues(schedule: Schedule, reach: int) -> Claim:
     )
     if free:
         text += f" {free} of {len(edges)} edges have none: their target never reaches their source."
-    return proved("queues", text, gap=reach, capacities=capacities)
+    return follows("queues", text, gap=reach, capacities=capacities)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.verify.base import Claim, proved, refuted
+from partreduce.verify.base import Claim, fact, refuted
 from partreduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def prove_doubly_stochastic(schedule: Schedule) -> Claim:
     text = "Every group's weights are symmetric and each row sums to 1, so rows and columns sum to 1"
     if smallest < 0:
         text += f"; the smallest weight is {smallest}, so the mean is kept although a weight is negative."
-        return proved(SUMS, text, smallest_weight=str(smallest))
+        return fact(SUMS, text, smallest_weight=str(smallest))
     text += f"; the smallest weight inside a group is {smallest}, so none is negative."
-    return proved(DOUBLY, text, smallest_weight=str(smallest))
+    return fact(DOUBLY, text, smallest_weight=str(smallest))
 
 
 def explicit_pairs(schedule: Schedule) -> set[tuple[int, Fraction]]:
@@ -88,10 +88,8 @@ def prove_graph_sums(rounds: Iterable[Round]) -> Claim:
         smallest = min(smallest, own, *listed.weights)
     text = f"Rows sum to 1 by construction and columns by exact addition; the smallest weight is {smallest}"
     if smallest < 0:
-        return proved(
-            SUMS, text + ", so the mean is kept although a weight is negative.", smallest_weight=str(smallest)
-        )
-    return proved(DOUBLY, text + ", so none is negative.", smallest_weight=str(smallest))
+        return fact(SUMS, text + ", so the mean is kept although a weight is negative.", smallest_weight=str(smallest))
+    return fact(DOUBLY, text + ", so none is negative.", smallest_weight=str(smallest))
 
 
 def keeps_something(listed: Round) -> bool:

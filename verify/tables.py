@@ -1,6 +1,6 @@
 """Claims about tables that go their own way: one route, one owner, one order, bytes of a NIC, errors of codecs.
 
-The theorems stand in `verify/checker/claims/tables.py`. That the code which says who owns a row says the same is shown
+The theorems stand in `verify/checker/facts/tables.py`. That the code which says who owns a row says the same is shown
 here by asking it: for all rows, or for rows drawn at random where there are many.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.strategies.routes import Way
-from partreduce.verify.base import Claim, not_proved, proved, refuted
+from partreduce.verify.base import Claim, fact, follows, not_proved, refuted
 from partreduce.verify.codec_error import of_gradients, of_rows, rounded_up
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _one_route(schedule: Schedule) -> Claim:
     ways = [[route.parameter, str(route.way)] for route in schedule.routes.tables]
     listed = ", ".join(f"{name} {way}" for name, way in ways)
     text = f"Each parameter goes one way: {listed}; everything else, and what is dense, by the strategy's own averages."
-    return proved(ONE_ROUTE, text, ways=ways)
+    return fact(ONE_ROUTE, text, ways=ways)
 
 
 def _one_owner(schedule: Schedule) -> Claim:
@@ -91,7 +91,7 @@ def _one_owner(schedule: Schedule) -> Claim:
         f"Every row of a sharded table lies on exactly one worker, the host of its part: {'; '.join(words)}. The code "
         f"that says so was asked for all rows, or {ASKED} drawn at random."
     )
-    return proved(ONE_OWNER, text, tables=entries)
+    return fact(ONE_OWNER, text, tables=entries)
 
 
 def _wrong_owner(schedule: Schedule, route: Route) -> dict[str, int] | None:
@@ -124,7 +124,7 @@ def _order(schedule: Schedule) -> Claim:
         "all, and the first that is not over has all its members ready. Assumed: all run one program. Before rows move "
         "workers compare what they are about to do, and end together where they differ."
     )
-    return proved(ORDER, text, lookup=lookup, gradients=[*node, *node, *everyone], step=[*node, "all"])
+    return follows(ORDER, text, lookup=lookup, gradients=[*node, *node, *everyone], step=[*node, "all"])
 
 
 def _nic_bytes(schedule: Schedule) -> Claim:
@@ -138,7 +138,7 @@ def _nic_bytes(schedule: Schedule) -> Claim:
         "Parallax's tables, which know no shared NICs, say for a share a of b bytes: 2ab for a GPU by servers and "
         "2(N-1)ab by all-gather (2018, Table 3); 4ab(N-1)/N and 2ab(N-1) for a machine, in and out (2019)."
     )
-    return proved(NIC_BYTES, text, tables=entries)
+    return fact(NIC_BYTES, text, tables=entries)
 
 
 def _row_error(schedule: Schedule) -> Claim:
@@ -157,7 +157,7 @@ def _row_error(schedule: Schedule) -> Claim:
         "large a part of the sum of their magnitudes (int8: of each one's largest in the row), and so much near zero, "
         f"after one rounding of each, or it is not finite: {'; '.join(words)}."
     )
-    return proved(ROW_ERROR, text, rows=rows, gradients=gradients)
+    return fact(ROW_ERROR, text, rows=rows, gradients=gradients)
 
 
 def _aggregates(schedule: Schedule) -> bool:

@@ -1,6 +1,6 @@
 """Claim `consensus` where workers do without some in-neighbours: no two disjoint sets of workers can close themselves.
 
-The theorem, and why the search decides it, stand in `verify/checker/claims/without_backup.py`. It is a property of the
+The theorem, and why the search decides it, stand in `verify/checker/facts/without_backup.py`. It is a property of the
 worst case: which updates come late is up to the machines, and a fair run agrees although two such sets exist.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from partreduce.topo.strategies.gap import Weights
-from partreduce.verify.base import Claim, not_proved, proved, refuted, some
+from partreduce.verify.base import Claim, follows, not_proved, refuted, some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ def _decided(schedule: Schedule, gap: Gap) -> Claim:
             f"has a member that must hear of the other workers: all come to one common value {late}. It need not be "
             "the mean."
         )
-        return proved(NAME, text, method="degrees")
+        return follows(NAME, text)
     search = Closing(sources, spare)
     try:
         pair = search.halves() or search.two_sets()
@@ -60,7 +60,7 @@ def _decided(schedule: Schedule, gap: Gap) -> Claim:
             "Of any two disjoint sets of workers one has a member with more in-neighbours outside than it may do "
             f"without (all sets searched): all come to one common value {late}. It need not be the mean."
         )
-        return proved(NAME, text, method="search")
+        return follows(NAME, text)
     one, other = (sorted(half) for half in pair)
     text = (
         f"no worker of {some(one)} has more in-neighbours outside than it may do without, and none of {some(other)}: "

@@ -52,7 +52,7 @@ def kind_of(entry: Document) -> str:
 
 
 def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
-    """For each kind of claim (raw schedule, certificate with only what the claim rests on and the claim)."""
+    """For each kind of claim (raw schedule, certificate of that claim alone)."""
     result: dict[str, list[tuple[Document, Document]]] = {}
     for name, schedule in {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}.items():
         raw, certificate = certified(schedule)
@@ -60,8 +60,7 @@ def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
             kind = kind_of(entry)
             if name not in SCHEDULES and kind not in LARGE:
                 continue
-            first = ground(certificate["claims"][: certificate["claims"].index(entry)])
-            result.setdefault(kind, []).append((raw, {**certificate, "claims": [*first, entry]}))
+            result.setdefault(kind, []).append((raw, {**certificate, "claims": [entry]}))
     return result
 
 
@@ -70,16 +69,9 @@ LARGE = ("contraction/factor", "contraction/norms", "exact-consensus-probable")
 
 
 def single_claims(certificate: Document) -> Iterator[tuple[Document, Document]]:
-    """Each entry with a certificate of it and of what it rests on, so that one refusal does not shield the others."""
-    claims = certificate["claims"]
-    for index, entry in enumerate(claims):
-        yield entry, {**certificate, "claims": [*ground(claims[:index]), entry]}
-
-
-def ground(claims: list[Document]) -> list[Document]:
-    """What others rest on: that groups are disjoint, or who waits for whom where a gap is kept."""
-    disjoint = [entry for entry in claims[:1] if entry["claim"] == "conflict-free"]
-    return disjoint or [entry for entry in claims if kind_of(entry) in ("deadlock-free/events", "queues/events")]
+    """Each entry with a certificate of it alone, so that one refusal does not shield the others."""
+    for entry in certificate["claims"]:
+        yield entry, {**certificate, "claims": [entry]}
 
 
 def fresh(document: Document) -> Document:

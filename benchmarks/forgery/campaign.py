@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.forgery.attempt import certified, fresh, ground, kind_of, moved_to, objection, reread, single_claims
+from benchmarks.forgery.attempt import certified, fresh, kind_of, moved_to, objection, reread, single_claims
 from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide, with_tables
@@ -143,9 +143,6 @@ def _corrupted_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
 
 
 def _moved_entries(one: Honest, other: Honest) -> Iterator[Forgery]:
-    """The claims of one schedule said of the other, each behind the other's own ground."""
-    rests = ground(other.certificate["claims"])
-    names = {entry["claim"] for entry in rests}
+    """The claims of one schedule said of the other."""
     for entry, single in single_claims(moved_to(one.certificate, other.read)):
-        claims = [*rests, entry] if entry["claim"] not in names else [entry]
-        yield WAYS[2], kind_of(entry), other.raw, other.read, {**single, "claims": claims}
+        yield WAYS[2], kind_of(entry), other.raw, other.read, single

@@ -56,7 +56,7 @@ def aimed_leaf(draw: random.Random, where: Any, key: Any) -> None:  # noqa: ANN4
         new = Fraction(old) + Fraction(draw.choice([-1, 1]), draw.choice([1, 2, 3, 7, 10**6, 2**50]))
         where[key] = str(new)
     else:
-        where[key] = draw.choice([*checker.CLAIMS, "trees", "pivots", "never", "log", "p-adic"]).split("/")[0]
+        where[key] = draw.choice([*checker.CLAIMS, "trees", "pivots"]).split("/")[0]
 
 
 def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
@@ -79,21 +79,11 @@ def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
         entry["at_most"] = str(Fraction(entry["at_most"]) * part)
         return
     if "at_least" in entry and draw.random() < 0.5:
-        old = entry["at_least"]
-        entry["at_least"] = (
-            draw.randrange(12)
-            if isinstance(old, int)
-            else "1"
-            if old == "never"
-            else str(Fraction(old) + Fraction(1, 10 ** draw.randrange(9)))
-        )
+        entry["at_least"] = str(Fraction(entry["at_least"]) + Fraction(1, 10 ** draw.randrange(9)))
         return
     paths = [path for path in leaves(entry) if path[0] not in ("claim", "method")]
-    if not paths and "classes" not in entry:
-        entry["method"] = draw.choice(["search", "degrees", "graph", "trees"])
-        return
     if not paths:
-        entry["classes"].append([draw.randrange(3)])
+        entry["method"] = draw.choice(["labels", "power", "graph", "trees"])
         return
     path = draw.choice(paths)
     where = at(entry, path[:-1])

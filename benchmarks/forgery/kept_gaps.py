@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,10 +87,11 @@ def is_true(entry: Document, raw: Document, rules: Rules) -> bool:
     ahead = [_number(pair[0]) for pair in true]
     match entry["claim"]:
         case "queues":
-            return (
-                all(map(_covers, chain(*entry["bounds"]), chain(*true)))
-                and all(map(_covers, entry["update"], [None if a is None else a + 1 for a, _ in true]))
-                and all(map(_covers, entry.get("token", []), _tokens(gap, true)))
+            tokens = _tokens(gap, true)
+            return entry["update"] == [None if a is None else a + 1 for a, _ in true] and (
+                entry.get("token", []) == [-1 if token is None else token for token in tokens]
+                if gap["max_ig"] is not None
+                else "token" not in entry
             )
         case "gap":
             return _says(entry["bound"], [bound for pair in true for bound in pair])
@@ -112,11 +113,6 @@ def is_true(entry: Document, raw: Document, rules: Rules) -> bool:
 
 def _number(bound: int | None) -> float:
     return float("inf") if bound is None else bound
-
-
-def _covers(claimed: int, true: int | None) -> bool:
-    """A bound is not too small; −1 claims nothing."""
-    return claimed == -1 or claimed >= _number(true)
 
 
 def _says(claimed: int, true: list[int | None]) -> bool:

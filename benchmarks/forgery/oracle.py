@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from benchmarks.forgery.dense import Document, Groups, Matrix
 
 JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES
-OF_EVENTS = ("gap", "gap-of-pairs", "skip")
-"""Claims that are made of workers that keep a gap, and of nothing else."""
+OF_EVENTS = ("deadlock-free", "queues", "gap", "gap-of-pairs", "skip", "memory")
+"""What is said of who waits for whom where workers keep a gap."""
 
 OF_MATRICES = (
     "conflict-free",
@@ -65,8 +65,7 @@ class Truth:
             return self.listed is not None and quorums.is_true_of_groups(entry, self.raw, self.listed, self.matrices)
         if self.quorum is not None and name not in OF_MATRICES:
             return False
-        of_events = entry.get("method") == "events" or name in OF_EVENTS
-        if rules is not None and (of_events or kept_gaps.is_lossy(rules.gap)):
+        if rules is not None and (name in OF_EVENTS or kept_gaps.is_lossy(rules.gap)):
             return kept_gaps.is_true(entry, self.raw, rules)
         judge = JUDGES.get(name, _of_matrices)
         return judge(entry, self.raw, self.listed, self.matrices)

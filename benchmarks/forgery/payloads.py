@@ -57,11 +57,10 @@ def _lag(entry: dict[str, Any], raw: dict[str, Any], _: Groups, __: list[Matrix]
             "claim": "lag",
             "lag": max(late),
             "warm_up": pipeline["warm_up"],
-            "idle": idle,
-            "in_flight": most,
             "left_out": left_out,
         }
         and len(set(late)) == 1
+        and idle == most == max(late)
     )
 
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
-from benchmarks.lab.crew import Crew, LabError
-from benchmarks.lab.head import head, target_of
-from benchmarks.lab.job import Job
+from benchmarks.lab.crew import LabError
 from benchmarks.lab.measure import Measured, read_cell
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.predict import Point, predicted
 from benchmarks.lab.rehearse import RATES, best_rate
 from benchmarks.lab.results import write, write_everything
-from benchmarks.lab.setting import GRID, MODEL_BYTES
+from benchmarks.lab.setting import GRID, MODEL_BYTES, TARGETS
 from benchmarks.lab.tasks import Samples, read_data, write_data
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
@@ -29,10 +25,11 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
 
 if TYPE_CHECKING:
-    import argparse
+    from pathlib import Path
 
-    from benchmarks.lab.network import Network
+    from benchmarks.lab.job import Job
     from benchmarks.lab.setting import Setting
+    from benchmarks.lab.standing import Lab
     from partreduce.topo.hardware import Hardware
     from partreduce.topo.schedule import Schedule
 
@@ -43,6 +40,42 @@ SPARE_STEPS = 1.8
 SPARE_FREE = 2.6
 """The same where nobody waits: the workers' steps differ there, and the run ends by those of all together."""
 SIMULATED = ("static", "allreduce", "neighbor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Contestants side by side in some settings, on (nodes, workers per node).
+
+    Without names of contestants the core ones run, or `everybody`. `steps` of each worker in a cell; without it as many
+    as reach the loss, `target` or the task's own. `rate` is the learning rate of all; without it everybody's best of
+    the rehearsal. `limit` seconds end a cell, and losses are taken `every` so many steps. `at_once`: all repetitions
+    before the next experiment, because they are what matters most. `planned_for`: what the planner is asked about,
+    where that is not the setting that runs.
+    """
+
+    settings: tuple[Setting, ...]
+    shape: tuple[int, int]
+    contestants: tuple[str, ...] = ()
+    everybody: bool = False
+    steps: int | None = None
+    target: float | None = None
+    rate: float | None = None
+    limit: float = 75.0
+    repetitions: int = 3
+    every: int = 4
+    at_once: bool = False
+    planned_for: Setting | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """The only one."""
+        (setting,) = self.settings
+        return setting
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the time of its steps means something: nobody sleeps in the others."""
+        return all(setting.compute > 0 for setting in self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +92,9 @@ class Cell:
 class Campaign:
     """Runs cells and keeps what they measured."""
 
-    def __init__(
-        self, chosen: argparse.Namespace, listed: list[Setting], network: Network, crew: Crew, scratch: Path
-    ) -> None:
-        self.chosen, self.settings, self.network, self.crew, self.scratch = chosen, listed, network, crew, scratch
-        self.cluster = Cluster.regular(chosen.nodes, chosen.workers_per_node)
-        self.repetitions = chosen.repetitions or (3 if chosen.full else 2)
-        self.end = time.monotonic() + 60 * (chosen.minutes or (60 if chosen.full else 9))
+    def __init__(self, experiment: Experiment, lab: Lab, end: float) -> None:
+        self.experiment, self.settings, self.lab, self.end = experiment, experiment.settings, lab, end
+        self.cluster = Cluster.regular(*experiment.shape)
         self.cells: list[Cell] = []
         self.notes: list[str] = []
         self.schedules: dict[tuple[str, str], Schedule] = {}
@@ -75,41 +104,43 @@ class Campaign:
         self._took: dict[tuple[str, str], float] = {}
         self._planner = Planner(self.profiles)
         self._rehearsed = json.loads(RATES.read_text()) if RATES.exists() else {}
-        wanted = chosen.contestants.split(";") if chosen.contestants else None
+        wanted = experiment.contestants
         self.contestants = [
             c
             for c in contestants(self._planner, self._planner.corrected, self._planner.coded)
-            if (c.name in wanted if wanted else not c.named_only and (c.core or chosen.full or chosen.settings))
+            if (c.name in wanted if wanted else not c.named_only and (c.core or experiment.everybody))
         ]
 
-    def run(self) -> None:
-        """Everything, until the time is spent."""
+    def run(self, *, profile: bool) -> None:
+        """Everything, until the time is spent; the links are measured first where they are to be."""
         self.prepare()
+        for rate in dict.fromkeys(setting.rate for setting in self.settings if profile):
+            self.profile(rate)
         plan = [(setting, self.fitting(setting)) for setting in self.settings]
         left_out = 0
-        for repetition in range(self.repetitions):
+        for repetition in range(self.experiment.repetitions):
             for setting, listed in plan:
                 left_out += self.turn(setting, listed, repetition)
         if left_out:
             self.notes.append(f"{left_out} cells were left out because the time was spent")
 
     def prepare(self) -> None:
-        """Write the tasks' data and measure the links, where they are to be measured."""
+        """Write the tasks' data."""
         for task in {setting.task for setting in self.settings}:
-            if not (self.scratch / f"{task}.npz").exists():
-                write_data(task, self.scratch / f"{task}.npz")
-            self._samples[task] = read_data(self.scratch / f"{task}.npz")
-        if not self.chosen.no_profile:
-            for rate in dict.fromkeys(setting.rate for setting in self.settings):
-                self.profile(rate)
+            if not self._data(task).exists():
+                write_data(task, self._data(task))
+            self._samples[task] = read_data(self._data(task))
+
+    def _data(self, task: str) -> Path:
+        return self.lab.scratch / f"{task}.npz"
 
     def turn(self, setting: Setting, listed: list[Contestant], repetition: int) -> int:
         """One repetition of a setting; how many of its cells were left out because the time was spent.
 
         Each repetition begins elsewhere, so that a drift of the machine's load hits all alike.
         """
-        self._shape(setting.rate)
-        left_out, first = 0, repetition * len(listed) // self.repetitions
+        self.lab.shape(setting.rate)
+        left_out, first = 0, repetition * len(listed) // self.experiment.repetitions
         for contestant in listed[first:] + listed[:first]:
             if repetition and contestant.once:
                 continue
@@ -120,19 +151,14 @@ class Campaign:
                 self._cell(setting, contestant, repetition)
         return left_out
 
-    def _shape(self, rate: str) -> None:
-        for node in range(self.chosen.nodes):
-            self.network.shape(node, rate)
-
     def profile(self, rate: str) -> None:
         """Measure the links at a rate from inside, for the planner and the simulator."""
-        self._shape(rate)
-        folder = self.scratch / f"profile-{self.chosen.workers_per_node}-{rate}"
-        job = self._job(self.settings[0], folder, "profile", options={"model_bytes": MODEL_BYTES["digits"]})
+        self.lab.shape(rate)
+        job = self._job(self.settings[0], rate, "profile", options={"model_bytes": MODEL_BYTES["digits"]})
         try:
-            self.crew.run(job)
-            self.profiles[rate] = load_cluster(str(folder / "cluster.json"))
-            self.profile_errors[rate] = json.loads((folder / "errors.json").read_text())
+            self.lab.crew.run(job)
+            self.profiles[rate] = load_cluster(str(job.path / "cluster.json"))
+            self.profile_errors[rate] = json.loads((job.path / "errors.json").read_text())
             _say(f"profiled {rate}")
         except Exception as error:  # noqa: BLE001 - the lab goes on with nominal links and says so
             self.notes.append(f"profile at {rate}: failed ({error}); the planner used nominal links")
@@ -144,7 +170,7 @@ class Campaign:
             if setting.data not in contestant.on_data or (contestant.once and setting.is_disturbed):
                 continue
             if contestant.make is not None:
-                schedule = contestant.make(self.cluster, setting)
+                schedule = contestant.make(self.cluster, self.experiment.planned_for or setting)
                 if schedule is None:
                     continue
                 self.schedules[setting.name, contestant.name] = schedule
@@ -152,74 +178,70 @@ class Campaign:
                 self.notes.append(f"{setting.name}, {contestant.name}: left out: {why}")
                 continue
             fitting.append(contestant)
-        for key in (setting.name, f"{setting.name}, corrected", f"{setting.name}, codec"):
+        asked = (self.experiment.planned_for or setting).name
+        for key in (asked, f"{asked}, corrected", f"{asked}, codec"):
             if key in self._planner.words:
                 self.notes.append(f"{key}: the planner recommended {self._planner.words[key]}")
         return fitting
 
-    def _job(self, setting: Setting, folder: Path, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
-        folder.mkdir(parents=True, exist_ok=True)
+    def _job(self, setting: Setting, name: str, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
         fields: dict[str, Any] = {
-            "name": folder.name,
-            "folder": str(folder),
-            "how": how,
-            "num_nodes": self.chosen.nodes,
-            "workers_per_node": self.chosen.workers_per_node,
-            "address": "",
-            "port": 0,
             "task": setting.task,
             "data": setting.data,
-            "data_file": str(self.scratch / f"{setting.task}.npz"),
+            "data_file": str(self._data(setting.task)),
             **setting.lengths(),
             "steps": setting.steps,
             "batch": setting.batch,
             "momentum": setting.momentum,
             "weight_decay": setting.weight_decay,
-            "limit": PROFILE_LIMIT if how == "profile" else self.chosen.limit,
+            "every": self.experiment.every,
+            "limit": PROFILE_LIMIT,
         }
-        return Job(**{**fields, **more})
+        return self.lab.job(name, how, self.experiment.shape[1], **{**fields, **more})
 
     def _cell(self, setting: Setting, contestant: Contestant, repetition: int) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="cell-", dir=self.scratch))
         begun, load = time.monotonic(), os.getloadavg()[0]
-        schedule = self.schedules.get((setting.name, contestant.name))
-        path = folder / "schedule.json"
         job = self._job(
             setting,
-            folder,
+            contestant.name,
             contestant.how,
-            schedule=str(path) if schedule is not None else None,
             free_running=contestant.free_running,
             seed=repetition,
             steps=self._steps(setting, contestant),
             learning_rate=self._rate(setting, contestant),
             options=contestant.options,
-            limit=self.chosen.limit * (2 if contestant.once else 1),
+            limit=self.experiment.limit * (2 if contestant.once else 1),
         )
+        schedule = self.schedules.get((setting.name, contestant.name))
         if schedule is not None:
-            write_schedule(path, schedule)
+            job = replace(job, schedule=str(job.path / "schedule.json"))
+            write_schedule(job.path / "schedule.json", schedule)
         try:
-            self.crew.run(job)
+            self.lab.crew.run(job)
             measured = read_cell(job, self._samples[setting.task])
         except (RuntimeError, OSError, LabError) as error:
             self.notes.append(f"{setting.name}, {contestant.name}, repetition {repetition}: failed: {error}")
             _say(f"{setting.name:22} {contestant.name:30} failed: {str(error)[:150]}")
             if os.environ.get("LAB_KEEP"):
-                shutil.copytree(folder, os.environ["LAB_KEEP"] + f"/{folder.name}", dirs_exist_ok=True)
+                shutil.copytree(job.path, os.environ["LAB_KEEP"] + f"/{job.path.name}", dirs_exist_ok=True)
             if isinstance(error, LabError):
-                self.crew.restart()
+                self.lab.crew.restart()
             return
         finally:
             self._took[setting.name, contestant.name] = time.monotonic() - begun
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(job.path, ignore_errors=True)
         self.cells.append(Cell(setting.name, contestant.name, repetition, load, measured))
-        reached = measured.reached(target_of(setting, self.chosen.target))
+        reached = measured.reached(self.target_of(setting))
         words = "not reached" if reached is None else f"{reached[0]:5.1f} steps {reached[1]:6.2f} s"
         _say(
             f"{setting.name:22} {contestant.name:30} {measured.step_ms:7.1f} ms/step  {words:24} "
             f"{measured.nic_mb:6.2f} MB/NIC  loss {measured.curve[-1][2]:.3f}  load {load:.1f}  "
             f"{time.monotonic() - begun:.1f} s"
         )
+
+    def target_of(self, setting: Setting) -> float:
+        """The training loss that counts."""
+        return float(self.experiment.target or TARGETS[setting.task])
 
     def _by_rate(self, setting: Setting, contestant: Contestant) -> dict[str, float | None]:
         """Steps to the target in the rehearsal, by rate."""
@@ -230,14 +252,14 @@ class Campaign:
     def _rate(self, setting: Setting, contestant: Contestant) -> float:
         """The contestant's best learning rate of the grid; the middle one where none reached the target."""
         rates = GRID[contestant.grid]
-        if self.chosen.rate is not None:
-            return float(self.chosen.rate)
+        if self.experiment.rate is not None:
+            return self.experiment.rate
         return best_rate(self._by_rate(setting, contestant)) or rates[len(rates) // 2]
 
     def _steps(self, setting: Setting, contestant: Contestant) -> int:
         """Enough steps to reach the target, in whole periods of the schedule."""
-        if self.chosen.steps:
-            return int(self.chosen.steps)
+        if self.experiment.steps:
+            return self.experiment.steps
         expected = self._by_rate(setting, contestant).get(f"{self._rate(setting, contestant):g}")
         if expected is None:
             return setting.steps
@@ -277,20 +299,20 @@ class Campaign:
                     )
         return found
 
-    def write(self, folder: Path, machine: dict[str, object]) -> None:
+    def write(self, folder: Path, name: str, provenance: dict[str, object]) -> None:
         """JSON, Markdown and plots."""
-        content = self.content(machine)
-        write_everything(folder, self.chosen.name, content)
-        write(folder, self.chosen.name, content)
-        _say(f"written: {folder}/lab-{self.chosen.name}.json, .md, -*.png")
+        content = self.content(provenance)
+        write_everything(folder, name, content)
+        write(folder, name, content)
+        _say(f"written: {folder}/lab-{name}.json, .md, -*.png")
 
-    def content(self, machine: dict[str, object], *, predict: bool = True) -> dict[str, Any]:
+    def content(self, provenance: dict[str, object], *, predict: bool = True) -> dict[str, Any]:
         """All that was measured, as plain values; `predict` the step times, too, which takes a while."""
         return {
-            "head": {**machine, **head(self.chosen, self.settings, [c.load for c in self.cells], self.repetitions)},
+            "head": {**provenance, **self._head()},
             "measure": {
                 "num_workers": self.cluster.num_workers,
-                "targets": {setting.name: target_of(setting, self.chosen.target) for setting in self.settings},
+                "targets": {setting.name: self.target_of(setting) for setting in self.settings},
                 "families": {contestant.name: contestant.family for contestant in self.contestants},
                 "rates": {s.name: {c.name: self._rate(s, c) for c in self.contestants} for s in self.settings},
             },
@@ -302,6 +324,24 @@ class Campaign:
                 where: dump_schedule(made) for (where, name), made in self.schedules.items() if name == RECOMMENDED
             },
             "prediction": self._predicted() if predict else None,
+        }
+
+    def _head(self) -> dict[str, object]:
+        """Under what conditions everything was measured."""
+        asked = self.experiment
+        grid = "; ".join(f"{', '.join(f'{rate:g}' for rate in rates)} ({name})" for name, rates in GRID.items())
+        rate = f"the best of the grid {grid} in the rehearsal (benchmarks/lab/rates.json)"
+        loads = [cell.load for cell in self.cells] or [0.0]
+        return {
+            "cluster": f"{asked.shape[0]}x{asked.shape[1]}, one namespace per node, links shaped by tbf both ways",
+            "task": "digits CNN, 548,074 parameters (2.19 MB), or where said a character model, 0.5 M parameters",
+            "a step": "plain SGD, batch 16 per worker, computing padded by sleep: "
+            + ", ".join(f"{s.name}: {1e3 * s.compute:g} ms" for s in self.settings),
+            "rate": rate if asked.rate is None else f"{asked.rate:g} for all",
+            "the wire": "; ".join(_wire(setting, *asked.shape) for setting in self.settings),
+            "target": ", ".join(f"{s.name}: loss {self.target_of(s):g}" for s in self.settings),
+            "load average when cells began": f"{min(loads):.1f} to {max(loads):.1f}, of which the lab is a part",
+            "repetitions": f"up to {asked.repetitions}, of the slowest contestants 1; medians, [smallest-largest]",
         }
 
     def hardware(self) -> dict[str, Hardware]:
@@ -323,3 +363,16 @@ def is_simulated(schedule: Schedule) -> bool:
 
 def _say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S', time.gmtime())} {text}", flush=True)
+
+
+def _wire(setting: Setting, nodes: int, size: int) -> str:
+    """The least that exact averaging can take, at the link's nominal rate, and what it therefore leaves to gain."""
+    wire = setting.wire_seconds(nodes, size, MODEL_BYTES[setting.task])
+    least = max(setting.compute, wire["hierarchical"])
+    if not setting.compute:
+        return f"{setting.name}: as fast as the machine is, and no step sleeps"
+    return (
+        f"{setting.name}: flat ring {1e3 * wire['flat ring']:.0f} ms, hierarchical {1e3 * wire['hierarchical']:.0f} ms "
+        f"per step beside {1e3 * setting.compute:g} ms of computing; overlapped, without headers and slow workers, "
+        f"that is {least / setting.compute:.1f} times a step that only computes"
+    )

@@ -16,7 +16,7 @@ def serve_workers(node: int) -> None:
     """Fork workers until standard input ends."""
     _import_runtime()
 
-    from benchmarks.lab import placement, profiled
+    from benchmarks.lab import profiled
     from benchmarks.lab.job import Job
     from benchmarks.lab.tasks import read_data
     from benchmarks.lab.worker import work
@@ -26,7 +26,6 @@ def serve_workers(node: int) -> None:
 
     measurements = {
         "profile": profiled.profile,
-        "placement": placement.measure,
         "sums": sums.measure,
         "tables": tables.measure,
     }

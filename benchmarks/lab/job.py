@@ -17,6 +17,7 @@ class Job(Lengths):
     `how` names who synchronises: `partreduce` (with `schedule`, a file) or one of the baselines of `baselines.py`.
     A step computes as long as its lengths say: real gradients are taken, and sleeping fills the rest, because more
     workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
+    The crew fills in `address` and `port`.
     """
 
     name: str
@@ -24,8 +25,8 @@ class Job(Lengths):
     how: str
     num_nodes: int
     workers_per_node: int
-    address: str
-    port: int
+    address: str = ""
+    port: int = 0
     schedule: str | None = None
     free_running: bool = False
     task: str = "digits"

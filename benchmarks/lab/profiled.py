@@ -1,4 +1,4 @@
-"""Measures the lab's own links with `runtime.profile`, from inside: what a user of `partreduce profile` would get."""
+"""Measures the lab's own links with `runtime.profile`, from inside: what a user of `partreduce measure` would get."""
 
 from __future__ import annotations
 

@@ -90,6 +90,13 @@ class Rehearsal:
         loss = torch.nn.functional.cross_entropy(self._model(self.samples.inputs[batch]), self.samples.labels[batch])
         return torch.cat([part.flatten() for part in torch.autograd.grad(loss, self._parts)])
 
+    def slope(self, at: torch.Tensor) -> torch.Tensor:
+        """The gradient of `loss`."""
+        torch.nn.utils.vector_to_parameters(at, self._parts)
+        outputs = self._model.eval()(self._evaluated.inputs)
+        loss = torch.nn.functional.cross_entropy(outputs, self._evaluated.labels)
+        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, self._parts)])
+
     def step(self, rank: int) -> None:
         """A worker's step by itself."""
         self.models[rank] -= self.rate * self.gradient(rank, self.models[rank])

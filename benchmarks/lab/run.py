@@ -11,11 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +19,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from benchmarks.kit import RESULTS
 from benchmarks.lab.setting import settings
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 SHORT = ("200mbit homogeneous", "200mbit slow x5")
 
 
@@ -55,61 +51,42 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     chosen = _arguments()
     from benchmarks.lab.contestants import contestants
-    from benchmarks.lab.network import Network, why_not
 
     known = settings(chosen.nodes * chosen.workers_per_node, str(Path(chosen.trace).resolve()) if chosen.trace else "")
     if chosen.list:
         print("settings:", *known, sep="\n  ")
         print("contestants:", *(c.name for c in contestants(lambda *_: None)), sep="\n  ")
         return 0
-    if (reason := why_not()) is not None:
-        print(f"lab: skipped: {reason}")
-        return 0
     names = chosen.settings.split(",") if chosen.settings else list(known if chosen.full else SHORT)
     if unknown := [name for name in names if name not in known]:
         print(f"lab: no setting {unknown[0]!r}; see --list", file=sys.stderr)
         return 2
     changed = {key: replace(s, compute=chosen.compute or s.compute) for key, s in known.items()}
-    from benchmarks.lab.campaign import Campaign
-    from benchmarks.lab.crew import Crew
+    from benchmarks.lab.campaign import Campaign, Experiment
+    from benchmarks.lab.standing import NoLabError, provenance, standing
 
-    leave_on_a_signal()
-    scratch = Path(tempfile.mkdtemp(prefix="partreduce-lab-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    experiment = Experiment(
+        settings=tuple(changed[name] for name in names),
+        shape=(chosen.nodes, chosen.workers_per_node),
+        contestants=tuple(chosen.contestants.split(";")) if chosen.contestants else (),
+        everybody=bool(chosen.full or chosen.settings),
+        repetitions=chosen.repetitions or (3 if chosen.full else 2),
+        steps=chosen.steps,
+        limit=chosen.limit,
+        target=chosen.target,
+        rate=chosen.rate,
+    )
+    end = time.monotonic() + 60 * (chosen.minutes or (60 if chosen.full else 9))
     try:
-        with Network(chosen.nodes, "1gbit") as network, Crew(network, scratch) as crew:
-            campaign = Campaign(chosen, [changed[name] for name in names], network, crew, scratch)
+        with standing(chosen.nodes) as lab:
+            campaign = Campaign(experiment, lab, end)
             try:
-                campaign.run()
+                campaign.run(profile=not chosen.no_profile)
             finally:  # what was measured is kept, also when the lab's machinery fails
-                campaign.write(RESULTS, machine())
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+                campaign.write(RESULTS, chosen.name, provenance())
+    except NoLabError as reason:
+        print(f"lab: skipped: {reason}")
     return 0
-
-
-def leave_on_a_signal() -> None:
-    """From now on SIGTERM ends the program by the ordinary way."""
-    signal.signal(signal.SIGTERM, _stop)
-
-
-def _stop(number: int, frame: object) -> None:  # noqa: ARG001 - a signal handler's signature
-    """Leave by the ordinary way, so that namespaces and processes go too."""
-    raise SystemExit(128 + number)
-
-
-def machine() -> dict[str, object]:
-    """Where and with what something was measured."""
-    import torch
-
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=RESULTS
-    ).stdout.strip()
-    return {
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "machine": f"{os.cpu_count()} cores, Linux {os.uname().release}, torch {torch.__version__}, gloo",
-        "command": "python " + " ".join(sys.argv),
-    }
 
 
 if __name__ == "__main__":

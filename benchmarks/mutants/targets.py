@@ -119,7 +119,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     },
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
-    "runtime/averaging/verdicts.py": (("tests/runtime/test_device_path.py",),),
+    "runtime/averaging/device_checks.py": (("tests/runtime/test_device_path.py",),),
     **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/claims/tables")},
     "verify/checker/tables.py": ((TABLE_CLAIMS, "tests/topo/test_routes.py"),),
     **{f"verify/{name}.py": ((QUORUM_CLAIMS,),) for name in ("quorum_groups", "checker/claims/quorum_groups")},
@@ -136,7 +136,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/runtime/test_gap_driver.py",),
         ("tests/runtime/test_gap_replay.py", "tests/runtime/test_strategy_gap.py"),
     ),
-    "runtime/liveness/heartbeat.py": (("tests/runtime/test_culprit.py",), ("tests/runtime/test_who_has_gone_on.py",)),
+    "runtime/liveness/heartbeat.py": (
+        ("tests/runtime/test_wait_chain.py",),
+        ("tests/runtime/test_who_has_gone_on.py",),
+    ),
     "runtime/launcher/launch.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_processes.py",)),
     "runtime/launcher/supervision.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_orphans.py",)),
 }

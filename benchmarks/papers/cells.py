@@ -1,57 +1,32 @@
-"""Runs a paper's experiments in the lab within the minutes given: the first in the list first, then repetitions."""
+"""Runs a paper's experiments in the lab within the minutes given: the first in the list first, then repetitions.
+
+A paper is a table: parts with their experiments, and figures that are made of the cells (`LabPaper`). To add a row,
+name a contestant in an experiment, or a figure in `rows`.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
-import signal
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.lab.campaign import Campaign
-from benchmarks.lab.crew import Crew
-from benchmarks.lab.network import Network, why_not
+from benchmarks.lab.campaign import Campaign, Experiment
 from benchmarks.lab.predict import predicted
 from benchmarks.lab.results import listed
-from benchmarks.lab.run import leave_on_a_signal, machine
-from benchmarks.papers.rows import RESULTS
+from benchmarks.lab.standing import NoLabError, provenance, standing
+from benchmarks.papers.rows import RESULTS, Curve, Results, Row
+
+__all__ = ["Cells", "Experiment", "LabPaper", "NoLabError", "run"]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from benchmarks.lab.setting import Setting
     from benchmarks.lab.table import Row as Contestant
 
+    Blocks = dict[str, dict[str, Contestant]]
+
 RAW = RESULTS.parent / "raw"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
-    """Contestants side by side in one setting, on (nodes, workers per node).
-
-    `steps` of each worker in a cell; without it as many as reach the loss, `target` or the task's own. `rate` is the
-    learning rate of all; without it everybody's best of the rehearsal. `limit` seconds end a cell. `at_once`: all
-    repetitions before the next experiment, because they are what matters most.
-    """
-
-    setting: Setting
-    shape: tuple[int, int]
-    contestants: tuple[str, ...]
-    steps: int | None = None
-    target: float | None = None
-    rate: float | None = None
-    limit: float = 75.0
-    repetitions: int = 3
-    at_once: bool = False
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the time of its steps means something: nobody sleeps in the others."""
-        return self.setting.compute > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +34,7 @@ class Cells:
     """What a run of experiments left: the lab's content of each setting, and predictions over all of them."""
 
     contents: list[dict[str, Any]]
-    prediction: dict[str, Any] | None
+    prediction: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
     def blocks(self) -> dict[str, list[Contestant]]:
@@ -70,7 +45,7 @@ class Cells:
                 found.setdefault(setting.name, []).extend(rows)
         return found
 
-    def by_contestant(self) -> dict[str, dict[str, Contestant]]:
+    def by_contestant(self) -> Blocks:
         """The same rows by setting and contestant."""
         return {where: {row.contestant: row for row in block} for where, block in self.blocks().items()}
 
@@ -97,8 +72,56 @@ class Cells:
         return cls(content["contents"], content["prediction"], tuple(content["notes"]))
 
 
-class NoLabError(Exception):
-    """This machine cannot hold the lab; the message says why."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabPaper:
+    """A paper whose experiments are cells of the lab.
+
+    `parts` can be run by themselves, the most important first; all of them have one number of nodes. `rows` and
+    `curves` say what the cells say, `why` by figure in what they differ from the paper, `bars` which figures are drawn.
+    `profile`: the links are measured first, and step times predicted from that.
+    """
+
+    name: str
+    parts: Mapping[str, Callable[[], list[Experiment]]]
+    rows: Callable[[Cells], Iterable[Row]]
+    why: Mapping[str, str]
+    curves: Callable[[Cells], Iterable[Curve]] = lambda _: ()
+    bars: tuple[str, ...] = ()
+    profile: bool = False
+
+    def experiments(self, only: str | None = None) -> list[Experiment]:
+        """All of them, or those of one part."""
+        return [made for part, make in self.parts.items() if only in (None, part) for made in make()]
+
+    def run(self, minutes: float, only: str | None = None) -> Results:
+        """What the time is enough for; of everything, or of one part.
+
+        Raises:
+            NoLabError: this machine cannot hold the lab.
+        """
+        asked = self.experiments(only)
+        return self.results(run(self._kept(only), asked, minutes, profile=self.profile, predict=self.profile))
+
+    def stored(self, only: str | None = None) -> Results:
+        """The same rows from the cells that this machine keeps, also of a run that was ended early."""
+        return self.results(Cells.read(self._kept(only)))
+
+    def _kept(self, only: str | None) -> str:
+        return self.name if only is None else f"{self.name}-{only}"
+
+    def results(self, cells: Cells) -> Results:
+        """All that the file keeps of a run."""
+        made = tuple(self.rows(cells))
+        figures = {row.figure for row in made}
+        return Results(
+            paper=self.name,
+            commit=cells.commit,
+            rows=made,
+            why={figure: words for figure, words in self.why.items() if figure in figures},
+            notes=cells.notes,
+            curves=tuple(self.curves(cells)),
+            bars=tuple(figure for figure in self.bars if figure in figures),
+        )
 
 
 def run(
@@ -109,92 +132,59 @@ def run(
     What is measured is written after each turn, so that `Cells.read` finds it whatever ends the run.
 
     Raises:
-        NoLabError: as said.
+        NoLabError: this machine cannot hold the lab.
     """
-    if (reason := why_not()) is not None:
-        raise NoLabError(reason)
-    num_nodes = max(experiment.shape[0] for experiment in experiments)
-    assert {experiment.shape[0] for experiment in experiments} == {num_nodes}, "one network for all"
+    (num_nodes,) = {experiment.shape[0] for experiment in experiments}
     end = time.monotonic() + 60 * minutes
-    scratch = Path(tempfile.mkdtemp(prefix="partreduce-papers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    leave_on_a_signal()
-    campaigns: list[Campaign] = []
     notes: tuple[str, ...] = ()
-    try:
-        with Network(num_nodes, "1gbit") as network, Crew(network, scratch) as crew:
-            campaigns = [_campaign(experiment, network, crew, scratch, end) for experiment in experiments]
-
-            def keep() -> None:
-                _collected(experiments, campaigns, (), predict=False).write(name)
-
-            try:
-                notes = _rounds(experiments, campaigns, keep, profile=profile)
-            finally:  # what was measured is kept, also when the lab's machinery fails
-                cells = _collected(experiments, campaigns, notes, predict=predict)
-                cells.write(name)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        shutil.rmtree(scratch, ignore_errors=True)
+    with standing(num_nodes) as lab:
+        campaigns = [Campaign(experiment, lab, end) for experiment in experiments]
+        try:
+            for left_out in _turns(campaigns, profile=profile):
+                notes = (f"{left_out} cells were left out because the time was spent",) if left_out else ()
+                _collected(campaigns, (), predict=False).write(name)
+        finally:  # what was measured is kept, also when the lab's machinery fails
+            cells = _collected(campaigns, notes, predict=predict)
+            cells.write(name)
     return cells
 
 
-def _campaign(experiment: Experiment, network: Network, crew: Crew, scratch: Path, end: float) -> Campaign:
-    chosen = argparse.Namespace(
-        nodes=experiment.shape[0],
-        workers_per_node=experiment.shape[1],
-        contestants=";".join(experiment.contestants),
-        settings=experiment.setting.name,
-        repetitions=experiment.repetitions,
-        minutes=(end - time.monotonic()) / 60,
-        steps=experiment.steps,
-        limit=experiment.limit,
-        target=experiment.target,
-        rate=experiment.rate,
-        full=False,
-        no_profile=True,
-        name="",
-    )
-    return Campaign(chosen, [experiment.setting], network, crew, scratch)
-
-
-def _rounds(
-    experiments: Sequence[Experiment], campaigns: list[Campaign], keep: Callable[[], None], *, profile: bool
-) -> tuple[str, ...]:
-    """All repetitions; how many cells were left out."""
+def _turns(campaigns: list[Campaign], *, profile: bool) -> Iterator[int]:
+    """All repetitions; how many cells were left out so far, after each."""
     profiled: dict[tuple[tuple[int, int], str], Campaign] = {}
     prepared: dict[int, list[Any]] = {}
     left_out = 0
     turns = [
-        (0 if e.at_once else turn, index, turn) for index, e in enumerate(experiments) for turn in range(e.repetitions)
+        (0 if campaign.experiment.at_once else turn, index, turn)
+        for index, campaign in enumerate(campaigns)
+        for turn in range(campaign.experiment.repetitions)
     ]
     for _, index, repetition in sorted(turns):
-        experiment, campaign = experiments[index], campaigns[index]
+        campaign = campaigns[index]
+        experiment, setting = campaign.experiment, campaign.experiment.setting
         if time.monotonic() > campaign.end:
             left_out += len(experiment.contestants)
             continue
         if index not in prepared:
             campaign.prepare()
-            key = experiment.shape, experiment.setting.rate
+            key = experiment.shape, setting.rate
             if profile and experiment.is_timed and key not in profiled:
-                campaign.profile(experiment.setting.rate)
+                campaign.profile(setting.rate)
             campaign.profiles.update(profiled.setdefault(key, campaign).profiles)
-            prepared[index] = campaign.fitting(experiment.setting)
-        left_out += campaign.turn(experiment.setting, prepared[index], repetition)
-        keep()
-    return (f"{left_out} cells were left out because the time was spent",) if left_out else ()
+            prepared[index] = campaign.fitting(setting)
+        left_out += campaign.turn(setting, prepared[index], repetition)
+        yield left_out
+    yield left_out
 
 
-def _collected(
-    experiments: Sequence[Experiment], campaigns: list[Campaign], notes: tuple[str, ...], *, predict: bool
-) -> Cells:
-    pairs = [(each, campaign) for each, campaign in zip(experiments, campaigns, strict=True) if campaign.cells]
-    measured = [campaign for _, campaign in pairs]
-    contents = [campaign.content(machine(), predict=predict) for campaign in measured]
+def _collected(campaigns: list[Campaign], notes: tuple[str, ...], *, predict: bool) -> Cells:
+    measured = [campaign for campaign in campaigns if campaign.cells]
+    contents = [campaign.content(provenance(), predict=predict) for campaign in measured]
     said = [note for content in contents for note in content["notes"]]
     if not predict:
         return Cells(contents, None, (*said, *notes))
     profiles = {name: hardware for campaign in measured for name, hardware in campaign.hardware().items()}
-    points = [point for experiment, campaign in pairs if experiment.is_timed for point in campaign.points()]
+    points = [point for campaign in measured if campaign.experiment.is_timed for point in campaign.points()]
     try:
         prediction = predicted(points, profiles)
     except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it

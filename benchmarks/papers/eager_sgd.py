@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
-from functools import cache
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from benchmarks.lab.quorums import group_name, name_of
 from benchmarks.lab.setting import Setting
+from benchmarks.lab.standing import NoLabError, provenance
 from benchmarks.papers import latency
-from benchmarks.papers.cells import RAW, Cells, Experiment, NoLabError
-from benchmarks.papers.cells import run as run_cells
-from benchmarks.papers.physics import gradient_ms
-from benchmarks.papers.rows import Curve, Results, Row, ratio, value
+from benchmarks.papers.cells import RAW, Cells, Experiment, LabPaper
+from benchmarks.papers.physics import step_ms
+from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, value
 from benchmarks.papers.skew import Found, measure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from benchmarks.lab.measure import Measured
     from benchmarks.lab.table import Row as Contestant
 
-NAME = "eager-sgd"
 ALL_REDUCE = "flat ring"
 SOLO, MAJORITY, HALF, MOST = (name_of(who) for who in ("solo", "majority", "half", "all but one"))
 PUBLISHED = tuple(name_of(f"{who}, as published") for who in ("solo", "majority"))
@@ -96,7 +94,7 @@ CONTESTANTS: dict[str, tuple[str, ...]] = {
     TEXT: (ALL_REDUCE, SOLO, MAJORITY, HALF, *PUBLISHED),
     **{name: (STATIC, group_name("quorum 2"), group_name("quorum 3"), *GENERATORS) for name in GROUPS},
 }
-PAPER: dict[tuple[str, str], float] = {
+PRINTED: dict[tuple[str, str], float] = {
     **{(HYPERPLANE[delay], "solo"): gain for delay, gain in zip(DELAYS, (1.50, 1.75, 2.01), strict=True)},
     (SHIFTING, "majority"): 1.29,
     (TEXT, "solo"): 1.64,
@@ -104,7 +102,6 @@ PAPER: dict[tuple[str, str], float] = {
 }
 
 WHY: dict[str, str] = {
-    **latency.WHY,
     SPEED: "predicted is the same schedule with the same lengths of steps in virtual time, where only computing takes "
     "time. A late gradient counts for the next sum here and its worker does not wait; as published it counts for the "
     "sum of its call, so a majority waits for whoever is drawn. Seconds of the hyperplane and of shifting delays are a "
@@ -123,35 +120,32 @@ WHY: dict[str, str] = {
 }
 
 
-def experiments(part: str | None = None) -> list[Experiment]:
-    """The lab's, the most important first."""
-    parts = {"slow": (SLOW,), "hyperplane": tuple(HYPERPLANE.values()), "shifting": (SHIFTING,), "text": (TEXT,)}
-    parts["groups"] = tuple(GROUPS)
+def experiments(listed: Iterable[str], *, at_once: bool = False) -> list[Experiment]:
+    """One for each setting."""
     return [
-        _experiment(where, at_once=part_ == "slow")
-        for part_, listed in parts.items()
+        Experiment(
+            settings=(SETTINGS[where],),
+            shape=GROUP_SHAPE if where in GROUPS else SHAPE,
+            contestants=CONTESTANTS[where],
+            steps=GROUP_STEPS if where in GROUPS else STEPS[SETTINGS[where].task],
+            rate=RATES[SETTINGS[where].task],
+            target=TARGETS[SETTINGS[where].task],
+            limit=LIMIT,
+            repetitions=1 if where in GROUPS else 3,
+            at_once=at_once,
+        )
         for where in listed
-        if part in (None, part_)
     ]
 
 
-def _experiment(where: str, *, at_once: bool) -> Experiment:
-    setting, in_groups = SETTINGS[where], where in GROUPS
-    return Experiment(
-        setting=setting,
-        shape=GROUP_SHAPE if in_groups else SHAPE,
-        contestants=CONTESTANTS[where],
-        steps=GROUP_STEPS if in_groups else STEPS[setting.task],
-        rate=RATES[setting.task],
-        target=TARGETS[setting.task],
-        limit=LIMIT,
-        repetitions=1 if in_groups else 3,
-        at_once=at_once,
-    )
-
-
-PARTS = ("figure9", "slow", "hyperplane", "shifting", "text", "groups")
-"""What can be run by itself, the most important first."""
+PARTS = {
+    "slow": lambda: experiments((SLOW,), at_once=True),
+    "hyperplane": lambda: experiments(HYPERPLANE.values()),
+    "shifting": lambda: experiments((SHIFTING,)),
+    "text": lambda: experiments((TEXT,)),
+    "groups": lambda: experiments(GROUPS),
+}
+FIGURE_9 = "figure9"
 SHARE_OF_FIGURE_9 = 0.3
 
 
@@ -164,19 +158,18 @@ def run(minutes: float, only: str | None = None) -> Results:
     end = time.monotonic() + 60 * minutes
     found: list[Found] = []
     notes: list[str] = []
-    if only in (None, "figure9"):
+    if only in (None, FIGURE_9):
         found, notes = measure(latency.trials(), 60 * minutes * (SHARE_OF_FIGURE_9 if only is None else 1.0))
         _write(found, notes)
-    cells = Cells([], None)
-    if only != "figure9":
+    lab = None
+    if only != FIGURE_9:
         try:
-            left = (end - time.monotonic()) / 60
-            cells = run_cells(_kept(only), experiments(only), left, profile=False, predict=False)
+            lab = PAPER.run((end - time.monotonic()) / 60, only)
         except NoLabError as reason:
             if not found:
                 raise
             notes.append(f"nothing but Figure 9 was measured: {reason}")
-    return results_of(cells, found, notes)
+    return _together(lab, found, notes)
 
 
 def stored(only: str | None = None) -> Results:
@@ -185,65 +178,69 @@ def stored(only: str | None = None) -> Results:
     Raises:
         FileNotFoundError: nothing is kept.
     """
-    found, notes = _read() if only in (None, "figure9") else ([], [])
-    cells = Cells([], None)
-    if only != "figure9":
+    found, notes = _read() if only in (None, FIGURE_9) else ([], [])
+    lab = None
+    if only != FIGURE_9:
         try:
-            cells = Cells.read(_kept(only))
+            lab = PAPER.stored(only)
         except FileNotFoundError:
             if not found:
                 raise
-    return results_of(cells, found, notes)
+    return _together(lab, found, notes)
 
 
-def _kept(only: str | None) -> str:
-    return NAME if only is None else f"{NAME}-{only}"
+def _together(lab: Results | None, found: Sequence[Found], notes: Sequence[str]) -> Results:
+    """Figure 9's rows before the lab's."""
+    made = tuple(latency.rows(found))
+    figures = {row.figure for row in made}
+    lab = lab or Results(paper=PAPER.name, commit=str(provenance()["commit"]))
+    return replace(
+        lab,
+        rows=(*made, *lab.rows),
+        why={**{figure: words for figure, words in latency.WHY.items() if figure in figures}, **lab.why},
+        notes=(*notes, *lab.notes),
+        curves=(*latency.curves(found), *lab.curves),
+    )
 
 
 def _write(found: Sequence[Found], notes: Sequence[str]) -> None:
     RAW.mkdir(parents=True, exist_ok=True)
     content = {"found": [asdict(each) for each in found], "notes": list(notes)}
-    (RAW / f"papers-{NAME}-figure9.json").write_text(json.dumps(content, indent=1) + "\n")
+    (RAW / f"papers-{PAPER.name}-figure9.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _read() -> tuple[list[Found], list[str]]:
-    content = json.loads((RAW / f"papers-{NAME}-figure9.json").read_text())
+    content = json.loads((RAW / f"papers-{PAPER.name}-figure9.json").read_text())
     return [Found.of_line(json.dumps(each)) for each in content["found"]], content["notes"]
-
-
-def results_of(cells: Cells, found: Sequence[Found] = (), notes: Sequence[str] = ()) -> Results:
-    """All that the file keeps of a run."""
-    from benchmarks.lab.run import machine
-
-    made = (*latency.rows(found), *rows(cells))
-    figures = {row.figure for row in made}
-    return Results(
-        paper=NAME,
-        commit=cells.commit or str(machine()["commit"]),
-        rows=made,
-        why={figure: words for figure, words in WHY.items() if figure in figures},
-        notes=(*notes, *cells.notes),
-        curves=(*latency.curves(found), *_curves(cells)),
-        bars=(SPEED,),
-    )
 
 
 Block = dict[str, "Contestant"]
 
 
-def rows(cells: Cells) -> tuple[Row, ...]:
+def rows(cells: Cells) -> Iterator[Row]:
     """All that the cells say, figure by figure."""
-    blocks = cells.by_contestant()
-    made: list[Row] = []
-    for where, block in blocks.items():
-        made += _speeds(where, block)
-        if where in GROUPS:
-            made += _learnt(where, block)
-            continue
-        made += _to_loss(where, block)
-        made += _left(where, block) if SETTINGS[where].task == "hyperplane" else _learnt(where, block)
-        made += _rounds(where, block)
-    return tuple(made)
+    for where, block in cells.by_contestant().items():
+        yield from _speeds(where, block)
+        if where not in GROUPS:
+            yield from compared(TO_LOSS, block, ALL_REDUCE, setting=_words(where))
+        if where not in HYPERPLANE.values():
+            yield from _learnt(where, block)
+        else:
+            yield from each(LEFT, block, _last_losses, "loss", setting=_words(where))
+        if where not in GROUPS:
+            yield from each(ROUNDS, block, _in_a_sum, "workers", setting=_words(where))
+
+
+def _last_losses(row: Contestant) -> list[float]:
+    return [cell.curve[-1][2] for cell in row.cells]
+
+
+def _in_a_sum(row: Contestant) -> list[float]:
+    return [sum(cell.steps) / cell.rounds for cell in row.cells if cell.rounds]
+
+
+def _words(where: str) -> Callable[[str], str]:
+    return lambda name: f"{where}: {words(name)}"
 
 
 def words(name: str) -> str:
@@ -253,61 +250,24 @@ def words(name: str) -> str:
 
 def printed(where: str, name: str) -> float | None:
     """The paper's ratio of whoever starts a sum, in the published way or not."""
-    return PAPER.get((where, words(name).partition(", ")[0]))
-
-
-def _ms(row: Contestant) -> list[float]:
-    return [cell.step_ms for cell in row.cells]
+    return PRINTED.get((where, words(name).partition(", ")[0]))
 
 
 def _speeds(where: str, block: Block) -> Iterator[Row]:
-    base = STATIC if where in GROUPS else ALL_REDUCE
-    if base not in block:
-        return
-    for name, row in block.items():
-        if name == base:
-            continue
-        runs = len(row.cells)
-        mine, theirs = (predicted_ms(where, each, runs) for each in (name, base))
-        paper = printed(where, name)
-        yield ratio(
-            _ms(block[base]),
-            _ms(row),
-            figure=OF_GROUPS if where in GROUPS else SPEED,
-            setting=f"{where}: {words(name)}",
-            paper=paper,
-            aim=paper,
-            predicted=theirs / mine if mine and theirs else None,
-        )
-
-
-def predicted_ms(where: str, name: str, runs: int) -> float | None:
-    """Milliseconds per gradient where only computing takes time, the mean of the runs; None where nobody can say."""
-    found = [_predicted_ms(where, name, repetition) for repetition in range(runs)]
-    known = [ms for ms in found if ms is not None]
-    return sum(known) / len(known) if known else None
-
-
-@cache
-def _predicted_ms(where: str, name: str, repetition: int) -> float | None:
-    if name in GENERATORS:
-        return None
-    made = _experiment(where, at_once=False)
+    base, figure = (STATIC, OF_GROUPS) if where in GROUPS else (ALL_REDUCE, SPEED)
+    (made,) = experiments((where,))
     assert made.steps is not None
-    return gradient_ms(name, made.setting, made.shape, made.steps, repetition)
+    taken = made.steps
 
+    def predicted(name: str) -> float | None:
+        runs = len(block[name].cells)
+        mine, theirs = (step_ms(one, made.setting, made.shape, taken, runs) for one in (name, base))
+        return theirs / mine if mine and theirs else None
 
-def _to_loss(where: str, block: Block) -> Iterator[Row]:
-    theirs = block[ALL_REDUCE].all_seconds if ALL_REDUCE in block else []
-    for name, row in block.items():
-        if theirs and row.all_seconds and name != ALL_REDUCE:
-            yield ratio(theirs, row.all_seconds, figure=TO_LOSS, setting=f"{where}: {words(name)}")
+    def paper(name: str) -> float | None:
+        return printed(where, name)
 
-
-def _left(where: str, block: Block) -> Iterator[Row]:
-    for name, row in block.items():
-        ends = [cell.curve[-1][2] for cell in row.cells]
-        yield value(ends, figure=LEFT, setting=f"{where}: {words(name)}", unit="loss")
+    yield from compared(figure, block, base, ms, setting=_words(where), paper=paper, aim=paper, predicted=predicted)
 
 
 def _learnt(where: str, block: Block) -> Iterator[Row]:
@@ -332,13 +292,6 @@ def told_at(cell: Measured, instant: float) -> float:
     return [share for at, share in cell.accuracies if at <= instant][-1]
 
 
-def _rounds(where: str, block: Block) -> Iterator[Row]:
-    for name, row in block.items():
-        found = [sum(cell.steps) / cell.rounds for cell in row.cells if cell.rounds]
-        if found:
-            yield value(found, figure=ROUNDS, setting=f"{where}: {words(name)}", unit="workers")
-
-
 def _curves(cells: Cells) -> Iterator[Curve]:
     """Loss, and accuracy where there is one, over seconds: the first run of each."""
     for where, block in cells.blocks().items():
@@ -356,3 +309,6 @@ def _curves(cells: Cells) -> Iterator[Curve]:
             if cell.accuracies:
                 at, shares = zip(*cell.accuracies, strict=True)
                 yield Curve(plot=f"{title} accuracy: over seconds", name=name, at=at, losses=shares)
+
+
+PAPER = LabPaper(name="eager-sgd", parts=PARTS, rows=rows, why=WHY, curves=_curves, bars=(SPEED,))

@@ -8,28 +8,25 @@ schedule and the same lengths of steps in virtual time, where links and cores co
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.gaps import SERVER, STANDARD, name_of
 from benchmarks.lab.setting import Setting
-from benchmarks.papers.cells import Cells, Experiment
-from benchmarks.papers.cells import run as run_cells
-from benchmarks.papers.physics import physics_ms
-from benchmarks.papers.rows import Curve, Results, Row, ratio, value
+from benchmarks.papers.cells import Cells, Experiment, LabPaper
+from benchmarks.papers.physics import step_ms
+from benchmarks.papers.rows import Curve, Row, compared, each, ms, ratio, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from benchmarks.lab.table import Row as Contestant
 
-NAME = "hop"
 ALL_REDUCE = "flat ring"
 GRAPHS = ("ring", "ring-based", "double-ring")
 SPARSE = "ring-based"
 """The graph of the paper's figures that compare settings."""
-ALIKE, RANDOM, SLOW = "all alike", "6× at random", "one 4× slow"
-THIN = {"svm": "100mbit", "digits": "200mbit"}
+ALIKE, RANDOM, SLOW, THIN = "all alike", "6× at random", "one 4× slow", "thin links"
+LINKS = {"svm": "100mbit", "digits": "200mbit"}
 """Links over which a graph's traffic outweighs its computing: Figure 20."""
 
 STEP = "Milliseconds per step"
@@ -86,8 +83,10 @@ AIMS_16 = {"backup 1": 1.29, "s 5": 1.41, "backup 1, s 5": 1.51, SKIP_BOTH: 1.80
 AIMS_18 = {STANDARD: 3.93, SKIPS[0]: 1.94, SKIPS[1]: 1.0}
 PAPER_16 = {"backup 1": 1.81}
 PAPER_18 = {STANDARD: 3.9, SKIPS[1]: 1.1}
+PAPER_19 = dict.fromkeys(SKIPS, 2.0)
 PRINTED_GAPS = {"a": 0.6667, "b": 0.2682, "c": 0.2688}
 
+Block = dict[str, "Contestant"]
 HEADLINES: dict[tuple[str, str], tuple[str, ...]] = {
     (task, kind): names
     for task in COMPUTE
@@ -122,111 +121,106 @@ CLUSTERED = tuple(name_of(graph, STANDARD) for graph in ("ring", SPARSE, "machin
 
 
 def setting_of(task: str, kind: str) -> Setting:
-    """Lengths of steps by the name of their kind, over the paper's links."""
+    """Lengths of steps by the name of their kind, over the paper's links; or all alike over thin ones."""
     kinds: dict[str, dict[str, Any]] = {
-        ALIKE: {},
         RANDOM: {"random_factor": 6.0, "random_chance": 1 / 16},
         SLOW: {"slow": ((6, 4.0),)},
     }
-    return Setting(name=f"{task}, {kind}", rate="1gbit", compute=COMPUTE[task], **LEARNING[task], **kinds[kind])
+    rate = LINKS[task] if kind == THIN else "1gbit"
+    name = f"{task}, {rate.removesuffix('mbit')} Mbit/s" if kind == THIN else f"{task}, {kind}"
+    return Setting(name=name, rate=rate, compute=COMPUTE[task], **LEARNING[task], **kinds.get(kind, {}))
 
 
-def thin_setting(task: str) -> Setting:
-    """All alike over thin links."""
-    rate = THIN[task]
-    name = f"{task}, {rate.removesuffix('mbit')} Mbit/s"
-    return Setting(name=name, rate=rate, compute=COMPUTE[task], **LEARNING[task])
-
-
-def headlines() -> list[Experiment]:
-    """The SVM's three settings with all repetitions, then those of digits."""
+def _experiments(
+    listed: dict[tuple[str, str], tuple[str, ...]], repetitions: Callable[[str, str], int], *, at_once: str = ""
+) -> list[Experiment]:
     return [
-        _experiment(
-            setting_of(task, kind),
-            names,
-            repetitions=2 if (task, kind) == ("digits", ALIKE) else 3,
-            at_once=task == "svm",
+        Experiment(
+            settings=(setting_of(task, kind),),
+            shape=(4, 4),
+            contestants=names,
+            steps=STEPS,
+            rate=RATES[task],
+            target=TARGETS[task],
+            limit=120.0,
+            repetitions=repetitions(task, kind),
+            at_once=task == at_once,
         )
-        for (task, kind), names in HEADLINES.items()
+        for (task, kind), names in listed.items()
     ]
 
 
-def graphs() -> list[Experiment]:
-    """Figure 20."""
-    return [_experiment(thin_setting(task), CLUSTERED, repetitions=2 if task == "svm" else 1) for task in COMPUTE]
+PARTS = {
+    "headlines": lambda: _experiments(
+        HEADLINES, lambda task, kind: 2 if (task, kind) == ("digits", ALIKE) else 3, at_once="svm"
+    ),
+    "graphs": lambda: _experiments({(task, THIN): CLUSTERED for task in COMPUTE}, lambda task, _: 1 + (task == "svm")),
+    "rest": lambda: _experiments(REST, lambda *_: 1),
+}
 
 
-def rest() -> list[Experiment]:
-    """Everything else, once."""
-    return [_experiment(setting_of(task, kind), names, repetitions=1) for (task, kind), names in REST.items()]
-
-
-def _experiment(setting: Setting, names: tuple[str, ...], **more: Any) -> Experiment:  # noqa: ANN401 - its fields
-    return Experiment(
-        setting=setting,
-        shape=(4, 4),
-        contestants=names,
-        steps=STEPS,
-        rate=RATES[setting.task],
-        target=TARGETS[setting.task],
-        limit=120.0,
-        **more,
-    )
-
-
-PARTS = {"headlines": headlines, "graphs": graphs, "rest": rest}
-"""What can be run by itself, the most important first."""
-
-
-def run(minutes: float, only: str | None = None) -> Results:
-    """Headlines, graphs and the rest, as far as the time goes; or only one part."""
-    listed = [e for part, made in PARTS.items() if only in (None, part) for e in made()]
-    return results_of(run_cells(_kept(only), listed, minutes, profile=False, predict=False))
-
-
-def stored(only: str | None = None) -> Results:
-    """The same rows from the cells that this machine keeps, also of a run that was ended early."""
-    return results_of(Cells.read(_kept(only)))
-
-
-def _kept(only: str | None) -> str:
-    return NAME if only is None else f"{NAME}-{only}"
-
-
-def results_of(cells: Cells) -> Results:
-    """All that the file keeps of a run."""
-    made = rows(cells)
-    figures = {row.figure for row in made}
-    return Results(
-        paper=NAME,
-        commit=cells.commit,
-        rows=made,
-        why={figure: words for figure, words in WHY.items() if figure in figures},
-        notes=cells.notes,
-        curves=tuple(_curves(cells)),
-        bars=(STEP,),
-    )
-
-
-Block = dict[str, "Contestant"]
-
-
-def rows(cells: Cells) -> tuple[Row, ...]:
-    """All that the cells say."""
+def rows(cells: Cells) -> Iterator[Row]:
+    """All that the cells say, figure by figure."""
     blocks = cells.by_contestant()
-    made: list[Row] = []
     for task in COMPUTE:
-        alike, random, slow = (blocks.get(f"{task}, {kind}", {}) for kind in (ALIKE, RANDOM, SLOW))
-        made += _slowed(F12, task, RANDOM, random, alike)
-        made += _against_server(task, alike, random)
-        made += _random_rows(task, random)
-        made += _slowed(F18, task, SLOW, slow, alike)
-        made += _speed(F19, f"{task}: ", slow, name_of(SPARSE, STANDARD), paper={name: 2.0 for name in SKIPS})
-        thin = blocks.get(thin_setting(task).name, {})
-        made += _speed(F20, f"{thin_setting(task).name}: ", thin, name_of(SPARSE, STANDARD))
-    made += _gap_rows()
-    made += [row for where, block in blocks.items() for row in _step_rows(where, block)]
-    return tuple(made)
+        yield from _of_task(task, blocks)
+    yield from _gap_rows()
+    for where, block in blocks.items():
+        yield from _step_rows(where, block)
+
+
+def _of_task(task: str, blocks: dict[str, Block]) -> Iterator[Row]:
+    alike, random, slow, thin = (blocks.get(setting_of(task, k).name, {}) for k in (ALIKE, RANDOM, SLOW, THIN))
+    yield from _slowed(F12, task, RANDOM, random, alike)
+    for kind, block in ((ALIKE, alike), (RANDOM, random)):
+        ours = [name for name in block if gap_of(name)]
+        yield from compared(F13, block, SERVER, setting=_words(f"{task}, {kind}"), only=ours)
+    for graph in GRAPHS:
+        yield from _random_rows(task, graph, random)
+    yield from _slowed(F18, task, SLOW, slow, alike)
+    standard = name_of(SPARSE, STANDARD)
+    yield from compared(F19, slow, standard, setting=_words(task), paper=lambda name: PAPER_19.get(gap_of(name)))
+    yield from compared(F20, thin, standard, setting=_words(setting_of(task, THIN).name))
+
+
+def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
+    """One graph's settings over its standard one, where workers are slow at random."""
+    standard, called = name_of(graph, STANDARD), _words(task)
+    ours = [name for name in block if name.startswith(f"Hop {graph}, ") and name != standard]
+
+    def predicted(name: str) -> float | None:
+        mine, theirs = (physics(task, RANDOM, one, len(block[name].cells)) for one in (name, standard))
+        return theirs / mine if mine and theirs else None
+
+    yield from compared(
+        F16,
+        block,
+        standard,
+        ms,
+        setting=called,
+        only=ours,
+        predicted=predicted,
+        paper=lambda name: PAPER_16.get(gap_of(name)),
+        aim=lambda name: AIMS_16.get(gap_of(name)),
+    )
+    usual = steps(block[standard]) if standard in block else []
+    for name in ours:
+        if usual and steps(block[name]):
+            yield ratio(steps(block[name]), usual, figure=F15, setting=called(name))
+    yield from compared(F17, block, standard, setting=called, only=ours)
+
+
+def _step_rows(where: str, block: Block) -> Iterator[Row]:
+    task, _, kind = where.partition(", ")
+
+    def predicted(name: str) -> float | None:
+        return physics(task, kind if (task, kind) in HEADLINES else ALIKE, name, len(block[name].cells))
+
+    yield from each(STEP, block, ms, "milliseconds", setting=_words(where), predicted=predicted)
+
+
+def _words(where: str) -> Callable[[str], str]:
+    return lambda name: f"{where}: {words(name)}"
 
 
 def words(name: str) -> str:
@@ -237,15 +231,6 @@ def words(name: str) -> str:
 def gap_of(name: str) -> str:
     """The setting of one of Hop's contestants; empty for others."""
     return name.partition(", ")[2] if name.startswith("Hop ") else ""
-
-
-def _ms(row: Contestant) -> list[float]:
-    return [cell.step_ms for cell in row.cells]
-
-
-def _steps(row: Contestant) -> list[float]:
-    found = [cell.reached(row.target) for cell in row.cells]
-    return [reached[0] for reached in found if reached is not None]
 
 
 def _late_ms(row: Contestant) -> list[float]:
@@ -260,7 +245,7 @@ def _late_ms(row: Contestant) -> list[float]:
 
 def _slowed(figure: str, task: str, kind: str, block: Block, alike: Block) -> Iterator[Row]:
     """A contestant's steps over those of the standard setting of its graph (or its own) where all are alike."""
-    papers, aims, of, after = ({}, {}, _ms, 0) if figure is F12 else (PAPER_18, AIMS_18, _late_ms, LATE)
+    papers, aims, of, after = ({}, {}, ms, 0) if figure is F12 else (PAPER_18, AIMS_18, _late_ms, LATE)
     for name, row in block.items():
         gap = gap_of(name)
         graph = name.removeprefix("Hop ").partition(", ")[0]
@@ -279,42 +264,6 @@ def _slowed(figure: str, task: str, kind: str, block: Block, alike: Block) -> It
         )
 
 
-def _against_server(task: str, alike: Block, random: Block) -> Iterator[Row]:
-    for kind, block in ((ALIKE, alike), (RANDOM, random)):
-        if SERVER in block:
-            ours = {name: row for name, row in block.items() if gap_of(name)}
-            yield from _speed(F13, f"{task}, {kind}: ", {**ours, SERVER: block[SERVER]}, SERVER)
-
-
-def _random_rows(task: str, block: Block) -> Iterator[Row]:
-    for graph in GRAPHS:
-        standard = block.get(name_of(graph, STANDARD))
-        if standard is None:
-            continue
-        ours = {name: row for name, row in block.items() if name.startswith(f"Hop {graph}, ") and row is not standard}
-        for name, row in ours.items():
-            gap, setting = gap_of(name), f"{task}: {words(name)}"
-            runs = len(row.cells)
-            mine, theirs = (physics(task, RANDOM, one, runs) for one in (name, name_of(graph, STANDARD)))
-            fields: dict[str, Any] = {"paper": PAPER_16.get(gap), "aim": AIMS_16.get(gap)}
-            predicted = theirs / mine if mine and theirs else None
-            yield ratio(_ms(standard), _ms(row), figure=F16, setting=setting, predicted=predicted, **fields)
-            if _steps(row) and _steps(standard):
-                yield ratio(_steps(row), _steps(standard), figure=F15, setting=setting)
-        yield from _speed(F17, f"{task}: ", {**ours, standard.contestant: standard}, standard.contestant)
-
-
-def _speed(
-    figure: str, before: str, block: Block, baseline: str, paper: dict[str, float] | None = None
-) -> Iterator[Row]:
-    """How many times as fast as the baseline's everybody's seconds to the loss are."""
-    theirs = block[baseline].all_seconds if baseline in block else []
-    for name, row in block.items():
-        if theirs and row.all_seconds and name != baseline:
-            printed = (paper or {}).get(gap_of(name))
-            yield ratio(theirs, row.all_seconds, figure=figure, setting=f"{before}{words(name)}", paper=printed)
-
-
 def _gap_rows() -> Iterator[Row]:
     """The paper's spectral gaps, from its graphs alone."""
     from partreduce.topo.figures.spectral_gaps import spectral_gap
@@ -327,24 +276,9 @@ def _gap_rows() -> Iterator[Row]:
         yield Row(measured=gap, low=gap, high=gap, runs=1, **fields)
 
 
-def _step_rows(where: str, block: Block) -> Iterator[Row]:
-    task, _, kind = where.partition(", ")
-    for name, row in block.items():
-        setting = f"{where}: {words(name)}"
-        predicted = physics(task, kind if (task, kind) in HEADLINES else ALIKE, name, len(row.cells))
-        yield value(_ms(row), figure=STEP, setting=setting, unit="milliseconds", predicted=predicted)
-
-
 def physics(task: str, kind: str, name: str, runs: int, after: int = 0) -> float | None:
-    """Milliseconds per step where only computing takes time, the mean of the runs; None where the engine cannot say."""
-    found = [_physics_of(task, kind, name, repetition, after) for repetition in range(runs)]
-    known = [ms for ms in found if ms is not None]
-    return sum(known) / len(known) if known else None
-
-
-@cache
-def _physics_of(task: str, kind: str, name: str, repetition: int, after: int) -> float | None:
-    return physics_ms(name, setting_of(task, kind), STEPS, repetition, after=after)
+    """Milliseconds per step where only computing takes time."""
+    return step_ms(name, setting_of(task, kind), (4, 4), STEPS, runs, after=after)
 
 
 def _curves(cells: Cells) -> Iterator[Curve]:
@@ -357,3 +291,7 @@ def _curves(cells: Cells) -> Iterator[Curve]:
             steps, seconds, losses = zip(*row.cells[0].curve, strict=True)
             plot = f"{where.replace(', ', ' ').replace('×', 'x')}: loss over seconds, and over steps"
             yield Curve(plot=plot, name=words(row.contestant), at=seconds, losses=losses, steps=steps)
+
+
+PAPER = LabPaper(name="hop", parts=PARTS, rows=rows, why=WHY, curves=_curves, bars=(STEP,))
+run, stored = PAPER.run, PAPER.stored

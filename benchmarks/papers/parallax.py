@@ -8,17 +8,14 @@ between them.
 from __future__ import annotations
 
 import json
-import shutil
-import signal
-import tempfile
 import time
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.papers.cells import RAW, NoLabError
+from benchmarks.lab.standing import NoLabError, provenance, standing
+from benchmarks.papers.cells import RAW
 from benchmarks.papers.rows import Results, Row
 from benchmarks.papers.tables import sessions
 from benchmarks.papers.tables.figures import CHOICE, LATER, ROUTES, SWEEP, TARGETS, WHY, WITHIN, WORDS, curves, rows
@@ -42,6 +39,7 @@ from benchmarks.papers.tables.ways import DENSE, HOROVOD, TF_PS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 NAME = "parallax"
 SHAPES = ((4, 4), (16, 1))
@@ -146,39 +144,31 @@ def run(minutes: float, only: str | None = None) -> Results:
     Raises:
         NoLabError: this machine cannot hold the lab.
     """
-    from benchmarks.lab.crew import Crew
-    from benchmarks.lab.network import Network, why_not
-    from benchmarks.lab.run import leave_on_a_signal, machine
-
-    if (reason := why_not()) is not None:
-        raise NoLabError(reason)
     end = time.monotonic() + 60 * minutes
     listed = list(ALL) if only is None else PARTS[only]()
-    scratch = Path(tempfile.mkdtemp(prefix="partreduce-papers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    leave_on_a_signal()
     kept: list[Found] = []
     notes: list[str] = []
     left_out: list[str] = []
-    commit = str(machine()["commit"])
+    commit = str(provenance()["commit"])
     try:
-        LanguageData.write(scratch / "text.npy")
         for shape, group in groupby(listed, key=lambda session: session.shape):
             those = list(group)
             if time.monotonic() + 60 > end:
                 left_out += [session.name for session in those]
                 continue
             try:
-                with Network(shape[0], sessions.FAST) as network, Crew(network, scratch) as crew:
-                    lab = _probed(Lab(network, crew, scratch), shape, notes)
+                with standing(shape[0]) as held:
+                    lab = _probed(Lab(held), shape, notes)
+                    LanguageData.write(lab.text)
                     for session in those:
                         if not _one(session, lab, end, kept, notes):
                             left_out.append(session.name)
                         _write(commit, kept, notes, only)
+            except NoLabError:
+                raise
             except Exception as error:  # noqa: BLE001 - what was measured is kept, whatever fails
                 notes.append(f"{shape[0]}x{shape[1]}: the lab failed: {type(error).__name__}: {str(error)[:200]}")
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        shutil.rmtree(scratch, ignore_errors=True)
         if left_out:
             notes.append(f"left out, because the time was spent: {'; '.join(left_out)}")
         _write(commit, kept, notes, only)

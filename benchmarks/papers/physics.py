@@ -22,6 +22,7 @@ from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
@@ -35,45 +36,40 @@ FREE = Link(0.0, 1e-15)
 """A link that takes no time worth a name."""
 
 
-def physics_ms(name: str, setting: Setting, steps: int, repetition: int, *, after: int = 0) -> float | None:
-    """Milliseconds per step as the lab counts them in one of its repetitions; None where the engine does not know it.
+def step_ms(
+    name: str, setting: Setting, shape: tuple[int, int], steps: int, runs: int, *, after: int = 0
+) -> float | None:
+    """Milliseconds per step as the lab counts them, the mean of its repetitions; None where the engine cannot say.
 
-    The first steps, up to `after`, are left out.
-    Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce.
+    Where sums do not wait for all, a step is a gradient. The first steps, up to `after`, are left out.
     """
+    found = [_of_run(name, setting, shape, steps, repetition, after) for repetition in range(runs)]
+    known = [ms for ms in found if ms is not None]
+    return sum(known) / len(known) if known else None
+
+
+@cache
+def _of_run(  # noqa: PLR0917 - one call each, and a cache's
+    name: str, setting: Setting, shape: tuple[int, int], steps: int, repetition: int, after: int
+) -> float | None:
+    """Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce."""
     listed = {contestant.name: contestant for contestant in contestants(lambda *_: None)}
     make = listed["flat ring" if name == SERVER else name].make
-    schedule = make(Cluster.regular(4, 4), setting) if make is not None else None
-    if schedule is None:
+    schedule = make(Cluster.regular(*shape), setting) if make is not None else None
+    if schedule is None or schedule.strategy.kind == "generated":
         return None
-    count = schedule.cluster.num_workers
-    lengths = [StepLengths(setting, count, rank, repetition) for rank in range(count)]
-    trace = np.array([[worker(step) for worker in lengths] for step in range(steps)])
+    by_quorum = isinstance(schedule.strategy.when, Quorum)
+    trace = step_seconds(setting, shape, 6 * steps if by_quorum else steps, repetition)
     try:
+        if by_quorum:
+            return 1e3 * _seconds_of(schedule, trace, steps) / steps
         timeline = simulate(
             schedule, Hardware(nic=FREE), compute=ComputeTimes(trace=trace), num_rounds=steps, model_bytes=1
         )
     except PartreduceError:
         return None
     begun = timeline.finish[after - 1] if after else 0.0  # (num_workers,)
-    return 1e3 * count / float(((steps - after) / (timeline.finish[-1] - begun)).sum())
-
-
-def gradient_ms(name: str, setting: Setting, shape: tuple[int, int], steps: int, repetition: int) -> float | None:
-    """Milliseconds per gradient and worker, as the lab counts the steps of those whose sums do not wait for all.
-
-    The run ends when the workers have taken so many steps each, on average. None where the engine does not know it.
-    """
-    listed = {contestant.name: contestant for contestant in contestants(lambda *_: None)}
-    make = listed[name].make
-    schedule = make(Cluster.regular(*shape), setting) if make is not None else None
-    if schedule is None:
-        return None
-    trace = step_seconds(setting, shape, 6 * steps, repetition)
-    try:
-        return 1e3 * _seconds_of(schedule, trace, steps) / steps
-    except PartreduceError:
-        return None
+    return 1e3 * schedule.num_workers / float(((steps - after) / (timeline.finish[-1] - begun)).sum())
 
 
 def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetition: int) -> npt.NDArray[np.float64]:
@@ -99,15 +95,15 @@ def _samples(task: str) -> Samples:
 
 
 def _seconds_of(schedule: Schedule, trace: npt.NDArray[np.float64], steps: int) -> float:
-    """When so many steps of every worker, on average, are done: gradients in sums, where those do not wait."""
+    """When so many gradients of every worker, on average, are in sums."""
     wanted, num_rounds = steps * schedule.num_workers, steps
     while True:
         timeline = simulate(
             schedule, Hardware(nic=FREE), compute=ComputeTimes(trace=trace), num_rounds=num_rounds, model_bytes=1
         )
-        record = timeline.observed.quorum if timeline.observed is not None else None
-        if record is None:
-            return float(timeline.finish[-1].max())
+        assert timeline.observed is not None
+        record = timeline.observed.quorum
+        assert record is not None
         there = np.cumsum(record.gradients.sum(axis=1))  # gradients in the sums so far
         if there[-1] >= wanted:
             return float(record.summed[1, np.searchsorted(there, wanted)])

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.lab.results import listed
 from benchmarks.lab.setting import settings
-from benchmarks.lab.table import Row as Contestant
 from benchmarks.lab.table import baseline
-from benchmarks.papers.cells import Experiment
-from benchmarks.papers.cells import run as run_cells
-from benchmarks.papers.rows import RESULTS, Results, Row, only, ratio
+from benchmarks.papers.cells import Cells, Experiment, LabPaper
+from benchmarks.papers.rows import RESULTS, Results, Row, compared
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-NAME = "prague"
+    from benchmarks.lab.table import Row as Contestant
+
+    Block = dict[str, Contestant]
+    Rows = Iterator[Row]
+
 RULE = "generator, smart, paper's rule"
 IMPROVED = "generator, node-then-all 24"
 RECOMMENDED = "planner's recommendation"
@@ -50,62 +53,47 @@ EXPERIMENTS = {
     "200mbit homogeneous": ("server, synchronous", "server, asynchronous", RULE, RECOMMENDED),
     "40mbit slow x2": (*EVERY_STEP[2:], *WORDS),
 }
-"""The most important first. Cells run to the loss."""
 STORED = ("nodes", "slow-x2", "baselines")
 """Runs of the lab whose cells stand in benchmarks/results/lab-NAME.json."""
 
 
-def run(minutes: float, only: str | None = None) -> Results:
-    """Run the experiments in the lab, or those of one setting."""
+def experiments() -> list[Experiment]:
+    """The most important first; cells run to the loss."""
     known = settings(16)
-    listed = [
-        Experiment(setting=known[name], shape=(4, 4), contestants=names)
-        for name, names in EXPERIMENTS.items()
-        if only in (None, name)
-    ]
-    cells = run_cells(NAME, listed, minutes)
-    return Results(paper=NAME, commit=cells.commit, rows=rows(cells.blocks()), why=WHY, notes=cells.notes)
+    return [Experiment(settings=(known[name],), shape=(4, 4), contestants=names) for name, names in EXPERIMENTS.items()]
+
+
+def rows(cells: Cells) -> Iterator[Row]:
+    """How many times as fast the loss comes, in the settings that were run."""
+    blocks = cells.by_contestant()
+    alike, slow, slow_2 = (blocks.get(f"40mbit {kind}", {}) for kind in ("homogeneous", "slow x5", "slow x2"))
+    fast = blocks.get("200mbit homogeneous", {})
+
+    def over(figure: str, block: Block, theirs: str, ours: Iterable[str], paper: float | None, more: str = "") -> Rows:  # noqa: PLR0917
+        return compared(figure, block, theirs, setting=lambda name: WORDS[name] + more, only=ours, paper=paper)
+
+    yield from over(ALIKE, alike, _best(alike), WORDS, 1.2, ", 40 Mbit/s")
+    yield from over(SLOW, slow, _best(slow), WORDS, 4.4)
+    yield from over(SLOW, slow, "flat ring", WORDS, 4.4, ", against the flat ring")
+    yield from over(SLOW_2, slow_2, _best(slow_2), WORDS, None)
+    yield from over(PAIRS, alike, "AD-PSGD", (RULE, IMPROVED, RECOMMENDED), 3.7)
+    for kind in ("synchronous", "asynchronous"):
+        yield from over(SERVER, fast, f"server, {kind}", (RULE, RECOMMENDED), 5.3, f", against the {kind} one")
+
+
+def _best(block: Block) -> str:
+    """The best of All-Reduce's forms."""
+    found = baseline(list(block.values()))
+    return found.contestant if found is not None else ""
+
+
+PAPER = LabPaper(name="prague", parts={"all": experiments}, rows=rows, why=WHY, profile=True)
+run = PAPER.run
 
 
 def stored(only: str | None = None, folder: Path = RESULTS.parent) -> Results:  # noqa: ARG001 - all of them
     """The same rows from runs of `make lab` that are kept."""
-    blocks, commits = {}, []
-    for name in STORED:
-        content = json.loads((folder / f"lab-{name}.json").read_text())
-        commits += content["head"]["commit"].split("; ")
-        blocks |= {setting.name: found for setting, found in listed(content)}
+    contents = [json.loads((folder / f"lab-{name}.json").read_text()) for name in STORED]
+    commits = dict.fromkeys(commit for one in contents for commit in one["head"]["commit"].split("; "))
     note = "from the cells of " + ", ".join(f"[lab-{n}](../benchmarks/results/lab-{n}.md)" for n in STORED)
-    return Results(paper=NAME, commit=" ".join(dict.fromkeys(commits)), rows=rows(blocks), why=WHY, notes=(note,))
-
-
-def rows(blocks: dict[str, list[Contestant]]) -> tuple[Row, ...]:
-    """What can be said of the settings that were run."""
-    alike, slow, slow_2 = (blocks.get(f"40mbit {kind}", []) for kind in ("homogeneous", "slow x5", "slow x2"))
-    fast = blocks.get("200mbit homogeneous", [])
-    made = [_over_all(ALIKE, alike, name, 1.2, ", 40 Mbit/s") for name in WORDS]
-    for name in WORDS:
-        made.append(_over_all(SLOW, slow, name, 4.4))
-        made.append(_over(SLOW, slow, "flat ring", name, 4.4, ", against the flat ring"))
-    made += [_over_all(SLOW_2, slow_2, name, None) for name in WORDS]
-    made += [_over(PAIRS, alike, "AD-PSGD", name, 3.7) for name in (RULE, IMPROVED, RECOMMENDED)]
-    for name in (RULE, RECOMMENDED):
-        made.append(_over(SERVER, fast, "server, synchronous", name, 5.3, ", against the synchronous one"))
-        made.append(_over(SERVER, fast, "server, asynchronous", name, 5.3, ", against the asynchronous one"))
-    return only(made)
-
-
-def _over_all(figure: str, block: list[Contestant], name: str, paper: float | None, more: str = "") -> Row | None:
-    """Against the best of All-Reduce's forms."""
-    best = baseline(block)
-    return None if best is None else _over(figure, block, best.contestant, name, paper, more)
-
-
-def _over(  # noqa: PLR0917 - what, where, whom, who and by how much stand in this order in every call
-    figure: str, block: list[Contestant], theirs: str, ours: str, paper: float | None, more: str = ""
-) -> Row | None:
-    """How many times as fast `ours` reaches the loss; None where one of the two did not."""
-    found = {row.contestant: row for row in block}
-    seconds = [found[name].all_seconds if name in found else [] for name in (theirs, ours)]
-    if not all(seconds):
-        return None
-    return ratio(*seconds, figure=figure, setting=f"{WORDS[ours]}{more}", paper=paper)
+    return replace(PAPER.results(Cells(contents)), commit=" ".join(commits), notes=(note,))

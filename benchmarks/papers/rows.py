@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import compact
+from benchmarks import compact, kit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "papers"
+    from benchmarks.lab.table import Row as Contestant
+
+RESULTS = kit.RESULTS / "papers"
 UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells", "workers", "per second", "megabytes")
 
 
@@ -188,6 +191,56 @@ def ratio(theirs: Sequence[float], ours: Sequence[float], **fields: Any) -> Row:
     )
 
 
-def only(rows: Iterable[Row | None]) -> tuple[Row, ...]:
-    """Those that could be made."""
-    return tuple(row for row in rows if row is not None)
+Quantity = Callable[["Contestant"], list[float]]
+"""What is read of each run of a contestant in the lab."""
+
+
+def ms(row: Contestant) -> list[float]:
+    """Milliseconds of a step."""
+    return [cell.step_ms for cell in row.cells]
+
+
+def seconds(row: Contestant) -> list[float]:
+    """Seconds to the loss, of the runs that reached it."""
+    return row.all_seconds
+
+
+def steps(row: Contestant) -> list[float]:
+    """Steps to the loss, likewise."""
+    return [found[0] for cell in row.cells if (found := cell.reached(row.target)) is not None]
+
+
+def compared(
+    figure: str,
+    block: Mapping[str, Contestant],
+    base: str,
+    of: Quantity = seconds,
+    *,
+    setting: Callable[[str], str],
+    only: Iterable[str] | None = None,
+    **said: Any,  # noqa: ANN401 - fields of Row, or functions from a contestant to them
+) -> Iterator[Row]:
+    """How many times as fast as the base each contestant of a setting is; nothing where a run of either is missing."""
+    theirs = of(block[base]) if base in block else []
+    for name in block if only is None else only:
+        ours = of(block[name]) if name in block and name != base else []
+        if theirs and ours:
+            told = {key: tell(name) if callable(tell) else tell for key, tell in said.items()}
+            yield ratio(theirs, ours, figure=figure, setting=setting(name), **told)
+
+
+def each(
+    figure: str,
+    block: Mapping[str, Contestant],
+    of: Quantity,
+    unit: str,
+    *,
+    setting: Callable[[str], str],
+    **said: Any,  # noqa: ANN401 - as above
+) -> Iterator[Row]:
+    """A row for every contestant of a setting that has the quantity in most of its runs."""
+    for name, row in block.items():
+        found = of(row)
+        if 2 * len(found) > len(row.cells):
+            told = {key: tell(name) if callable(tell) else tell for key, tell in said.items()}
+            yield value(found, figure=figure, setting=setting(name), unit=unit, **told)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.papers.sums               # 80 and 200 Mbit/s, 4x4 workers, 2.19 MB; needs root
     python -m benchmarks.papers.sums --minutes 3
+    python -m benchmarks.papers.sums --placement   # one P-Reduce on one node or spread over nodes: results/placement.md
 
 All ways are set up in the same 16 processes and take turns, so that a repetition of one stands beside one of every
 other. A time is from the last worker's start to the last one's end. Measured are the bare sums, of an array by a
@@ -13,24 +14,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.kit import Way, parser, spans, take_turns
+from benchmarks.kit import RESULTS, Way, middle, parser, spans, table, take_turns, write
 from benchmarks.papers.rows import Results, Row, value
 from benchmarks.transport import PLAIN, SUMS, joined, sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from benchmarks.lab.job import Job
+    from benchmarks.lab.standing import Lab
     from benchmarks.transport import Meet
 
 BEST = "hierarchical, 8 bit across nodes"
@@ -69,7 +69,7 @@ def measure(job: Job, node: int) -> None:
         world, meet = joined()
         ways = sums(world, NUMBER * 4e-6, job.num_nodes, WAYS)
     else:
-        ways, meet = _in_steps(job)
+        ways, meet = _placed(rank) if job.options["what"] == PLACED else _in_steps(job)
     times = take_turns(ways, meet, job.options["turns"], warm_up=1, end=end)  # the first connects the groups
     (job.path / f"sums-{rank:03d}.json").write_text(json.dumps(times))
     meet(0.0)
@@ -122,51 +122,76 @@ def run(minutes: float, turns: int = TURNS, rates: tuple[str, ...] = tuple(RATES
         NoLabError: this machine cannot hold it.
         RuntimeError: a worker failed; the message is the log's end.
     """
-    from benchmarks.lab.crew import Crew
-    from benchmarks.lab.job import Job
-    from benchmarks.lab.network import Network, why_not
-    from benchmarks.lab.run import leave_on_a_signal, machine
-    from benchmarks.papers.cells import NoLabError
+    from benchmarks.lab.standing import provenance, standing
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.document.writer import write_schedule
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.allreduce import AllReduce
 
-    if (reason := why_not()) is not None:
-        raise NoLabError(reason)
-    cluster = Cluster.regular(4, 4)
-    scratch = Path(tempfile.mkdtemp(prefix="partreduce-sums-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    leave_on_a_signal()
     rows: list[Row] = []
-    try:
+    with standing(4) as lab:
         schedules = {}
         for index, (name, how) in enumerate(WAYS.items()):
-            schedules[name] = str(scratch / f"way-{index}.json")
-            write_schedule(scratch / f"way-{index}.json", Schedule(f"way-{index}", cluster, AllReduce(how=how)))
-        with Network(4, rates[0]) as network, Crew(network, scratch) as crew:
-            for rate in rates:
-                for node in range(4):
-                    network.shape(node, rate)
-                fields: dict[str, Any] = {
-                    "num_nodes": 4,
-                    "workers_per_node": 4,
-                    "address": "",
-                    "port": 0,
-                    "how": "sums",
-                }
-                limit = min(LIMIT, 60 * minutes / len(rates) / 2)
-                for index, what in enumerate((BARE, IN_STEPS)):
-                    folder = scratch / f"{rate}-{index}"
-                    options = {"what": what, "schedules": schedules, "turns": turns}
-                    job = Job(name=rate, folder=str(folder), limit=limit, options=options, **fields)
-                    if any(crew.run(job)):
-                        raise RuntimeError(f"sums: {(folder / 'node-0.log').read_text()[-2000:]}")
-                    said = [json.loads(path.read_text()) for path in sorted(folder.glob("sums-*.json"))]
-                    rows += rows_of(rate, what, spans(said))
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        shutil.rmtree(scratch, ignore_errors=True)
-    return Results(paper="pipe-sgd", commit=str(machine()["commit"]), rows=tuple(rows), why=WHY)
+            schedules[name] = str(lab.scratch / f"way-{index}.json")
+            write_schedule(schedules[name], Schedule(f"way-{index}", Cluster.regular(4, 4), AllReduce(how=how)))
+        for rate in rates:
+            for what in (BARE, IN_STEPS):
+                options = {"what": what, "schedules": schedules, "turns": turns}
+                rows += rows_of(rate, what, _measured(lab, rate, options, 60 * minutes / len(rates) / 2))
+        return Results(paper="pipe-sgd", commit=str(provenance()["commit"]), rows=tuple(rows), why=WHY)
+
+
+def _measured(lab: Lab, rate: str, options: dict[str, Any], limit: float) -> dict[str, list[float]]:
+    """Milliseconds of each turn."""
+    lab.shape(rate)
+    job = lab.job(rate, "sums", 4, limit=min(LIMIT, limit), options=options)
+    if any(lab.crew.run(job)):
+        raise RuntimeError(f"sums: {(job.path / 'node-0.log').read_text()[-2000:]}")
+    return spans([json.loads(path.read_text()) for path in sorted(job.path.glob("sums-*.json"))])
+
+
+PLACED = "one P-Reduce by the placement of its members"
+PLACES: dict[str, list[int]] = {
+    "2, one node": [0, 1],
+    "2, two nodes": [0, 4],
+    "3, one node": [0, 1, 2],
+    "3, three nodes": [0, 4, 8],
+    "4, one node": [0, 1, 2, 3],
+    "4, two nodes": [0, 1, 4, 5],
+    "4, four nodes": [0, 4, 8, 12],
+    "8, two nodes": [*range(8)],
+    "8, four nodes": [0, 1, 4, 5, 8, 9, 12, 13],
+    "16, four nodes": [*range(16)],
+}
+
+
+def _placed(rank: int) -> tuple[dict[str, Way], Meet]:
+    """Groups of some workers, while the others wait."""
+    import torch
+
+    import partreduce
+
+    _, meet = joined()
+    model = torch.ones(NUMBER)
+
+    def way(members: list[int]) -> Way:
+        return lambda _: (
+            (lambda: partreduce.p_reduce(model, members, timeout=60)) if rank in members else (lambda: None)
+        )
+
+    return {name: way(members) for name, members in PLACES.items()}, meet
+
+
+def placement(path: Path) -> None:
+    """Figure 16 of the Prague paper, as a page."""
+    from benchmarks.lab.standing import provenance, standing
+
+    with standing(4) as lab:
+        rates = ("80mbit", "1gbit")
+        found = [_measured(lab, rate, {"what": PLACED, "turns": 7}, LIMIT) for rate in rates]
+        head = "\n".join(f"* {key}: {value}" for key, value in provenance().items())
+    rows = [[name, *(middle(ms[name], ".0f") for ms in found)] for name in PLACES]
+    write(path, "One P-Reduce, by the placement of its members", head, table(["members", *rates], rows))
 
 
 def rows_of(rate: str, what: str, found: dict[str, list[float]]) -> list[Row]:
@@ -188,14 +213,18 @@ def rows_of(rate: str, what: str, found: dict[str, list[float]]) -> list[Row]:
 
 
 def main() -> int:
+    from benchmarks.lab.standing import NoLabError
     from benchmarks.papers import page
-    from benchmarks.papers.cells import NoLabError
     from benchmarks.papers.rows import add
 
     arguments = parser(__doc__)
     arguments.add_argument("--minutes", type=float, default=4.0)
+    arguments.add_argument("--placement", action="store_true")
     chosen = arguments.parse_args()
     try:
+        if chosen.placement:
+            placement(RESULTS / "placement")
+            return 0
         found = run(chosen.minutes)
     except NoLabError as reason:
         print(f"lab: skipped: {reason}")

@@ -1,47 +1,87 @@
 """Fits how much longer a schedule trains than All-Reduce, in steps, from its consensus distance and drift.
 
-    python -m benchmarks.steps_to_loss.fit [--seeds 5] [--random 40]
+    python -m benchmarks.steps_to_loss.fit [plain|corrected|late|second] [--seeds 5] [--random 40]
     python -m benchmarks.steps_to_loss.fit --rows benchmarks/results/steps_to_loss.json   # measured before: fit only
 
-Every schedule is trained on digits with 16 virtual workers (`virtual_training.py`) under three placements of the data;
-the ratio of its steps to the target loss over All-Reduce's is the measured *steps ratio*. The model is
+Schedules train 16 virtual workers (training.py) under three placements of the data; the ratio of the steps to the
+target loss over All-Reduce's is the measured *steps ratio*. The model is
 
     steps ratio = 1 + a · consensus distance + c · drift^p
 
 with drift 0 for shuffled data, the `worker` drift for data sorted per worker and the `node` drift for data sorted per
 node. It is fitted on half of the schedules; the error on the other half, and on another cluster shape, is printed and
-written to benchmarks/results/steps_to_loss.json, from which the planner's constants are copied.
+written beside what was measured, from which the planner's constants are copied.
+
+* plain: as said; results/steps_to_loss.json.
+* corrected: with drift correction `auto` on sorted data; results/steps_to_loss_corrected.json.
+* late: every schedule late by a round. Do the constants fitted without predict them from figures under delayed mixing,
+  or has lateness a price of its own? results/steps_to_loss_overlapped.json.
+* second: the constant a on the lab's convolutional network, beside the planner's task; shuffled data;
+  results/steps_to_loss_second.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, minimize_scalar
 
-from benchmarks import compact
-from benchmarks.steps_to_loss.virtual_training import Data, load_digits, steps_to_loss
+from benchmarks import compact, kit
+from benchmarks.steps_to_loss.training import MODES, Lab, Perceptron, Task, Workers, steps_to
+from partreduce.planner.steps_model import FITTED
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures import consensus_distance, drift, radius
+from partreduce.topo.figures.correction import best_alpha
 from partreduce.topo.rule import Block, RulePhase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, Late, RulePhases, Static
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Measure = Callable[[list[Schedule], Data, int, float], list[dict[str, object]]]
-
+Row = dict[str, Any]
 COLUMNS = ("cluster", "schedule", "data", "consensus_distance", "drift", "steps_ratio")
 """What a fit reads of a row; the file holds these."""
-MODES = ("shuffled", "per-worker", "per-node")
-RESULT = Path(__file__).parents[1] / "results" / "steps_to_loss.json"
+FOUR, EIGHT = Cluster.parse("4x4"), Cluster.parse("8x2")
+DIVERGED = 8.0
+"""The ratio that stands for a run which did not come to the target in so many times All-Reduce's steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is trained, and how its rows are fitted."""
+
+    result: str
+    modes: tuple[str, ...] = MODES
+    seeds: int = 5
+    random: int = 40
+    target: float = 0.15
+    most: int = 3000
+    late: bool = False
+    corrected: bool = False
+    shapes: tuple[tuple[Cluster, tuple[int, ...]], ...] = ((FOUR, (2, 2)), (EIGHT, (2, 4)))
+
+    @property
+    def path(self) -> Path:
+        """Where its rows stay."""
+        return kit.RESULTS / f"{self.result}.json"
+
+    def task(self, cluster: Cluster, mode: str, seed: int) -> Task:
+        """The network."""
+        return Lab("digits", cluster, seed) if self is SECOND else Perceptron(cluster, mode, seed)
+
+
+PLAIN = Question("steps_to_loss")
+CORRECTED = Question("steps_to_loss_corrected", modes=MODES[1:], seeds=3, corrected=True)
+LATE = Question("steps_to_loss_overlapped", late=True)
+SECOND = Question(
+    "steps_to_loss_second", modes=MODES[:1], seeds=4, random=16, target=0.1, most=120, shapes=((FOUR, (2, 2)),)
+)
+QUESTIONS = {"plain": PLAIN, "corrected": CORRECTED, "late": LATE, "second": SECOND}
 
 
 def rule(name: str, cluster: Cluster, radices: tuple[int, ...], *phases: RulePhase) -> Schedule:
@@ -83,127 +123,204 @@ def random_rules(cluster: Cluster, radices: tuple[int, ...], count: int, rng: np
     return result
 
 
-def measure(schedules: list[Schedule], data: Data, seeds: int, rate: float) -> list[dict[str, object]]:
-    cluster = schedules[0].cluster
-    base = Schedule("allreduce", cluster, AllReduce())
-    reference = {
-        (mode, seed): steps_to_loss(base, data, mode, seed=seed, rate=rate) for mode in MODES for seed in range(seeds)
-    }
-    rows: list[dict[str, object]] = []
+def schedules(question: Question, count: int, rng: np.random.Generator) -> list[list[Schedule]]:
+    """Those of every cluster."""
+    found = []
+    for cluster, radices in question.shapes:
+        listed = named(cluster, radices) + random_rules(cluster, radices, count // (1 + (cluster is EIGHT)), rng)
+        if question.late:
+            listed = [Schedule("allreduce", cluster, AllReduce()), *listed]
+            listed = [replace(one, strategy=replace(one.strategy, when=Late())) for one in listed]
+        found.append(listed)
+    return found
+
+
+def ratios(
+    question: Question, schedule: Schedule, mode: str, base: list[float], rate: float, *, alpha: float = 0.0
+) -> list[float]:
+    """Steps over those of All-Reduce, seed by seed."""
+    found = []
+    for seed, steps in enumerate(base):
+        task = question.task(schedule.cluster, mode, seed)
+        workers = Workers(schedule, task, rate=rate, seed=seed, alpha=alpha)
+        taken = steps_to(question.target, workers, most=min(question.most, int(DIVERGED * steps)))
+        found.append(DIVERGED if taken is None else taken / steps)
+    return found
+
+
+def all_reduce(question: Question, cluster: Cluster, mode: str, seeds: int, rate: float) -> list[float]:
+    """Its steps to the target, by seed."""
+    base, found = Schedule("allreduce", cluster, AllReduce()), []
+    for seed in range(seeds):
+        workers = Workers(base, question.task(cluster, mode, seed), rate=rate, seed=seed)
+        found.append(steps_to(question.target, workers, most=question.most) or float(question.most))
+    return found
+
+
+def measured(question: Question, schedules: list[Schedule], seeds: int, rate: float) -> list[Row]:
+    """A row for every schedule and placement of the data."""
+    cluster, rows = schedules[0].cluster, []
+    base = {mode: all_reduce(question, cluster, mode, seeds, rate) for mode in question.modes}
     for number, schedule in enumerate(schedules):
-        features = [consensus_distance(schedule).value, drift(schedule, "worker").value, drift(schedule, "node").value]
-        for mode in MODES:
-            ratios = []
-            for seed in range(seeds):
-                steps, of_allreduce = steps_to_loss(schedule, data, mode, seed=seed, rate=rate), reference[mode, seed]
-                assert of_allreduce is not None
-                ratios.append((steps or 3000) / of_allreduce)
-            rows.append(
-                {
-                    "cluster": str(cluster),
-                    "schedule": schedule.name,
-                    "data": mode,
-                    "consensus_distance": features[0],
-                    "drift": {"shuffled": 0.0, "per-worker": features[1], "per-node": features[2]}[mode],
-                    "steps_ratio": float(np.median(ratios)),
-                    "spread": [float(min(ratios)), float(max(ratios))],
-                }
-            )
+        alpha = best_alpha(schedule)[0] if question.corrected else 0.0
+        spread = consensus_distance(schedule).value
+        for mode in question.modes:
+            pushed = 0.0 if mode == "shuffled" else drift(schedule, mode.removeprefix("per-")).value
+            with np.errstate(all="ignore"):  # what diverges
+                found = ratios(question, schedule, mode, base[mode], rate, alpha=alpha)
+            row = (str(cluster), schedule.name, mode, spread, pushed, float(np.median(found)))
+            rows.append(dict(zip(COLUMNS, row, strict=True)))
         print(f"\r{cluster}: {number + 1}/{len(schedules)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return rows
 
 
-def predict(rows: list[dict[str, object]], parameters: np.ndarray) -> np.ndarray:
-    a, c, p = parameters
-    d = np.array([row["consensus_distance"] for row in rows], dtype=float)
-    z = np.array([row["drift"] for row in rows], dtype=float)
-    return 1 + a * d + c * np.where(z > 0, z, 0.0) ** p
+def column(rows: list[Row], key: str) -> np.ndarray:
+    return np.array([row[key] for row in rows], dtype=float)
 
 
-def summary(relative: np.ndarray) -> dict[str, float]:
+def summary(predicted: np.ndarray, rows: list[Row]) -> dict[str, float]:
     """Of relative errors."""
-    return {
-        "median": round(float(np.median(relative)), 4),
-        "p90": round(float(np.quantile(relative, 0.9)), 4),
-        "worst": round(float(relative.max()), 4),
-    }
+    relative = np.abs(predicted / column(rows, "steps_ratio") - 1)
+    found = {"median": np.median(relative), "p90": np.quantile(relative, 0.9), "worst": relative.max()}
+    return {name: round(float(value), 4) for name, value in found.items()}
 
 
-def errors(rows: list[dict[str, object]], parameters: np.ndarray) -> dict[str, float]:
-    measured = np.array([row["steps_ratio"] for row in rows], dtype=float)
-    return summary(np.abs(predict(rows, parameters) / measured - 1))
+Model = Callable[[list[Row], np.ndarray], np.ndarray]
 
 
-def options_of(words: str, *, seeds: int, result: Path) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=seeds)
-    parser.add_argument("--random", type=int, default=40)
-    parser.add_argument("--rate", type=float, default=0.4, help="learning rate")
-    parser.add_argument("--output", type=Path, help=f"default, unless --rows is given: {result.name}")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="fit the rows of an earlier run, measure nothing")
-    options = parser.parse_args()
-    if options.rows is None and options.output is None:
-        options.output = result
-    return options
+def by_figures(rows: list[Row], parameters: np.ndarray) -> np.ndarray:
+    a, c, p = parameters
+    pushed = column(rows, "drift")
+    return np.asarray(1 + a * column(rows, "consensus_distance") + c * np.where(pushed > 0, pushed, 0.0) ** p)
 
 
-def measured_before(path: Path) -> Measure:
-    """Looks up what an earlier run with the same `--random` measured."""
-    rows = json.loads(path.read_text())["rows"]
-
-    def measure(schedules: list[Schedule], *_: object) -> list[dict[str, object]]:
-        asked = {(str(schedule.cluster), schedule.name) for schedule in schedules}
-        return [row for row in rows if (row["cluster"], row["schedule"]) in asked]
-
-    return measure
+def fitted(model: Model, rows: list[Row], start: list[float], bounds: tuple[list[float], list[float]]) -> np.ndarray:
+    """The least squares of logarithms."""
+    wanted = np.log(column(rows, "steps_ratio"))
+    return np.asarray(least_squares(lambda x: np.log(model(rows, x)) - wanted, x0=start, bounds=bounds).x)
 
 
-def fit(measure: Measure, options: argparse.Namespace, *, drift_guess: float, model: str, modes: Sequence[str]) -> None:
-    """Fit half of the 4x4 schedules, and publish the error on the other half and on 8x2."""
-    if options.rows is not None:
-        measure = measured_before(options.rows)
-    started, rng, data = time.time(), np.random.default_rng(7), load_digits()
-    four, eight = Cluster.parse("4x4"), Cluster.parse("8x2")
-    schedules = named(four, (2, 2)) + random_rules(four, (2, 2), options.random, rng)
-    rows = measure(schedules, data, options.seeds, options.rate)
-    schedules = named(eight, (2, 4)) + random_rules(eight, (2, 4), options.random // 2, rng)
-    other = measure(schedules, data, options.seeds, options.rate)
-    names = sorted({str(row["schedule"]) for row in rows})
+def excess(rows: list[Row]) -> np.ndarray:
+    """What the constants fitted without lateness predict above 1."""
+    pairs = zip(column(rows, "consensus_distance"), column(rows, "drift"), strict=True)
+    return np.array([FITTED.steps_ratio(spread, pushed) - 1 for spread, pushed in pairs])
+
+
+PRICES: dict[str, Any] = {
+    "no price": (lambda rows, _: 1 + excess(rows), []),
+    "1 + predicted excess + s": (lambda rows, price: 1 + excess(rows) + price[0], [0.5]),
+    "1 + f * predicted excess": (lambda rows, price: 1 + price[0] * excess(rows), [0.5]),
+}
+"""What lateness may cost beside what figures under delayed mixing say."""
+
+
+def fit_of(question: Question, rows: list[Row], rng: np.random.Generator) -> Row:
+    """Fitted on half of the 4x4 schedules; errors there, on the other half and on 8x2."""
+    four = [row for row in rows if row["cluster"] == str(FOUR)]
+    names = sorted({str(row["schedule"]) for row in four})
     half = set(rng.permutation(names)[: len(names) // 2].tolist())
-    fitted = [row for row in rows if row["schedule"] in half]
-    held_out = [row for row in rows if row["schedule"] not in half]
-    solution = least_squares(
-        lambda x: np.log(predict(fitted, x)) - np.log([float(str(row["steps_ratio"])) for row in fitted]),
-        x0=np.array([0.02, drift_guess, 0.45]),
-        bounds=([0, 0, 0.1], [1, 10, 1]),
-    )
-    result = {
-        "model": model,
-        "parameters": dict(zip("acp", [round(float(v), 4) for v in solution.x], strict=True)),
-        "relative error": {
-            mode: {
-                "fitted half, 4x4": errors([r for r in fitted if r["data"] == mode], solution.x),
-                "held-out half, 4x4": errors([r for r in held_out if r["data"] == mode], solution.x),
-                "held-out cluster, 8x2": errors([r for r in other if r["data"] == mode], solution.x),
-            }
-            for mode in modes
-        },
-        "command": f"python benchmarks/steps_to_loss/{Path(sys.argv[0]).name} " + " ".join(sys.argv[1:]),
-        "seeds": options.seeds,
-        "learning_rate": options.rate,
-        "seconds": round(time.time() - started, 1),
-        "rows": [{key: row[key] for key in COLUMNS} for row in rows + other],
+    parts = {
+        "fitted half, 4x4": [row for row in four if row["schedule"] in half],
+        "held-out half, 4x4": [row for row in four if row["schedule"] not in half],
+        "held-out cluster, 8x2": [row for row in rows if row["cluster"] != str(FOUR)],
     }
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(compact.text(result))
-    print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
+
+    def errors(model: Model, found: np.ndarray) -> Row:
+        return {
+            mode: {
+                part: summary(model(mine, found), mine)
+                for part, listed in parts.items()
+                if (mine := [row for row in listed if row["data"] == mode])
+            }
+            for mode in question.modes
+        }
+
+    if question.late:
+        parts = {
+            part: [r for r in listed if not FITTED.extrapolates(r["consensus_distance"], r["drift"])]
+            for part, listed in parts.items()
+        }
+        fits = {
+            kind: (model, fitted(model, parts["fitted half, 4x4"], start, ([0.0], [10.0])) if start else np.zeros(1))
+            for kind, (model, start) in PRICES.items()
+        }
+        return {
+            "model": "steps ratio of late schedules from 1 + a*consensus distance + c*drift^p under delayed mixing",
+            "prices": {kind: round(float(found[0]), 4) for kind, (_, found) in fits.items()},
+            "relative error": {kind: errors(model, found) for kind, (model, found) in fits.items()},
+        }
+    guess = [0.02, 0.1 if question.corrected else 1.0, 0.45]
+    found = fitted(by_figures, parts["fitted half, 4x4"], guess, ([0, 0, 0.1], [1, 10, 1]))
+    correction = ", with drift correction 'auto'" if question.corrected else ""
+    return {
+        "model": f"steps ratio = 1 + a*consensus distance + c*drift^p{correction}",
+        "parameters": dict(zip("acp", [round(float(v), 4) for v in found], strict=True)),
+        "relative error": errors(by_figures, found),
+    }
+
+
+def second_fit(rows: list[Row]) -> Row:
+    """The constant a of each task alone and of both with equal weight, which is the planner's."""
+    tasks = {
+        "planner's task": [r for r in json.loads(PLAIN.path.read_text())["rows"] if r["data"] == "shuffled"],
+        "lab's network": [row for row in rows if row["schedule"] != "allreduce"],
+    }
+
+    def line(a: float, listed: list[Row]) -> np.ndarray:
+        return np.asarray(1 + a * column(listed, "consensus_distance"))
+
+    def best(*listed: list[Row]) -> float:
+        def loss(a: float) -> float:
+            return sum(float(np.mean(np.log(line(a, r) / column(r, "steps_ratio")) ** 2)) for r in listed)
+
+        return float(minimize_scalar(loss, bounds=(0, 1), method="bounded").x)
+
+    alone, both = {name: best(listed) for name, listed in tasks.items()}, best(*tasks.values())
+    return {
+        "model": "steps ratio = 1 + a*consensus distance",
+        "a": {name: round(a, 4) for name, a in {**alone, "both": both}.items()},
+        "relative error with a of both": {name: summary(line(both, r), r) for name, r in tasks.items()},
+    }
+
+
+def stored(path: Path) -> list[Row]:
+    """The rows of an earlier run, whose steps of each seed may still be there in place of their ratio."""
+    rows: list[Row] = json.loads(path.read_text())["rows"]
+    if "steps" in rows[0]:
+        means = [float(np.mean([steps or SECOND.most for steps in row["steps"]])) for row in rows]
+        more = {"cluster": str(FOUR), "data": "shuffled", "drift": 0.0}
+        rows = [{**row, **more, "steps_ratio": mean / means[0]} for row, mean in zip(rows, means, strict=True)]
+    return rows
 
 
 def main() -> None:
-    words = "steps ratio = 1 + a*consensus distance + c*drift^p"
-    fit(measure, options_of(__doc__, seeds=5, result=RESULT), drift_guess=1.0, model=words, modes=MODES)
+    arguments = kit.parser(__doc__)
+    arguments.add_argument("question", nargs="?", choices=list(QUESTIONS), default="plain")
+    arguments.add_argument("--seeds", type=int)
+    arguments.add_argument("--random", type=int, help="random rules beside the named ones")
+    arguments.add_argument("--rate", type=float, default=0.4, help="learning rate")
+    arguments.add_argument("--output", type=Path, help="default, unless --rows is given: the question's own file")
+    arguments.add_argument("--rows", type=Path, metavar="FILE", help="fit the rows of an earlier run, measure nothing")
+    chosen = arguments.parse_args()
+    question, started, rng = QUESTIONS[chosen.question], time.time(), np.random.default_rng(7)
+    seeds = chosen.seeds or question.seeds
+    drawn = schedules(question, question.random if chosen.random is None else chosen.random, rng)  # as when measured
+    rows = stored(chosen.rows) if chosen.rows else []
+    for listed in drawn if not rows else ():
+        rows += measured(question, listed, seeds, chosen.rate)
+    result = {
+        **(second_fit(rows) if question is SECOND else fit_of(question, rows, rng)),
+        "command": kit.command("steps_to_loss.fit"),
+        "target": question.target,
+        "seeds": seeds,
+        "learning_rate": chosen.rate,
+        "seconds": round(time.time() - started, 1),
+    }
+    path = chosen.output or (None if chosen.rows else question.path)
+    if path is not None:
+        path.write_text(compact.text({**result, "rows": [{key: row[key] for key in COLUMNS} for row in rows]}))
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m benchmarks.steps_to_loss.gaps [--seeds 3] [--mode per-worker]
 
 Every setting runs in virtual time under two slowdowns of Hop's paper (a step takes 6 times as long with probability
-1/n; one worker always takes 4 times as long), and the same reduces train the digits' network (`virtual_training`): each
-worker computes its gradient when it enters a step and averages what the protocol object gave it. Asked is whether the
+1/n; one worker always takes 4 times as long), and the same reduces train `training.Perceptron`: each worker
+computes its gradient when it enters a step and averages what the protocol object gave it. Asked is whether the
 figures that the replay measures on noise (`runtime.virtual_time.replay`) predict the steps: the steps model's steps
 ratio, divided by the progress of a step where that is below 1. Written to benchmarks/results/steps_to_loss_gaps.json.
 Some five minutes; on sorted data four times as long.
@@ -17,21 +17,11 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks import compact
-from benchmarks.steps_to_loss.virtual_training import (
-    BATCH,
-    HIDDEN,
-    Data,
-    gradients_of,
-    load_digits,
-    loss_of,
-    shards,
-    steps_to_loss,
-)
+from benchmarks.steps_to_loss.training import Perceptron, Workers, steps_to
 from partreduce.planner.steps_model import FITTED
 from partreduce.runtime.virtual_time.carrying import Carrying
 from partreduce.runtime.virtual_time.case import Case
@@ -45,9 +35,6 @@ from partreduce.topo.strategies import AllReduce, Gap, Skip
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.strategies.gap import Order, Reducing, Weights
 from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 CLUSTER = Cluster.parse("4x4")
 TARGET, RATE, EVERY = 0.15, 0.4, 5
@@ -77,34 +64,20 @@ RESULT = Path(__file__).parents[1] / "results" / "steps_to_loss_gaps.json"
 class Training(Carrying):
     """Every worker trains the digits' network with the updates that it is told to average."""
 
-    def __init__(self, schedule: Schedule, data: Data, mode: str, seed: int) -> None:
+    def __init__(self, schedule: Schedule, mode: str, seed: int) -> None:
         gap = schedule.strategy.when
         assert isinstance(gap, Gap)
-        self.data, self.rng = data, np.random.default_rng(seed)
-        self.own = shards(data, schedule, mode, self.rng)
-        one = [
-            self.rng.normal(0, 64**-0.5, (64, HIDDEN)),
-            np.zeros(HIDDEN),
-            self.rng.normal(0, HIDDEN**-0.5, (HIDDEN, 10)),
-            np.zeros(10),
-        ]
-        self.shapes = [part.shape for part in one]
-        self.cuts = np.cumsum([part.size for part in one])[:-1]
-        count = schedule.num_workers
-        start = np.repeat(np.concatenate([part.ravel() for part in one])[None], count, axis=0)
-        super().__init__(schedule.strategy.graphs[0], gap, start)
+        self.task = Perceptron(schedule.cluster, mode, seed)
+        super().__init__(
+            schedule.strategy.graphs[0], gap, np.repeat(self.task.start()[None], schedule.num_workers, axis=0)
+        )
         self.checked, self.reached = 0, float("nan")
-        for worker in range(count):
+        for worker in range(schedule.num_workers):
             self._compute(worker)
 
-    def _parts(self, flat: npt.NDArray[np.float64]) -> list[npt.NDArray[np.float64]]:
-        return [part.reshape(shape) for part, shape in zip(np.split(flat, self.cuts), self.shapes, strict=True)]
-
     def _compute(self, worker: int) -> None:
-        picks = self.own[worker][self.rng.integers(0, len(self.own[worker]), BATCH)]
-        weights = [part[None] for part in self._parts(self.now[worker])]
-        found = gradients_of(weights, self.data.pixels[picks][None], self.data.labels[picks][None])
-        self.update[worker] = -RATE * np.concatenate([part.ravel() for part in found])
+        one = slice(worker, worker + 1)
+        self.update[worker] = -RATE * self.task.gradients(self.now[one], one)[0]
 
     def enters(self, worker: int, step: int) -> None:
         super().enters(worker, step)
@@ -114,7 +87,7 @@ class Training(Carrying):
         passed = sum(self.step) / len(self.step)  # skipped steps count
         if passed >= (self.checked + 1) * EVERY:
             self.checked += 1
-            if loss_of(self._parts(self.now.mean(axis=0)), self.data) < TARGET:
+            if self.task.loss(self.now.mean(axis=0)) < TARGET:
                 self.reached = passed
 
 
@@ -132,11 +105,12 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=len(SETTINGS), help="so many settings only")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    data, started, rows = load_digits(), time.time(), []
+    started, rows = time.time(), []
     base = Schedule("allreduce", CLUSTER, AllReduce())
     for mode in options.mode or ["shuffled"]:
         reference = [
-            steps_to_loss(base, data, mode, seed=seed, rate=RATE, target=TARGET) for seed in range(options.seeds)
+            steps_to(TARGET, Workers(base, Perceptron(CLUSTER, mode, seed), rate=RATE, seed=seed), most=3000)
+            for seed in range(options.seeds)
         ]
         for kind, graph, times, setting in SETTINGS[: options.first]:
             for order in Order:
@@ -148,7 +122,7 @@ def main() -> None:
                 found = replay.replayed(CLUSTER.node_of())
                 ratios = []
                 for seed, steps in enumerate(reference):
-                    training = Training(schedule, data, mode, seed)
+                    training = Training(schedule, mode, seed)
                     run(schedule, times, STEPS[mode], seed, training)
                     ratios.append(training.reached / (steps or np.nan))
                 pushed = 0.0 if mode == "shuffled" else found.drift_worker

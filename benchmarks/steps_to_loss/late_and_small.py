@@ -3,209 +3,44 @@
     python -m benchmarks.steps_to_loss.late_and_small [--seeds 8] [--seeds-lab 4] [--variants "…;…"] [--resume]
 
 Three tasks, 16 workers on 4 nodes, shuffled data, plain SGD: the planner's task (a multilayer perceptron on digits,
-`virtual_training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce
-in lockstep, in a pipeline of width 2 and 3, with and without warm-up, with parameters late by a round, and with each
-codec; and by node-then-all 23, whose parameters travel as differences to the last mean of all, with each codec. At each
-learning rate the *steps ratio* of a run is its steps over those of All-Reduce in lockstep with the same seed (of
-node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature of the loss, which a
-pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
+`training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce in
+lockstep, in a pipeline of width 2 and 3, with and without warm-up, with parameters late by a round (of 1 step and of
+5), and with each codec; and by node-then-all 23, whose parameters travel as differences to the last mean of all, with
+each codec. At each learning rate the *steps ratio* of a run is its steps over those of All-Reduce in lockstep with
+the same seed (of node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature
+of the loss, which a pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
 
 Writes benchmarks/results/late_and_small.json and .md. About half an hour on a quiet core, most of it for the lab's.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import tempfile
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from benchmarks import compact
-from benchmarks.lab.rehearse import Rehearsal
-from benchmarks.lab.tasks import read_data, write_data
-from benchmarks.steps_to_loss import virtual_training
-from benchmarks.steps_to_loss.coding import coded_mean
-from benchmarks.steps_to_loss.fit import RESULT
+from benchmarks import compact, kit
+from benchmarks.steps_to_loss.training import Lab, Perceptron, Task, Workers, steps_to
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.mixing import mixing_matrix
 from partreduce.topo.strategies import Codec, How, Late, Pipeline, Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy.typing as npt
-
     from partreduce.topo.schedule import Schedule
 
-    Floats = npt.NDArray[np.float32]
-
-OUTPUT = RESULT.with_name("late_and_small.json")
 CLUSTER = Cluster.parse("4x4")
 EVERY = 4
 """Steps between two looks at the loss; between them it is taken for linear."""
 WARM_UP = 16
 POWER_STEPS = 12
 NUDGE = 1e-3
-
-
-class Task(Protocol):
-    """A network in one process; parameters are one array (count,)."""
-
-    def start(self) -> Floats:
-        """The parameters that every worker begins with."""
-
-    def gradient(self, worker: int, at: Floats) -> Floats:
-        """A worker's next gradient."""
-
-    def loss(self, at: Floats) -> float:
-        """Over all samples that count."""
-
-    def slope(self, at: Floats) -> Floats:
-        """The gradient of that loss."""
-
-
-class Perceptron:
-    """The planner's task."""
-
-    def __init__(self, seed: int) -> None:
-        self._data = virtual_training.load_digits()
-        self._rng = np.random.default_rng(seed)
-        self._shards = virtual_training.shards(self._data, build("allreduce", CLUSTER), "shuffled", self._rng)
-        self._shapes = [(64, virtual_training.HIDDEN), (virtual_training.HIDDEN,), (virtual_training.HIDDEN, 10), (10,)]
-
-    def start(self) -> Floats:
-        parts = [
-            self._rng.normal(0, shape[0] ** -0.5, shape) if len(shape) > 1 else np.zeros(shape)
-            for shape in self._shapes
-        ]
-        return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
-
-    def _parts(self, at: Floats) -> list[npt.NDArray[np.float64]]:
-        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])[:-1]
-        return [part.reshape(shape) for part, shape in zip(np.split(at.astype(float), ends), self._shapes, strict=True)]
-
-    def _gradient(self, at: Floats, picks: npt.NDArray[np.int64]) -> Floats:
-        weights = [part[None] for part in self._parts(at)]
-        found = virtual_training.gradients_of(weights, self._data.pixels[picks][None], self._data.labels[picks][None])
-        return np.concatenate([part.ravel() for part in found]).astype(np.float32)
-
-    def gradient(self, worker: int, at: Floats) -> Floats:
-        shard = self._shards[worker]
-        return self._gradient(at, shard[self._rng.integers(0, len(shard), virtual_training.BATCH)])
-
-    def loss(self, at: Floats) -> float:
-        return virtual_training.loss_of(self._parts(at), self._data)
-
-    def slope(self, at: Floats) -> Floats:
-        return self._gradient(at, np.arange(len(self._data.labels)))
-
-
-class Lab:
-    """One of the lab's networks."""
-
-    def __init__(self, task: str, samples: object, seed: int) -> None:
-        self._rehearsal = Rehearsal(samples, task=task, data="shuffled", cluster=CLUSTER, rate=0.0, seed=seed)  # type: ignore[arg-type]
-
-    def start(self) -> Floats:
-        return self._rehearsal.models[0].numpy().copy()
-
-    def gradient(self, worker: int, at: Floats) -> Floats:
-        return self._rehearsal.gradient(worker, torch.from_numpy(at)).numpy()
-
-    def loss(self, at: Floats) -> float:
-        return self._rehearsal.loss(torch.from_numpy(at))
-
-    def slope(self, at: Floats) -> Floats:
-        rehearsal = self._rehearsal
-        torch.nn.utils.vector_to_parameters(torch.from_numpy(at), rehearsal._parts)  # noqa: SLF001 - the same benchmark
-        samples = rehearsal._evaluated  # noqa: SLF001 - as above
-        loss = torch.nn.functional.cross_entropy(rehearsal._model(samples.inputs), samples.labels)  # noqa: SLF001
-        found = torch.autograd.grad(loss, rehearsal._parts)  # noqa: SLF001
-        return torch.cat([part.flatten() for part in found]).numpy()
-
-
-@dataclass
-class Workers:
-    """All workers' parameters, and what a schedule does with their gradients; the definition, nothing shared."""
-
-    schedule: Schedule
-    rate: float
-    models: Floats
-    """(workers, count)"""
-    rng: np.random.Generator
-    _done: int = 0
-    _late: deque[Floats] = field(default_factory=deque)
-    _common: Floats | None = None
-    """The last mean of all, which every worker knows: (count,)."""
-
-    def step(self, task: Task) -> None:
-        """One step of everybody."""
-        strategy, how = self.schedule.strategy, self.schedule.strategy.how
-        if strategy.averages_gradients:
-            at = self.models[0]  # replicas are equal
-            gradients = np.stack([task.gradient(worker, at) for worker in range(len(self.models))])
-            self._apply(coded_mean(gradients, how, self.rng))
-        else:
-            began = self.models.copy() if strategy.mixes_late else None
-            for worker in range(len(self.models)):
-                self.models[worker] -= self.rate * task.gradient(worker, self.models[worker])
-            self._average(began, how)
-        self._done += 1
-
-    def _apply(self, mean: Floats) -> None:
-        """Gradients in the order in which they come; in a pipeline the first of them are zero."""
-        when = self.schedule.strategy.when
-        if isinstance(when, Pipeline) and self._done >= when.warm_up:
-            self._late.append(mean)
-            mean = self._late.popleft() if len(self._late) > when.lag else np.zeros_like(mean)
-        self.models -= self.rate * mean
-
-    def _average(self, began: Floats | None, how: How) -> None:
-        if began is not None:
-            everybody = mixing_matrix(self.schedule.phase(0)).astype(np.float32)
-            self.models += everybody @ began - began
-            return
-        if self._common is None:
-            self._common = np.zeros_like(self.models[0])  # before the first round of all, numbers travel as they are
-        phase = self.schedule.phase(self._done % self.schedule.period)
-        for group in phase:
-            members = list(group.members)
-            if how.codec is Codec.NONE:
-                mean = self.models[members].mean(axis=0)
-            else:
-                mean = self._common + coded_mean(self.models[members] - self._common, how, self.rng)
-            self.models[members] = mean
-            if len(members) == len(self.models):
-                self._common = mean.copy()
-
-
-def steps_to(target: float, task: Task, schedule: Schedule, *, rate: float, most: int, seed: int) -> float | None:
-    """Steps until the mean model's loss falls to the target; None if it does not."""
-    start = task.start()
-    models = np.repeat(start[None], CLUSTER.num_workers, axis=0)
-    workers = Workers(schedule, rate, models, np.random.default_rng([seed, 1]))
-    if not schedule.strategy.averages_gradients:
-        workers._common = start.copy()  # noqa: SLF001 - all start equal
-    before = task.loss(start)
-    for step in range(1, most + 1):
-        workers.step(task)
-        if step % EVERY:
-            continue
-        loss = task.loss(workers.models.mean(axis=0))
-        if not np.isfinite(loss):
-            return None
-        if loss <= target:
-            return round(step - EVERY + EVERY * (before - target) / (before - loss), 2)
-        before = loss
-    return None
 
 
 def curvatures(task: Task, rate: float, steps: list[int]) -> dict[str, float]:
@@ -223,8 +58,8 @@ def curvatures(task: Task, rate: float, steps: list[int]) -> dict[str, float]:
                 largest = float(bend @ direction)
                 direction = bend
             found[str(step)] = round(largest, 3)
-        gradients = [task.gradient(worker, at) for worker in range(CLUSTER.num_workers)]
-        at = at - np.float32(rate) * np.mean(gradients, axis=0)
+        gradients = task.gradients(np.repeat(at[None], CLUSTER.num_workers, axis=0))
+        at = at - np.float32(rate) * gradients.mean(axis=0)
     return found
 
 
@@ -240,6 +75,8 @@ def variants() -> Iterator[tuple[str, str, Schedule]]:
     yield "pipeline, warm-up", "lockstep", with_(everyone, when=Pipeline(warm_up=WARM_UP))
     yield "pipeline of 3", "lockstep", with_(everyone, when=Pipeline(width=3, wider=True))
     yield "parameters late", "lockstep", with_(everyone, when=Late())
+    yield "parameters every 5", "lockstep", with_(everyone, pace=5)
+    yield "parameters late every 5", "lockstep", with_(everyone, pace=5, when=Late())
     codecs = {
         "float16": How(codec=Codec.FLOAT16),
         "bfloat16": How(codec=Codec.BFLOAT16),
@@ -257,20 +94,19 @@ def variants() -> Iterator[tuple[str, str, Schedule]]:
 
 TASKS = {
     "perceptron, digits": (0.15, (0.4, 0.2, 0.1), 3000),
-    "lab, digits": (0.1, (0.4, 0.2), 160),
-    "lab, text": (2.6, (0.4, 0.2), 200),
+    "lab, digits": (0.1, (0.4, 0.2), 400),
+    "lab, text": (2.6, (0.8, 0.4, 0.2), 400),
 }
 """Target, learning rates, and the most steps."""
 
 
-def measured(
-    name: str, samples: object, seeds: int, wanted: list[str], known: list[dict[str, object]]
-) -> Iterator[dict[str, object]]:
+def measured(name: str, seeds: int, wanted: list[str], known: list[dict[str, object]]) -> Iterator[dict[str, object]]:
     """Every variant at every rate of a task, but for those that are known."""
     target, rates, most = TASKS[name]
 
     def task(seed: int) -> Task:
-        return Perceptron(seed) if name.startswith("perceptron") else Lab(name.split(", ")[1], samples, seed)
+        lab = name.removeprefix("lab, ")
+        return Perceptron(CLUSTER, "shuffled", seed) if lab == name else Lab(lab, CLUSTER, seed)
 
     for rate in rates:
         earlier = [row for row in known if row["task"] == name and row["rate"] == rate]
@@ -281,7 +117,8 @@ def measured(
             if variant in steps or (wanted and variant not in wanted):
                 continue
             steps[variant] = [
-                steps_to(target, task(seed), schedule, rate=rate, most=most, seed=seed) for seed in range(seeds)
+                steps_to(target, Workers(schedule, task(seed), rate=rate, seed=seed), most=most, every=EVERY)
+                for seed in range(seeds)
             ]
             ratios = [a / b for a, b in zip(steps[variant], steps[beside], strict=False) if a and b]
             row: dict[str, object] = {"task": name, "rate": rate, "variant": variant, "beside": beside}
@@ -299,7 +136,7 @@ def measured(
             yield {"task": name, "rate": rate, "curvature at step": largest}
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a page's tables, one a task and rate."""
     said = []
     for name, (target, rates, _) in TASKS.items():
@@ -310,58 +147,46 @@ def table(rows: list[dict[str, object]]) -> str:
             said.append(f"\n## {name}, rate {rate:g}, to a loss of {target:g}\n")
             for row in mine:
                 if bends := row.get("curvature at step"):
-                    products = ", ".join(f"{rate * value:.2f} at step {step}" for step, value in bends.items())  # type: ignore[attr-defined]
+                    products = ", ".join(f"{rate * value:.2f} at step {step}" for step, value in bends.items())
                     said.append(f"h, the rate times the largest curvature on the way in lockstep: {products}.\n")
-            said += [
-                "| variant | beside | steps | steps ratio | lowest to highest | standard error |",
-                "|---|---|---|---|---|---|",
-            ]
-            for row in mine:
-                if "variant" not in row:
-                    continue
-                steps = [value for value in row["steps"] if value is not None]  # type: ignore[attr-defined]
-                if len(steps) < len(row["steps"]):  # type: ignore[arg-type]
-                    reached = f"{len(steps)} of {len(row['steps'])} runs reached it"  # type: ignore[arg-type]
-                    said.append(f"| {row['variant']} | {row['beside']} | {reached} | | | |")
-                    continue
-                said.append(
-                    f"| {row['variant']} | {row['beside']} | {np.mean(steps):.1f} | {row['steps_ratio']:.3f} "
-                    f"| {row['low']:.3f} to {row['high']:.3f} | {row['error']:.3f} |"
-                )
-    return "\n".join(said) + "\n"
+            said.append(kit.table(HEAD, [_cells(row) for row in mine if "variant" in row]))
+    return "\n".join(said)
+
+
+HEAD = ("variant", "beside", "steps", "steps ratio", "lowest to highest", "standard error")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    steps, first = [value for value in row["steps"] if value is not None], [row["variant"], row["beside"]]
+    if len(steps) < len(row["steps"]):
+        return [*first, f"{len(steps)} of {len(row['steps'])} runs reached it", "", "", ""]
+    ratio = [f"{row['steps_ratio']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}", f"{row.get('error', 0.0):.3f}"]
+    return [*first, f"{np.mean(steps):.1f}", *ratio]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--seeds-lab", type=int, default=4)
-    parser.add_argument("--variants", default="", help="names separated by semicolons; all by default")
-    parser.add_argument("--resume", action="store_true", help="keep the output's rows and measure what it lacks")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
-    options = parser.parse_args()
+    arguments = kit.parser(__doc__)
+    arguments.add_argument("--seeds", type=int, default=8)
+    arguments.add_argument("--seeds-lab", type=int, default=4)
+    arguments.add_argument("--variants", default="", help="names separated by semicolons; all by default")
+    arguments.add_argument("--resume", action="store_true", help="keep the output's rows and measure what it lacks")
+    arguments.add_argument("--output", type=Path, default=kit.RESULTS / "late_and_small.json")
+    chosen = arguments.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
-    commands, rows = [" ".join(["python -m benchmarks.steps_to_loss.late_and_small", *sys.argv[1:]])], []
-    if options.resume:
-        before = json.loads(options.output.read_text())
+    commands, rows = [kit.command("steps_to_loss.late_and_small")], []
+    if chosen.resume:
+        before = json.loads(chosen.output.read_text())
         commands, rows = [*before["commands"], *commands], before["rows"]
-    wanted = options.variants.split(";") if options.variants else []
+    wanted = chosen.variants.split(";") if chosen.variants else []
     for name in TASKS:
-        samples = None
-        if name.startswith("lab"):
-            with tempfile.TemporaryDirectory() as folder:
-                write_data(name.split(", ")[1], Path(folder) / "data.npz")
-                samples = read_data(Path(folder) / "data.npz")
-        seeds = options.seeds_lab if samples is not None else options.seeds
-        for row in measured(name, samples, seeds, wanted, list(rows)):
+        seeds = chosen.seeds_lab if name.startswith("lab") else chosen.seeds
+        for row in measured(name, seeds, wanted, list(rows)):
             rows.append(row)
             print(json.dumps(row), file=sys.stderr, flush=True)
-            options.output.write_text(compact.text({"commands": commands, "rows": rows}))
-    head = (
-        f"# Late and small: the price in steps\n\n`{'`; `'.join(commands)}`; 4x4 workers, shuffled data, plain SGD. "
-        "What is missing was not measured.\n"
-    )
-    options.output.with_suffix(".md").write_text(head + table(rows))
+            chosen.output.write_text(compact.text({"commands": commands, "rows": rows}))
+    about = f"`{'`; `'.join(commands)}`; 4x4 workers, shuffled data, plain SGD. What is missing was not measured."
+    kit.write(chosen.output, "Late and small: the price in steps", about, table(rows))
 
 
 if __name__ == "__main__":

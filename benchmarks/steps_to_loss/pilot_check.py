@@ -3,7 +3,7 @@
     python -m benchmarks.steps_to_loss.pilot_check [--workers 4] [--seeds 4] [--steps 60] [--output FILE]
 
 The demonstration's network and data (scikit-learn's digits, learning rate 0.3) on local workers over gloo: the pilot as
-`partreduce pilot` runs it, the same number of steps under schedules that are not in it, and a training of 240 steps
+`partreduce measure` runs it, the same number of steps under schedules that are not in it, and a training of 240 steps
 whose steps to a loss are compared with both models. Writes benchmarks/results/pilot.json. About five minutes.
 """
 
@@ -45,7 +45,7 @@ def data() -> Digits:
 
 
 def pilot(seed: int) -> PilotJob:
-    """The job; also for `partreduce pilot benchmarks/steps_to_loss/pilot_check.py:pilot --workers 8`."""
+    """The job; also for `partreduce measure benchmarks/steps_to_loss/pilot_check.py:pilot --workers 8`."""
     digits = data()
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model = make_model(seed)

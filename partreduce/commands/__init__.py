@@ -7,22 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-VERBS = (
-    "design",
-    "verify",
-    "show",
-    "simulate",
-    "compare",
-    "gaps",
-    "catalogue",
-    "import",
-    "profile",
-    "pilot",
-    "run",
-    "generator",
-    "schema",
-    "demo",
-)
+VERBS = ("design", "verify", "show", "simulate", "measure", "import", "run", "demo")
+HIDDEN = ("generator", "schema")
+"""What other programs start, and what editors ask for; the list of verbs leaves them out."""
 
 MODULES = {"import": "import_"}
 """Verbs that are words of the language have another file name."""
@@ -78,7 +65,7 @@ def build_app() -> typer.Typer:
     ) -> None:
         pass
 
-    for verb in VERBS:
+    for verb in VERBS + HIDDEN:
         module = import_module(f"partreduce.commands.{MODULES.get(verb, verb)}")
-        app.command(verb, **getattr(module, "SETTINGS", {}))(module.command)
+        app.command(verb, hidden=verb in HIDDEN, **getattr(module, "SETTINGS", {}))(module.command)
     return app

@@ -60,7 +60,7 @@ def _say_proved(candidates: "list[Candidate]") -> None:
     out = console()
     out.print("[bold]1 Design, prove, export[/]: 8 workers as 2 nodes of 4")
     for candidate in candidates:
-        out.print(f"  {candidate.label}: [green]proved[/] {', '.join(candidate.proved())}")
+        out.print(f"  {candidate.label}: [green]holds[/]: {', '.join(candidate.holding())}")
         out.print(f"    {candidate.path} with its certificate", style="dim")
     out.print("[bold]2 Train[/]: real processes over gloo, digits, the same hyper-parameters for all")
 

@@ -1,10 +1,11 @@
 """`partreduce design`: the schedule for a cluster, searched for or built by name, as JSON."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from partreduce.commands import design_options as own
 from partreduce.commands import options
 
 if TYPE_CHECKING:
@@ -12,117 +13,46 @@ if TYPE_CHECKING:
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
 
-OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting", "exact")
-DATA = ("shuffled", "per-worker", "per-node")
-
-
-BUILDING = ("cluster", "using", "param", "name", "output", "as_json")
+BUILDING = ("cluster", "listing", "using", "param", "name", "output", "as_json")
 """What building an entry of the catalogue takes; all else is the planner's."""
+LISTING = ("cluster", "listing", "using", "as_json")
 
 
 def command(
     context: typer.Context,
-    cluster: Annotated[str, typer.Argument(help="4x4, 3,3,2, or a cluster file (.yaml, .json).", metavar="CLUSTER")],
+    cluster: own.ClusterOrNone = None,
     *,
-    using: Annotated[
-        str | None,
-        typer.Option(
-            help="Build this catalogue entry instead of searching.",
-            metavar="NAME",
-            autocompletion=options.catalogue_names,
-        ),
-    ] = None,
-    param: Annotated[
-        list[str] | None, typer.Option("--param", "-p", help="A parameter of that entry.", metavar="KEY=VALUE")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name to write into the file.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Read the model's size, its tables and what a step touches of them from FILE.py, whose function NAME "
-            "returns the model, or (model, batches).",
-            metavar="FILE.py:NAME",
-        ),
-    ] = None,
+    using: own.Using = None,
+    param: own.Param = None,
+    listing: own.Listing = False,
+    name: own.Name = None,
+    model: own.ModelFile = None,
     touched: options.TouchedShares = None,
     model_bytes: options.ModelBytes = None,
-    intra_bandwidth: options.Intra = None,
-    nic_bandwidth: options.Nic = None,
-    latency: options.Latency = None,
-    rails: options.Rails = None,
-    compute: options.Compute = None,
-    slow: options.Slow = None,
-    jitter: options.Jitter = None,
-    disturb: options.Disturb = None,
-    objective: Annotated[
-        str,
-        typer.Option(
-            help=f"What the recommendation minimises: {', '.join(OBJECTIVES)}.",
-            autocompletion=options.members(*OBJECTIVES),
-        ),
-    ] = "balanced",
-    data: Annotated[
-        str, typer.Option(help=f"How samples are spread: {', '.join(DATA)}.", autocompletion=options.members(*DATA))
-    ] = "shuffled",
-    drift_correction: Annotated[
-        bool, typer.Option("--drift-correction", help="Count on it for sorted data; it needs plain SGD.")
-    ] = False,
-    pilot: Annotated[
-        Path | None, typer.Option(help="Prices of your own job, which partreduce pilot measured.", metavar="FILE")
-    ] = None,
-    max_communication: Annotated[
-        str | None, typer.Option(help="Budget per step, such as 110ms.", metavar="TIME")
-    ] = None,
-    max_consensus_distance: Annotated[
-        str | None, typer.Option(help="Largest consensus distance to accept, such as 0.5 or 8/7.", metavar="X")
-    ] = None,
-    period: Annotated[int, typer.Option(help="Most phases in a period.", min=1, max=512)] = 24,
-    max_group: Annotated[int | None, typer.Option(help="Most workers in a group.")] = None,
-    max_distinct: Annotated[int | None, typer.Option(help="Most distinct phases (communicator splits).", min=1)] = None,
-    max_queues: Annotated[
-        str | None,
-        typer.Option(help="Most memory for the queues of a gap or a quorum, such as 4GB.", metavar="SIZE"),
-    ] = None,
+    settings: options.Settings = None,
+    objective: own.ObjectiveName = "balanced",
+    data: own.DataName = "shuffled",
+    drift_correction: own.DriftCorrection = False,
+    pilot: own.PilotFile = None,
+    most: own.Most = None,
     form: options.FormName = options.ANY,
     when: options.WhenName = options.ANY,
     codec: options.CodecName = options.NO_CODEC,
-    curvature: Annotated[
-        float | None,
-        typer.Option(
-            help="Learning rate times the largest curvature of the loss, if known; prices a pipeline.", metavar="H"
-        ),
-    ] = None,
-    fastest: Annotated[
-        bool, typer.Option("--fastest", help="Take the least predicted time, though a simpler one may be as good.")
-    ] = False,
-    effort: Annotated[
-        str | None,
-        typer.Option(
-            help="How much to compute: quick, normal (unless --time-limit is given), thorough, or a number of nominal "
-            "seconds. Counted, so the same answer each time.",
-            autocompletion=options.members("quick", "normal", "thorough"),
-            metavar="EFFORT",
-        ),
-    ] = None,
-    time_limit: Annotated[
-        str | None, typer.Option(help="Ends it after so long, whatever the effort; such as 30s.", metavar="TIME")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
-    front: Annotated[Path | None, typer.Option(help="Where to write the whole front as JSON.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Picture of the front, or of quorums against imbalance: .png, .svg, .pdf.")
-    ] = None,
+    curvature: own.Curvature = None,
+    effort: own.Effort = None,
+    time_limit: own.TimeLimit = None,
+    seed: own.Seed = 0,
+    output: own.Output = None,
+    front: own.FrontFile = None,
+    plot: own.PlotFile = None,
     as_json: options.Json = False,
 ) -> None:
     """Find the schedule that suits a cluster, with the trade-off shown; or build a catalogue entry by --using."""
     # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
-    if using is not None:
-        _refuse_options_of_the_planner(context)
-        _build(cluster, using, param or [], name, output, as_json=as_json)
+    if _is_answered_by_the_catalogue(
+        context, cluster=cluster, listing=listing, using=using, param=param, name=name, output=output, as_json=as_json
+    ):
         return
-    if param:
-        raise typer.BadParameter("needs --using NAME, whose parameter it is", param_hint="--param")
     if model is not None and model_bytes is not None:
         raise typer.BadParameter("is what --model reads; leave one of them out", param_hint="--model-bytes")
     if touched is not None and model is None:
@@ -132,39 +62,30 @@ def command(
     from partreduce.commands.design_search import search
     from partreduce.planner.job import Data, Job, effort_of
     from partreduce.planner.lateness import Lateness
-    from partreduce.schedulers.synthesis.problem import Limits, Objective
+    from partreduce.schedulers.synthesis.problem import Objective
     from partreduce.topo.document.cluster import load_cluster
     from partreduce.topo.document.pilot import load_pilot
     from partreduce.topo.strategies.axes import Codec, Form
-    from partreduce.topo.units import parse_number, parse_size, parse_time
+    from partreduce.topo.units import parse_time
 
-    place = load_cluster(cluster)
-    hardware = options.hardware_of(
-        place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
-        compute=compute, slow=slow, jitter=jitter, default_model=options.DEFAULT_MODEL,
-    )  # fmt: skip
+    place, given = load_cluster(cluster or ""), options.cluster_settings(settings)
+    hardware = options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
+    limits, queues = own.limits_of(most)
     job = Job(
         cluster=replace(place, hardware=hardware),
         objective=options.choice(Objective, objective, "--objective"),
         data=options.choice(Data, data, "--data"),
         drift_correction=drift_correction,
         pilot=None if pilot is None else load_pilot(pilot),
-        limits=Limits(
-            max_communication=options.optional("--max-communication", parse_time, max_communication),
-            max_consensus_distance=options.optional("--max-consensus-distance", parse_number, max_consensus_distance),
-            max_period=period,
-            max_group=max_group,
-            max_distinct_phases=max_distinct,
-        ),
+        limits=limits,
         form=options.choice_or_any(Form, form, "--form"),
         when=None if when in (options.GAP, options.QUORUM) else options.choice_or_any(Lateness, when, "--when"),
         quorum={options.ANY: None, options.QUORUM: True}.get(when, False),
         gap={options.ANY: None, options.GAP: True}.get(when, False),
-        max_queues=options.optional("--max-queues", parse_size, max_queues),
+        max_queues=queues,
         codec=options.choice_or_any(Codec, codec, "--codec"),
         curvature=curvature,
-        fastest=fastest,
-        disturbance=None if disturb is None else options.disturbance_of(disturb),
+        disturbance=given.get("disturb"),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
         effort=options.optional("--effort", effort_of, effort),
         seed=seed,
@@ -173,16 +94,35 @@ def command(
     search(job, model=facts, name=name, output=output, front=front, plot=plot, as_json=as_json)
 
 
-def _refuse_options_of_the_planner(context: typer.Context) -> None:
-    """With --using nothing is planned, so that what is said about planning would be dropped without a word."""
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if name not in BUILDING and source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(
-                "is for the planner, and --using builds an entry as it stands; leave one of them out",
-                param_hint=parameter.opts[0],
-            )
+def _is_answered_by_the_catalogue(
+    context: typer.Context,
+    *,
+    cluster: str | None,
+    listing: bool,
+    using: str | None,
+    param: list[str] | None,
+    name: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> bool:
+    """List or build entries of the catalogue, where that is asked for; False where the planner is."""
+    others = {parameter.name or "" for parameter in context.command.params}
+    if listing:
+        from partreduce.commands.design_list import list_entries
+
+        options.refuse(context, others - set(LISTING), "says nothing to --list; leave one of them out")
+        list_entries(cluster, using, as_json=as_json)
+        return True
+    if cluster is None:
+        raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
+    if using is not None:
+        reason = "is for the planner, and --using builds an entry as it stands; leave one of them out"
+        options.refuse(context, others - set(BUILDING), reason)
+        _build(cluster, using, param or [], name, output, as_json=as_json)
+        return True
+    if param:
+        raise typer.BadParameter("needs --using NAME, whose parameter it is", param_hint="--param")
+    return False
 
 
 def _facts_of(model: str, touched: list[str] | None, cluster: "Cluster") -> "ModelFacts":

@@ -1,11 +1,11 @@
 """Options that several verbs share, and what they mean together."""
 
 # No `from __future__ import annotations` in the command modules: typer reads the annotations at run time.
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,6 +21,8 @@ DEFAULT_INSIDE = "10GB/s"
 DEFAULT_NIC = "5GB/s"
 DEFAULT_COMPUTE = "50ms"
 DEFAULT_MODEL = "100MB"
+REPEATED = frozenset({"slow"})
+"""Keys of --set that may be given more than once."""
 
 
 def catalogue_names(incomplete: str) -> list[str]:
@@ -41,28 +43,18 @@ def members(*names: str) -> Callable[[str], list[str]]:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines and nothing else.")]
 ModelBytes = Annotated[str | None, typer.Option(help="Size of the model, such as 552MB.", metavar="SIZE")]
-Intra = Annotated[
-    str | None, typer.Option("--intra-bandwidth", help=f"Inside a node (default {DEFAULT_INSIDE}).", metavar="RATE")
-]
-Nic = Annotated[str | None, typer.Option("--nic-bandwidth", help=f"Of a NIC (default {DEFAULT_NIC}).", metavar="RATE")]
-Latency = Annotated[str | None, typer.Option(help="Of every message, such as 5us.", metavar="TIME")]
-Rails = Annotated[int | None, typer.Option(help="NICs of a node.", min=1)]
-Compute = Annotated[
-    str | None, typer.Option(help=f"Computing time of one step (default {DEFAULT_COMPUTE}).", metavar="TIME")
-]
-Slow = Annotated[
+Settings = Annotated[
     list[str] | None,
-    typer.Option(help="Worker W computes F times as long; may be repeated.", metavar="W:F"),
-]
-Jitter = Annotated[
-    float | None, typer.Option(help="Coefficient of variation of a step's computing time, such as 0.1.", min=0)
-]
-Disturb = Annotated[
-    str | None,
     typer.Option(
-        help="hop[:6x] slows each worker with probability 1/n; delay:W:TIME holds up W random workers in every step; "
-        "skew:LOW:HIGH holds up everybody, the delays shifting.",
-        metavar="KIND",
+        "--set",
+        help="Of the cluster, over what its file states; may be repeated. KEY=VALUE is one of "
+        f"inside={DEFAULT_INSIDE} and nic={DEFAULT_NIC} (links in a node and of a NIC; the defaults), latency=5us, "
+        f"rails=2 (NICs of a node), compute={DEFAULT_COMPUTE} (a step; the default), slow=3:5x (worker 3 computes 5 "
+        "times as long; may come again), jitter=0.1 (coefficient of variation of a step), disturb=hop[:6x] (each "
+        "worker slow with probability 1/n), disturb=delay:W:TIME (W random workers held up in every step), "
+        "disturb=skew:LOW:HIGH (everybody held up, the delays shifting).",
+        metavar="KEY=VALUE",
+        autocompletion=members("inside=", "nic=", "latency=", "rails=", "compute=", "slow=", "jitter=", "disturb="),
     ),
 ]
 TouchedShares = Annotated[
@@ -119,25 +111,31 @@ FileForm = Annotated[
 Schedules = Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE...")]
 
 
+def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
+    """What `--set` says of a cluster, as numbers in seconds, bytes a second and factors.
+
+    Raises:
+        InputError: a key that is not there, or a value that is not understood.
+    """
+    from partreduce.topo.units import parse_bandwidth, parse_time
+
+    readers: dict[str, Callable[[str], object]] = {
+        "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
+        "compute": parse_time, "slow": _slow, "jitter": _variation,
+        "disturb": disturbance_of,
+    }  # fmt: skip
+    return settings_of("--set", entries, readers, "nic=5GB/s")
+
+
 def hardware_of(
-    cluster: "Cluster | None",
-    *,
-    model_bytes: str | None,
-    intra: str | None,
-    nic: str | None,
-    latency: str | None,
-    rails: int | None,
-    compute: str | None,
-    slow: list[str] | None,
-    jitter: float | None,
-    default_model: str | None = None,
+    cluster: "Cluster | None", given: Mapping[str, Any], *, model_bytes: str | None, default_model: str | None = None
 ) -> "Hardware":
-    """The cluster file's hardware, overridden by what the options state, completed by the defaults.
+    """The cluster file's hardware, overridden by what `--set` states, completed by the defaults.
 
     Without a `default_model` the size of the model stays unknown where neither file nor option states it.
 
     Raises:
-        InputError: a quantity that is not understood.
+        InputError: a size that is not understood, or hardware out of range.
     """
     from partreduce.topo.hardware import Hardware, Link
     from partreduce.topo.units import parse_bandwidth, parse_size, parse_time
@@ -146,25 +144,68 @@ def hardware_of(
     base = stated or Hardware(
         inside=Link.of_bandwidth(parse_bandwidth(DEFAULT_INSIDE)), nic=Link.of_bandwidth(parse_bandwidth(DEFAULT_NIC))
     )
-    delay = None if latency is None else quantity("--latency", parse_time, latency)
 
-    def link(old: Link, option: str, rate: str | None) -> Link:
-        inverse = old.seconds_per_byte if rate is None else 1 / quantity(option, parse_bandwidth, rate)
-        return Link(old.latency if delay is None else delay, inverse)
+    def link(old: Link, key: str) -> Link:
+        inverse = 1 / given[key] if key in given else old.seconds_per_byte
+        return Link(given.get("latency", old.latency), inverse)
 
     if model_bytes is None and base.model_bytes is None:
         model_bytes = default_model
-    seconds = base.compute if compute is None else quantity("--compute", parse_time, compute)
+    seconds = given.get("compute", base.compute)
     return replace(
         base,
-        inside=link(base.inside, "--intra-bandwidth", intra),
-        nic=link(base.nic, "--nic-bandwidth", nic),
-        num_nics=base.num_nics if rails is None else rails,
-        slowdown=slow_of(slow) if slow else base.slowdown,
-        jitter=base.jitter if jitter is None else jitter,
+        inside=link(base.inside, "inside"),
+        nic=link(base.nic, "nic"),
+        num_nics=given.get("rails", base.num_nics),
+        slowdown=_slowdown(given["slow"]) if "slow" in given else base.slowdown,
+        jitter=given.get("jitter", base.jitter),
         model_bytes=base.model_bytes if model_bytes is None else quantity("--model-bytes", parse_size, model_bytes),
         compute=parse_time(DEFAULT_COMPUTE) if seconds is None else seconds,
     )
+
+
+def refuse(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Refuse options that say nothing in this use of a verb, instead of dropping them without a word.
+
+    Args:
+        context: of the verb.
+        names: of the parameters that are refused.
+        reason: what is said of the first that was given.
+
+    Raises:
+        BadParameter: one of them was given.
+    """
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name in names and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(reason, param_hint=parameter.opts[0])
+
+
+def settings_of(
+    option: str, entries: list[str] | None, keys: Mapping[str, Callable[[str], object]], example: str
+) -> dict[str, Any]:
+    """What `OPTION KEY=VALUE …` says, each value read by its key's reader; a key of `REPEATED` may come again.
+
+    Raises:
+        InputError: an entry that is not KEY=VALUE, a key that is not there or is given twice, a value that is refused.
+    """
+    from partreduce.schedulers.entry import hint
+    from partreduce.topo.errors import InputError
+
+    values: dict[str, Any] = {}
+    for entry in entries or []:
+        key, sign, text = entry.partition("=")
+        key = key.strip()
+        if not sign or not text.strip():
+            raise InputError(f"{option} {entry!r}: write KEY=VALUE, such as {example}")
+        if key not in keys:
+            raise InputError(f"{option} {entry!r}: {key!r} is not one of {', '.join(keys)}{hint(key, keys)}")
+        value = quantity(f"{option} {key}", keys[key], text.strip())
+        if key in values and key not in REPEATED:
+            raise InputError(f"{option} {entry!r}: {key} is given twice")
+        values[key] = [*values.get(key, []), value] if key in REPEATED else value
+    return values
 
 
 def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
@@ -215,41 +256,63 @@ def choice_or_any(kind: type[E], text: str, option: str) -> E | None:
     return kind(text)
 
 
-def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:
-    """`3:5x` → ((3, 5.0),).
+def whole(least: int) -> Callable[[str], int]:
+    """A reader of whole numbers from `least` on."""
 
-    Raises:
-        InputError: an entry that is not WORKER:FACTOR, or a worker named twice.
-    """
+    def read(text: str) -> int:
+        from partreduce.topo.errors import InputError
+
+        if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= least):
+            raise InputError(f"{text!r} is not a whole number >= {least}")
+        return int(text)
+
+    return read
+
+
+def _variation(text: str) -> float:
+    """`0.1` → 0.1; how large it may be says the hardware."""
+    from partreduce.topo.errors import InputError
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise InputError(f"{text!r} is not a number >= 0, such as 0.1")
+    return value
+
+
+def _slow(text: str) -> tuple[int, float]:
+    """`3:5x` → (3, 5.0)."""
     from partreduce.topo.errors import InputError
     from partreduce.topo.units import parse_factor
 
-    factor_of: dict[int, float] = {}
-    for entry in entries:
-        worker, _, factor = entry.partition(":")
-        if not (worker.isascii() and worker.isdigit() and len(worker) <= 10) or not factor:
-            raise InputError(
-                f"--slow {entry!r}: write WORKER:FACTOR, such as 3:5x for worker 3 at a fifth of its speed"
-            )
-        if int(worker) in factor_of:
-            raise InputError(f"--slow {entry!r}: worker {worker} is named twice")
-        factor_of[int(worker)] = quantity(f"--slow {entry!r}", parse_factor, factor)
-    return tuple(sorted(factor_of.items()))
+    worker, _, factor = text.partition(":")
+    if not (worker.isascii() and worker.isdigit() and len(worker) <= 10) or not factor:
+        raise InputError(f"{text!r}: write WORKER:FACTOR, such as 3:5x for worker 3 at a fifth of its speed")
+    return int(worker), quantity(repr(text), parse_factor, factor)
 
 
-def compute_of(hardware: "Hardware", *, disturbance: str | None = None, trace: Path | None = None) -> "ComputeTimes":
-    """Step times of the hardware, with a published disturbance or a recorded trace.
+def _slowdown(entries: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    from partreduce.topo.errors import InputError
 
-    Raises:
-        InputError: a disturbance that is not understood.
-    """
+    workers = [worker for worker, _ in entries]
+    if (twice := next((worker for worker in workers if workers.count(worker) > 1), None)) is not None:
+        raise InputError(f"--set slow: worker {twice} is named twice")
+    return tuple(sorted(entries))
+
+
+def compute_of(
+    hardware: "Hardware", *, disturbance: "Disturbance | None" = None, trace: Path | None = None
+) -> "ComputeTimes":
+    """Step times of the hardware, with a published disturbance or a recorded trace."""
     from partreduce.topo.timing.compute import ComputeTimes
     from partreduce.topo.timing.sampling import read_trace
 
     times = ComputeTimes.of(hardware)
     if trace is not None:
         times = replace(times, trace=read_trace(trace))
-    return times if disturbance is None else replace(times, disturbance=disturbance_of(disturbance))
+    return times if disturbance is None else replace(times, disturbance=disturbance)
 
 
 def disturbance_of(text: str) -> "Disturbance":
@@ -262,7 +325,7 @@ def disturbance_of(text: str) -> "Disturbance":
     from partreduce.topo.timing.compute import RandomDelay, RandomSlowdown, ShiftingDelay
     from partreduce.topo.units import parse_factor, parse_time
 
-    place = f"--disturb {text!r}"
+    place = repr(text)
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:
         return RandomSlowdown(quantity(place, parse_factor, rest[0]) if rest else 6.0)
@@ -276,8 +339,8 @@ def disturbance_of(text: str) -> "Disturbance":
     )
 
 
-def on_every_worker(measure: Callable[[], None], verb: str, usage: str, *, workers: int | None, nodes: int) -> int:
-    """Run what a verb measures: here, inside a job, or in `workers` processes of this machine; the exit code.
+def on_every_worker(measure: Callable[[], None], usage: str, *, workers: int | None, nodes: int) -> int:
+    """Run what `measure` measures: here, inside a job, or in `workers` processes of this machine; the exit code.
 
     Raises:
         InputError: neither is asked for; `usage` is the end of the command that a cluster's launcher starts.
@@ -291,8 +354,8 @@ def on_every_worker(measure: Callable[[], None], verb: str, usage: str, *, worke
         return 0
     if workers is None:
         raise InputError(
-            f"{verb}: runs inside a job; start it with --workers N here, or on the cluster with "
-            f"torchrun … -m partreduce {verb} {usage}"
+            f"measure: runs inside a job; start it with --workers N here, or on the cluster with "
+            f"torchrun … -m partreduce measure {usage}"
         )
     from partreduce.runtime.launcher.launch import launch
 

@@ -1,4 +1,4 @@
-"""`partreduce simulate`: run a schedule in virtual time."""
+"""`partreduce simulate`: run a schedule in virtual time, or put several side by side."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,32 +11,33 @@ from partreduce.commands.simulate_tables import print_tables, table_facts, touch
 if TYPE_CHECKING:
     from partreduce.runtime.virtual_time.record import GapRecord, Observed
     from partreduce.runtime.virtual_time.timeline import Timeline
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.axes import Form
+    from partreduce.topo.timing.compute import Disturbance
 
 MAX_PAIRS = 256
 DRAWN = {"gaps": "gaps over time", "quorum": "rounds over time"}
 """What a picture shows where it is no timeline, by what the facts hold."""
 
 
+ALONE = ("trace", "rounds", "seed")
+"""What is asked of one schedule, and not of several beside each other."""
+
+
 def command(
-    schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
+    context: typer.Context,
+    schedules: options.Schedules,
     *,
-    compute: options.Compute = None,
-    slow: options.Slow = None,
-    jitter: options.Jitter = None,
-    disturb: options.Disturb = None,
+    cluster: options.ClusterFile = None,
+    settings: options.Settings = None,
+    model_bytes: options.ModelBytes = None,
+    form: options.FileForm = None,
+    touched: options.TouchedShares = None,
     trace: Annotated[
         Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
     ] = None,
-    cluster: options.ClusterFile = None,
-    model_bytes: options.ModelBytes = None,
-    intra_bandwidth: options.Intra = None,
-    nic_bandwidth: options.Nic = None,
-    latency: options.Latency = None,
-    rails: options.Rails = None,
-    form: options.FileForm = None,
-    touched: options.TouchedShares = None,
     rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
@@ -45,67 +46,103 @@ def command(
             "--output",
             "-o",
             help="Timeline; gaps over time where a schedule keeps a gap; who is in the rounds, and how late, under a "
-            "quorum: .png, .svg, .pdf; .json for Perfetto.",
+            "quorum; several schedules beside each other: .png, .svg, .pdf; .json for Perfetto.",
         ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict step times, waiting and communication; without --model-bytes communication takes no time.
+    """Predict step times, waiting and communication of a schedule, or put several side by side.
 
-    Schedules of the kinds generated and pairwise, and those that keep a gap, run by their protocol, the one that runs
-    between real workers.
+    Kinds that are decided while the job runs (generated, pairwise, gaps, quorums) run by their protocol, the one that
+    runs between real workers. One schedule communicates for nothing without --model-bytes; several take 100MB.
     """
-    from partreduce.console import emit_json
-    from partreduce.runtime.virtual_time.simulate import simulate
+    from partreduce.commands.simulate_several import simulate_several
     from partreduce.topo.document.cluster import load_cluster
     from partreduce.topo.document.schedule import load_schedule
-    from partreduce.topo.errors import InputError
     from partreduce.topo.strategies.axes import Form
 
-    loaded = load_schedule(schedule)
     how = None if form is None else options.choice(Form, form, "--form")
-    place = None if cluster is None else load_cluster(cluster)
+    place, given = None if cluster is None else load_cluster(cluster), options.cluster_settings(settings)
+    if len(schedules) == 1:
+        hardware = options.hardware_of(place, given, model_bytes=model_bytes)
+        _simulate_one(
+            schedules[0], place, hardware, given.get("disturb"),
+            form=how, touched=touched, trace=trace, rounds=rounds, seed=seed, output=output, as_json=as_json,
+        )  # fmt: skip
+        return
+    options.refuse(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
+    if "disturb" in given:
+        raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
+    place = place or load_schedule(schedules[0]).cluster
+    hardware = options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
+    simulate_several(schedules, place, hardware, form=how, touched=touched, output=output, as_json=as_json)
+
+
+def _simulate_one(
+    path: Path,
+    place: "Cluster | None",
+    hardware: "Hardware",
+    disturbance: "Disturbance | None",
+    *,
+    form: "Form | None",
+    touched: list[str] | None,
+    trace: Path | None,
+    rounds: int,
+    seed: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    from partreduce.console import emit_json
+    from partreduce.runtime.virtual_time.simulate import simulate
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.topo.errors import InputError
+
+    loaded = load_schedule(path)
     if place is not None and not place.same_shape(loaded.cluster):
-        raise InputError(f"--cluster {cluster}: is {place}, but the schedule is for {loaded.cluster}")
-    hardware = options.hardware_of(
-        place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
-        compute=compute, slow=slow, jitter=jitter,
-    )  # fmt: skip
+        raise InputError(f"--cluster: is {place}, but the schedule is for {loaded.cluster}")
     free = hardware.model_bytes is None
     if free:
         hardware = hardware.without_bandwidths()
-    times = options.compute_of(hardware, disturbance=disturb, trace=trace)
+    times = options.compute_of(hardware, disturbance=disturbance, trace=trace)
     shares = None if touched is None else touched_of(touched, loaded.cluster)
-    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how, touched=shares)
-    facts = facts_of(loaded, timeline)
-    observed = timeline.observed
-    if observed is not None and observed.gaps is not None:
-        facts |= _gap_facts(loaded, observed.gaps)
-    elif observed is not None and observed.quorum is not None:
-        facts |= _quorum_facts(loaded, observed)
-    elif loaded.is_mixing and not free:
-        from partreduce.topo.timing.cost import communication
-
-        sent = communication(loaded, hardware, form=how)
-        facts |= {
-            "communication_seconds_per_step": sent.per_step,
-            "nic_bytes_per_step": sent.nic_bytes_per_step,
-        }
-    if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
-        facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
+    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=form, touched=shares)
+    facts = facts_of(loaded, timeline) | _sent(loaded, timeline, hardware, form, free=free)
     if timeline.waited is not None:
-        facts |= table_facts(loaded, hardware, times, shares, form=how, free=free)
+        facts |= table_facts(loaded, hardware, times, shares, form=form, free=free)
     elif times.is_fixed and not timeline.free_running and loaded.is_mixing:
         from partreduce.topo.timing.event_graph import cycle_time
 
-        steady = cycle_time(loaded, hardware, times, form=how)
+        steady = cycle_time(loaded, hardware, times, form=form)
         facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
     if output is not None:
         _write(timeline, loaded, output, facts)
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
-        _print(loaded, timeline, facts, output, form=how, free=free)
+        _print(loaded, timeline, facts, output, form=form, free=free)
+
+
+def _sent(
+    schedule: "Schedule", timeline: "Timeline", hardware: "Hardware", form: "Form | None", *, free: bool
+) -> dict[str, Any]:
+    """What was sent, and the gaps or rounds that were observed."""
+    facts: dict[str, Any] = {}
+    observed = timeline.observed
+    if observed is not None and observed.gaps is not None:
+        facts |= _gap_facts(schedule, observed.gaps)
+    elif observed is not None and observed.quorum is not None:
+        facts |= _quorum_facts(schedule, observed)
+    elif schedule.is_mixing and not free:
+        from partreduce.topo.timing.cost import communication
+
+        sent = communication(schedule, hardware, form=form)
+        facts |= {
+            "communication_seconds_per_step": sent.per_step,
+            "nic_bytes_per_step": sent.nic_bytes_per_step,
+        }
+    if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
+        facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
+    return facts
 
 
 def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:

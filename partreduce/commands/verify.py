@@ -6,25 +6,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partreduce.commands.options import Json, quantity
+from partreduce.commands import options
+from partreduce.commands.options import quantity
 
 if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
     from partreduce.verify.base import Claim, Proof
 
-MARK = {"proved": "[green]proved[/]", "refuted": "[bold red]refuted[/]", "not proved": "[yellow]not proved[/]"}
+MARK = {
+    "proved": "[green]proved[/]",
+    "fact": "[green]fact[/]",
+    "follows from the rules": "[green]follows from the protocol's rules[/]",
+    "refuted": "[bold red]refuted[/]",
+    "not proved": "[yellow]not proved[/]",
+}
+"""Proved by a witness; a fact of the file; holding of a program that obeys its protocol's rules; and the other two."""
+
+
+OF_GAPS = ("directed", "max_states")
+OF_SCHEDULES = ("certificate", "explain", "spectral_gap", "cluster", "period", "export", "max_bytes")
 
 
 def command(
-    schedule: Annotated[Path, typer.Argument(help="A schedule file, or FILE.py:NAME, a group_of function.")],
+    context: typer.Context,
+    schedule: Annotated[
+        Path,
+        typer.Argument(
+            help="A schedule file; FILE.py:NAME, a group_of function; or for --gaps a node-link or edge-list file, or "
+            "NAME:SIZE as in ring:16."
+        ),
+    ],
     *,
     certificate: Annotated[Path | None, typer.Option(help="Write the certificate here.", metavar="FILE")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say in words why each claim holds or not.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the witness: tree, conflict or closed set.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Draw the witness: tree, conflict or closed set; of gaps their matrices.", metavar="FILE"),
     ] = None,
-    gap: Annotated[
+    spectral_gap: Annotated[
         list[str] | None, typer.Option(help="Also judge that a spectral gap is at least this.", metavar="KIND:VALUE")
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="For FILE.py:NAME: where it runs.")] = None,
@@ -33,35 +53,102 @@ def command(
         Path | None, typer.Option(help="For FILE.py:NAME: write the proved expansion here.", metavar="FILE")
     ] = None,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
+    bound_gaps: Annotated[
+        bool, typer.Option("--gaps", help="Bound the iteration gaps of Hop's protocols on the graph instead.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Gaps under another setting; may be repeated. KEY=VALUE is one of max-ig=3 (token queues: largest gap "
+            "over one edge), staleness=1 (updates so old still serve), backup=1 or 1,0,1 (in-neighbours that a worker "
+            "may do without, of all or of each), notify-ack=yes (send only what the last was acknowledged), skip=4 (a "
+            "worker left behind skips up to so many steps at once).",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    directed: Annotated[bool, typer.Option("--directed", help="Gaps: lines of an edge list go one way.")] = False,
+    max_states: Annotated[
+        int, typer.Option(help="Gaps: explore so many states at most; 0 explores none.", min=0)
+    ] = 30_000,
 ) -> int:
     """Prove that a schedule cannot conflict or deadlock and reaches consensus; exit 1 if a claim is refuted."""
-    import json
-
-    from partreduce.console import claim_stdout, console, emit_json, write_text
+    from partreduce.console import claim_stdout
+    from partreduce.graph_input import is_name
     from partreduce.report.picture import check
-    from partreduce.topo.document.schedule import load_schedule
-    from partreduce.topo.document.writer import write_schedule
-    from partreduce.topo.errors import InputError
-    from partreduce.topo.units import parse_size
-    from partreduce.verify.prove import prove
 
     check(plot)
     claim_stdout(certificate, export, as_json=as_json)
-    if schedule.stem.endswith(".py") or ".py:" in schedule.name:
-        loaded, proof = _of_function(str(schedule), cluster, period)
-    elif cluster is not None or period is not None or export is not None:
-        raise typer.BadParameter("is for FILE.py:NAME; a schedule file says it itself", param_hint="--cluster/--period")
-    else:
-        loaded = load_schedule(schedule, max_bytes=quantity("--max-bytes", parse_size, max_bytes))
-        proof = prove(loaded)
-    if gap and loaded is not None:
-        proof = replace(proof, claims=(*proof.claims, *(_gap_claim(loaded, text) for text in gap)))
+    if bound_gaps or settings or is_name(str(schedule)):
+        from partreduce.commands.verify_gaps import verify_gaps
+
+        options.refuse(context, OF_SCHEDULES, "is about a schedule's claims; leave it or --gaps out")
+        return verify_gaps(
+            str(schedule), settings, directed=directed, max_states=max_states, plot=plot, as_json=as_json
+        )  # fmt: skip
+    options.refuse(context, OF_GAPS, "is about iteration gaps; say --gaps, too")
+    loaded, proof = _proved(schedule, cluster, period, export, quantity_of_bytes(max_bytes))
+    if spectral_gap and loaded is not None:
+        judged = (_gap_claim(loaded, text) for text in spectral_gap)
+        proof = replace(proof, claims=(*proof.claims, *judged))
     figures = figures_of(loaded)
+    _write(schedule, loaded, proof, certificate=certificate, export=export, plot=plot)
+    if as_json:
+        _emit(proof, figures, explain=explain)
+    else:
+        _print(loaded, proof, figures, explain=explain)
+        if certificate is not None:
+            _print_how_to_check(certificate, schedule)
+    return {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
+
+
+def quantity_of_bytes(text: str) -> int:
+    """What `--max-bytes` says.
+
+    Raises:
+        InputError: no size.
+    """
+    from partreduce.topo.units import parse_size
+
+    return quantity("--max-bytes", parse_size, text)
+
+
+def _proved(
+    place: Path, cluster: str | None, period: int | None, export: Path | None, max_bytes: int
+) -> "tuple[Schedule | None, Proof]":
+    """The schedule and its proof; no schedule where a function's answers make none."""
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.verify.prove import prove
+
+    if place.stem.endswith(".py") or ".py:" in place.name:
+        return _of_function(str(place), cluster, period)
+    if cluster is not None or period is not None or export is not None:
+        raise typer.BadParameter("is for FILE.py:NAME; a schedule file says it itself", param_hint="--cluster/--period")
+    loaded = load_schedule(place, max_bytes=max_bytes)
+    return loaded, prove(loaded)
+
+
+def _write(
+    place: Path,
+    loaded: "Schedule | None",
+    proof: "Proof",
+    *,
+    certificate: Path | None,
+    export: Path | None,
+    plot: Path | None,
+) -> None:
+    """Write the expansion, the certificate and the picture that were asked for."""
+    import json
+
+    from partreduce.console import write_text
+    from partreduce.topo.document.writer import write_schedule
+    from partreduce.topo.errors import InputError
+
     if export is not None and loaded is not None:
         write_schedule(export, loaded.with_certificate(proof.certificate))
     if certificate is not None and not proof.certificate:
         raise InputError(
-            f"{schedule}: there is no certificate to write, because nothing about fixed groups is proved; leave out "
+            f"{place}: there is no certificate to write, because nothing about fixed groups is proved; leave out "
             "--certificate"
         )
     if certificate is not None:
@@ -70,24 +157,21 @@ def command(
         from partreduce.report.witness import draw_witness
 
         draw_witness(loaded, proof, plot)
-    if as_json:
-        claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
-        emit_json(
-            {
-                "verdict": proof.verdict.value,
-                "claims": claims,
-                "figures": figures,
-                "budgets": dict(proof.budgets),
-            }
-        )
-    else:
-        _print(loaded, proof, figures, explain=explain)
-        if certificate is not None:
-            from partreduce.verify import checker
 
-            console().print(f"certificate written to {certificate}; check it with", style="dim")
-            console().print(f"  python -I {Path(checker.__file__).parent} {certificate} {schedule}", style="dim")
-    return {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
+
+def _emit(proof: "Proof", figures: dict[str, Any], *, explain: bool) -> None:
+    from partreduce.console import emit_json
+
+    claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
+    emit_json({"verdict": proof.verdict.value, "claims": claims, "figures": figures, "budgets": dict(proof.budgets)})
+
+
+def _print_how_to_check(certificate: Path, schedule: Path) -> None:
+    from partreduce.console import console
+    from partreduce.verify import checker
+
+    console().print(f"certificate written to {certificate}; check it with", style="dim")
+    console().print(f"  python -I {Path(checker.__file__).parent} {certificate} {schedule}", style="dim")
 
 
 def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[Schedule | None, Proof]":
@@ -121,7 +205,7 @@ def _gap_claim(schedule: "Schedule", text: str) -> "Claim":
     try:
         least = Fraction(value)
     except (ValueError, ZeroDivisionError):
-        raise InputError(f"--gap {text!r}: write KIND:VALUE, such as hop:0.2681 or slem:1/3") from None
+        raise InputError(f"--spectral-gap {text!r}: write KIND:VALUE, such as hop:0.2681 or slem:1/3") from None
     return prove_gap(schedule, kind, least)
 
 
@@ -154,15 +238,11 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
             f"[bold]{escape(schedule.name)}[/] on {schedule.cluster}: {schedule.num_workers} workers, strategy "
             f"{schedule.strategy.kind}: {MARK[proof.verdict.value]}"
         )
-    claims = table("Claims", "claim", "status")
-    for claim in proof.claims:
-        aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
-        claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
-    out.print(claims)
+    _print_claims(proof)
     if schedule is not None and schedule.strategy.when.word == "pipeline" and schedule.strategy.when.lag > 1:
         out.print(f"[bold]A pipeline of {schedule.strategy.when.lag + 1}[/] was asked for, although {WIDER}.")
     for claim in proof.claims:
-        if explain or claim.status.value != "proved":
+        if explain or not claim.holds:
             out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")
     if schedule is not None and not schedule.is_mixing:
         out.print(f"No figures: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
@@ -179,3 +259,19 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
     if explain:
         for name, label in how.items():
             out.print(f"[bold]{name}[/]: {escape(label['how'])}")
+
+
+def _print_claims(proof: "Proof") -> None:
+    from rich.markup import escape
+
+    from partreduce.console import console
+    from partreduce.report.table import table
+
+    claims = table("Claims", "claim", "status")
+    for claim in proof.claims:
+        aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
+        claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
+    console().print(claims)
+    if proof.verdict.value == "proved" and proof.assumed:
+        names = ", ".join(proof.assumed)
+        console().print(f"Assumed: the program obeys its protocol's rules, which {names} follows from.")

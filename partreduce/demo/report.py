@@ -77,13 +77,13 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
             note=True,
         ),
         page.picture(draw_curves(measured, TARGET), "Dots mark the first evaluation at or below the target."),
-        page.heading("What was proved before a worker started"),
+        page.heading("What was known before a worker started"),
         page.rows(
             ("schedule", "claims", "contraction", "consensus_distance", "drift"),
             [
                 [
                     c.label,
-                    ", ".join(c.proved()),
+                    ", ".join(c.holding()),
                     *_figures(c),
                 ]
                 for c in candidates
@@ -110,7 +110,7 @@ def next_commands(candidates: list[Candidate]) -> list[str]:
     schedule, script = quote(str(last.path)), quote(str(last.path.parent.parent / SCRIPT))
     return [
         f"partreduce verify {schedule} --explain",
-        f"partreduce simulate {schedule} --slow 3:5x",
+        f"partreduce simulate {schedule} --set slow=3:5x",
         f"partreduce run --workers {last.schedule.num_workers} {script} {schedule}",
         "partreduce design 4x4 --using node-then-all -o schedule.json",
     ]

@@ -56,9 +56,9 @@ class Candidate:
         """Its name in file names."""
         return self.path.stem
 
-    def proved(self) -> list[str]:
-        """The claims that are proved."""
-        return [claim.claim for claim in self.proof.claims if claim.status.value == "proved"]
+    def holding(self) -> list[str]:
+        """The claims that hold."""
+        return [claim.claim for claim in self.proof.claims if claim.holds]
 
     def predicted(self) -> float:
         """Seconds per step on a cluster with a thin link (see THIN_WORDS), in the form that suits the schedule best."""

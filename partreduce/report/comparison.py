@@ -1,4 +1,4 @@
-"""Picture of `partreduce compare`: what the communication of each schedule buys."""
+"""Picture of `partreduce simulate` of several schedules: what the communication of each schedule buys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_comparison(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Communication against consensus distance and drift, one marker for each row of `partreduce compare --json`.
+    """Communication against consensus distance and drift, one marker for each row of `partreduce simulate --json`.
 
     Raises:
         MissingFeatureError: matplotlib is not installed.

@@ -16,7 +16,7 @@ import torch
 
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.waiting import GoneError, PeerWatch
+from partreduce.runtime.transport.waiting import GoneError, Wait
 from partreduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _meet(reducer: Reducer, operation: Operation, starts: int, digest: str) -> b
     notes.write(str(reducer.world.rank), f"{round_} {digest}")
     waiting = [rank for rank in operation.members if rank != reducer.world.rank]
     heartbeat.doing(f"entered {operation}", waiting)
-    watch, deadline = PeerWatch(heartbeat, waiting), time.monotonic() + reducer.timeout
+    wait = Wait(heartbeat, waiting, reducer.timeout)
     digests = {digest}
     while waiting:
         for rank in list(waiting):
@@ -83,9 +83,8 @@ def _meet(reducer: Reducer, operation: Operation, starts: int, digest: str) -> b
                 raise GoneError(f"worker {rank} begins anew in round {their_round} and this one in round {round_}")
             digests.add(their_digest)
             waiting.remove(rank)
-        if waiting and watch.is_due() and (why := heartbeat.gone(waiting)) is not None:
-            raise GoneError(why)
-        if waiting and time.monotonic() > deadline:
-            raise GoneError(heartbeat.waits_for(waiting, reducer.timeout))
-        time.sleep(POLL_SECONDS if waiting else 0)
+            wait.only_for(waiting)
+        if waiting:
+            wait.look()
+            time.sleep(POLL_SECONDS)
     return len(digests) == 1

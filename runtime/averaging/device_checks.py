@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.deadline import own_time
 from partreduce.runtime.transport.streams import DeviceClock
 from partreduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, pause_after
 
@@ -65,7 +66,7 @@ class DeviceChecks:
             clock = DeviceClock(streams)
             with self._lock:
                 self._clock = self._clock or clock
-        pending = _Pending(operation, time.monotonic(), streams.mark(timed=True) if timed else None)
+        pending = _Pending(operation, own_time(), streams.mark(timed=True) if timed else None)
         with self._lock:
             self._pending.append(pending)
             if self._watch is None or not self._watch.is_alive():
@@ -84,7 +85,7 @@ class DeviceChecks:
         with self._lock:
             pending = next(one for one in self._pending if one.operation is operation)
             pending.check, pending.ended, pending.complaint = host, mark, complaint
-            pending.since = time.monotonic()
+            pending.since = own_time()
         return healthy
 
     def drop(self, operation: Operation) -> None:
@@ -99,7 +100,7 @@ class DeviceChecks:
         Raises:
             GoneError: an operation failed, or did not finish within the timeout.
         """
-        start = time.monotonic()
+        start, since = time.monotonic(), own_time()
         look = start + LOOK_SECONDS
         while True:
             self._raise_what_the_watch_saw()
@@ -117,7 +118,7 @@ class DeviceChecks:
             now = time.monotonic()
             if now > look:
                 look = now + LOOK_SECONDS
-                why = given_up() if given_up is not None else self._why_not(oldest, start)
+                why = given_up() if given_up is not None else self._why_not(oldest, since)
                 if why is not None:
                     raise GoneError(why)
             time.sleep(pause_after(now - start))
@@ -160,7 +161,7 @@ class DeviceChecks:
         operation = pending.operation
         members, round_ = operation.members, operation.rounds_before
         why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
-        if why is None and time.monotonic() > since + self.timeout:
+        if why is None and own_time() > since + self.timeout:
             return f"timed out: {operation} did not finish on the device within {self.timeout:g} s"
         return why
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot, aligned
+from partreduce.runtime.averaging.foreign import wrapped_by
 from partreduce.runtime.averaging.load_watch import count_loads
 from partreduce.runtime.averaging.optimizer_state import state_keys
 from partreduce.topo.errors import InputError
@@ -116,15 +117,16 @@ class FlatModel:
                     if module._parameters.get(attribute) is not slot.parameter:  # noqa: SLF001 - as said
                         raise InputError(
                             f"model: parameter {slot.names[0]!r} was replaced by another after DistributedOptimizer "
-                            "was made, so it would be trained without being averaged; change the model first, then wrap"
+                            "was made, so it would be trained without being averaged; "
+                            f"{wrapped_by(module) or 'change the model first, then wrap'}"
                         )
                 if not slot.parameter.numel():
                     continue  # nothing is stored, so nothing can have moved
                 if slot.parameter.data_ptr() != base + slot.start * width or slot.parameter.dtype != bucket.dtype:
+                    usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that"
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
-                        f"was made (model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that); "
-                        "do it before"
+                        f"was made; {wrapped_by(slot.owners[0][0]) or f'{usual}; do it before'}"
                     )
 
         for parameter, name in self._frozen.items():
@@ -296,6 +298,10 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
             raise InputError(f"model: parameter {name!r} is {parameter.dtype}; only real floating point is averaged")
         if hasattr(parameter, "device_mesh"):
             raise InputError(f"model: parameter {name!r} is sharded (DTensor); only whole parameters are averaged")
+    if any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules()):
+        raise InputError(
+            "model: is sharded by FullyShardedDataParallel; pass the bare module, whose parameters are whole"
+        )
 
 
 def _refuse_foreign(

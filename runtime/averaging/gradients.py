@@ -56,6 +56,21 @@ def load_some(slots: Sequence[Slot], scratch: torch.Tensor, divisor: int) -> Non
         torch.div(gradient, divisor, out=target)
 
 
+def own_gradients(slots: Iterable[Slot]) -> None:
+    """Give each gradient memory of its own, in which it can be changed.
+
+    `backward()` makes them so. What a script puts there by hand may be a view (of `torch.autograd.grad`), expanded, or
+    one tensor for several parameters.
+    """
+    seen: set[int] = set()
+    for slot in slots:
+        gradient = slot.parameter.grad
+        if gradient is not None:
+            if gradient._is_view() or id(gradient) in seen:  # noqa: SLF001 - torch has no public way
+                gradient = slot.parameter.grad = gradient.detach().clone()
+            seen.add(id(gradient))
+
+
 def load_presence(bucket: Bucket, scratch: torch.Tensor) -> frozenset[int]:
     """One number per parameter, 1 if it has a gradient here; the slots of those without."""
     flags = [slot.parameter.grad is not None for slot in bucket.slots]

@@ -229,7 +229,9 @@ class LayerSender:
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
             with self.reducer.stream(bucket.device), torch.no_grad():
                 reduction.absent[index] = load_presence(bucket, array)
-                load_piggybacked(bucket, array, reduction.num_members, is_first=communicator.is_first)
+                load_piggybacked(
+                    bucket, array, reduction.num_members, is_first=communicator.is_first, rank=self.reducer.world.rank
+                )
                 beside = streams.runs_ahead or not bucket.exact
                 if not beside:
                     array[-TAG_LENGTH:].copy_(torch.tensor(tag, dtype=bucket.dtype))

@@ -141,7 +141,7 @@ class PeerReducer(Reducer):
         scratch = reduction.arrays[index]
         with torch.no_grad():
             scratch[: bucket.size].copy_(bucket.flat)
-            load_piggybacked(bucket, scratch, 1, is_first=True)
+            load_piggybacked(bucket, scratch, 1, is_first=True, rank=self.world.rank)
             if self.streams.runs_ahead or not bucket.exact:
                 reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
             else:

@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.averaging.commit import replace_where
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from partreduce.runtime.averaging.bucket import Bucket
 
 
-def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool) -> None:
-    """Copy what rides along into an operation's array, divided by the number of members; zero where there is none."""
+def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
+    """Copy what rides along into an operation's array, divided by the number of members; zero where there is none.
+
+    Raises:
+        InputError: worker `rank` has given a buffer another shape, which has no place in the array.
+    """
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
+        if value is not None and tuple(value.shape) != tensor.shape:
+            raise InputError(
+                f"buffer {tensor.name!r}: has the shape {list(value.shape)} on worker {rank} now, and had "
+                f"{list(tensor.shape)} on all workers when DistributedOptimizer was made; keep its size, or give it "
+                "the new one on every worker before that"
+            )
         part = tensor.view(array)
         if value is None or (tensor.broadcast and not is_first):
             part.zero_()

@@ -21,7 +21,7 @@ from partreduce.runtime.averaging.gradients import load_gradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, PeerWatch, wait_a_while
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Wait, wait_a_while
 from partreduce.topo.errors import InputError, PeerLostError, StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from partreduce.runtime.liveness.heartbeat import Heartbeat
     from partreduce.runtime.recorder import Operation, Recorder
     from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.waiting import RunningWork
+    from partreduce.runtime.transport.waiting import PeerWatch, RunningWork
     from partreduce.runtime.transport.worlds import World
 
     Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
@@ -399,7 +399,7 @@ class Reducer:
                     reduction.load(index, slice(0, first))
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
                 reduction.load(index, slice(first, bucket.size))
-            load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first)
+            load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
             beside = self.streams.runs_ahead or not bucket.exact
@@ -430,23 +430,22 @@ class Reducer:
             return
         start = time.monotonic()
         members, round_ = operation.members, operation.rounds_before
+
+        def why() -> str | None:
+            if given_up is None:
+                reason = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
+            else:
+                reason = given_up()
+            if reason is not None:
+                raise RuntimeError(reason)  # which may have a cause of its own
+            return None
+
         self.heartbeat.doing(f"entered {operation}", members)
-        watch = PeerWatch(self.heartbeat, members)
-        end = start + self.timeout
+        wait = Wait(self.heartbeat, members, self.timeout, why=why)
         while not work.is_completed():
+            wait.look()
             now = time.monotonic()
-            if watch.is_due():
-                if given_up is None:
-                    why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
-                else:
-                    why = given_up()
-                if why is not None:
-                    raise RuntimeError(why)
-            if now > end:
-                end = start + self.timeout + DIAGNOSE_SECONDS
-                if now > end or self.heartbeat.sees_silence(members):
-                    raise GoneError(self.heartbeat.waits_for(members, self.timeout))
-            wait_a_while(work, max(0.0, watch.next - now), now - start)
+            wait_a_while(work, max(0.0, wait.next - now), now - start)
         work.wait()
 
     def _why(self, operation: Operation, error: Exception) -> str:

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from partreduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
 from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.deadline import Deadline, own_time
 from partreduce.runtime.transport.doorbell import Doorbell
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import Ask
 from partreduce.schedulers.protocols.group_generator.worker import (
@@ -96,7 +98,7 @@ class GeneratorClient:
         self._taken = True
         self._transport = transport
         self._outbox: list[bytes] = []
-        self._heard = time.monotonic()
+        self._heard = own_time()
         self._bell = Doorbell()
         self._thread = Background(self._run, name=f"partreduce-generator-{rank}")
         self._thread.start()
@@ -120,19 +122,19 @@ class GeneratorClient:
                 if self._state.stage == ENDED:
                     self._worker.rounds = None
                 self._state, actions = self._worker.step(self.rank, self._state, NextRound())
-            self._heard = self._begun = time.monotonic()
+            self._heard, self._begun = own_time(), time.monotonic()
             self._send(actions)
 
     def group(self) -> tuple[int, tuple[int, ...]] | None:
         """The sequence number and members of the round's group, None for none; called when the round is computed."""
         with self._changed:
             self._note_cost()
-            deadline = time.monotonic() + self.timeout
+            deadline = Deadline(self.timeout)
             while self._state is not None and self._state.stage in (ASKED, LATER) and self._error is None:
                 if self._state.stage == LATER:
                     self._state, actions = self._worker.step(self.rank, self._state, Computed())
                     self._send(actions)
-                if not self._changed.wait(min(1.0, self._retry)) and time.monotonic() > deadline:
+                if not self._changed.wait(min(GLANCE_SECONDS, self._retry)) and deadline.is_over:
                     self._check_silence()
             self._raise()
             self._taken = True
@@ -156,7 +158,7 @@ class GeneratorClient:
                 return  # it was declared void meanwhile
             self._taken = False
             self._state, actions = self._worker.step(self.rank, self._state, Broke())
-            self._heard = time.monotonic()
+            self._heard = own_time()
             self._send(actions)
 
     def is_void(self, seq: int) -> bool:
@@ -200,7 +202,7 @@ class GeneratorClient:
             raise self._error
 
     def _check_silence(self) -> None:
-        if time.monotonic() - self._heard > self.timeout:
+        if own_time() - self._heard > self.timeout:
             self._error = UnavailableError(
                 f"group generator at {self.address}: gave worker {self.rank} no answer for {self.timeout:g} s"
             )
@@ -264,7 +266,7 @@ class GeneratorClient:
         except InputError:
             return  # not from a generator of this version; the request is repeated
         with self._changed:
-            self._heard = time.monotonic()
+            self._heard = own_time()
             if isinstance(reply, Refused):
                 self._error = InputError(f"group generator at {self.address}: refuses worker {self.rank}: {reply.why}")
             elif isinstance(reply, Heard):

@@ -26,6 +26,7 @@ from partreduce.runtime.generator.wire import (
     unpack_request,
     unpack_state,
 )
+from partreduce.runtime.transport.deadline import OwnTime
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
 from partreduce.topo.errors import InputError, UnavailableError
@@ -91,7 +92,7 @@ class GeneratorService:
         self._routes: dict[int, bytes] = {}
         self._seen: dict[int, float] = {}
         """When each worker gave its last sign of life, on this service's own clock."""
-        self._clock, self._turned = 0.0, time.monotonic()
+        self._clock = OwnTime(STOOD_SECONDS)
         self._patience: dict[int, float] = {}
         self._parted: set[int] = set()
         self._stopped = False
@@ -141,7 +142,7 @@ class GeneratorService:
         self._log.records.clear()
         self._stage({"restart": 1})
         self._flush()
-        self._seen = {w: self._clock for w in self.sessions if self.state.status[w] != DEAD}
+        self._seen = {w: self._clock() for w in self.sessions if self.state.status[w] != DEAD}
 
     def _apply(self, record: dict[str, Any]) -> tuple[Any, ...]:
         """One logged fact on the state; returns the actions."""
@@ -181,7 +182,6 @@ class GeneratorService:
         end = time.monotonic() + seconds
         while not self._stopped and time.monotonic() < end:
             ready = dict(poller.poll(POLL_MILLISECONDS))
-            self._turn()
             if self._access in ready:
                 self._admit()
             if self._socket in ready:
@@ -189,12 +189,6 @@ class GeneratorService:
             self._expire()
             if self.is_over:
                 end = min(end, time.monotonic() + 1.0)  # a lost goodbye may be asked for again
-
-    def _turn(self) -> None:
-        """Move the clock of the leases: a time in which this loop stood, and could hear nobody, does not count."""
-        now = time.monotonic()
-        self._clock += min(now - self._turned, STOOD_SECONDS)
-        self._turned = now
 
     @property
     def is_over(self) -> bool:
@@ -275,7 +269,7 @@ class GeneratorService:
         self._routes[message.rank] = route
         self._parted.discard(message.rank)
         if self.state.status[message.rank] != DEAD:
-            self._seen[message.rank] = self._clock
+            self._seen[message.rank] = self._clock()
         return self._heard(message)
 
     def _heard(self, message: FromWorker) -> list[tuple[int, Any]]:
@@ -312,7 +306,8 @@ class GeneratorService:
 
     def _expire(self) -> None:
         """Give up workers that were there and have been silent for longer than the lease."""
-        late = [worker for worker, seen in self._seen.items() if self._clock - seen > self.lease_of(worker)]
+        now = self._clock()  # which stood while this loop did, and could hear nobody
+        late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:
             del self._seen[worker]
             if isinstance(self.state.answers[worker], Bye):

@@ -242,8 +242,25 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
         sys.last_value = error
         code = 1
         _say(error)
+    if code == 0 and not callable(target):
+        _say_if_schedule_unused(target, variables)
     end_as_python_does()
     return code
+
+
+def _say_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -> None:
+    """Say once what a script lacks that has trained, if at all, without the schedule that it was started with."""
+    from partreduce.runtime.transport.rendezvous import has_joined
+
+    schedule = variables.get("PARTREDUCE_SCHEDULE")
+    if schedule is None or has_joined() or variables["RANK"] != "0" or variables["WORLD_SIZE"] == "1":
+        return
+    sys.stderr.write(
+        f"partreduce: {script} ended without a DistributedOptimizer, so nothing followed {schedule}; it needs\n"
+        "    import partreduce\n"
+        "    data = partreduce.shard(data)  # this worker's part\n"
+        '    optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["PARTREDUCE_SCHEDULE"])\n'
+    )
 
 
 def _say(error: BaseException) -> None:

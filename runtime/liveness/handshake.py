@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes, deaths_of
 from partreduce.runtime.transport.rendezvous import hosts_store
 from partreduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
@@ -53,12 +54,12 @@ def handshake(
     """
     notes = Notes(store, f"handshake/{key}")
     mine = {"number of workers": str(size), **facts}
-    deadline = time.monotonic() + timeout
+    deadline = Deadline(timeout)
     try:
         for field, lines in (details or {}).items():
             notes.write(f"{field}/{rank}", json.dumps(list(lines)))
         notes.write(f"facts/{rank}", json.dumps(mine))
-        everybody = _collect(notes, size, deadline, timeout, lambda missing: deaths_of(store, missing))
+        everybody = _collect(notes, size, deadline, lambda missing: deaths_of(store, missing))
         problem = compare(everybody)
         if problem is None:
             return
@@ -98,7 +99,7 @@ def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, 
 
 
 def _collect(
-    notes: Notes, size: int, deadline: float, timeout: float, death: Callable[[Sequence[int]], str | None]
+    notes: Notes, size: int, deadline: Deadline, death: Callable[[Sequence[int]], str | None]
 ) -> dict[int, dict[str, str]]:
     """Everybody's facts; also of workers that believe in fewer workers."""
     missing = list(range(size))
@@ -115,19 +116,19 @@ def _collect(
             break
         if compare(everybody) is not None:
             # Wait a little for the rest, so that all workers count the same votes and name the same one.
-            deadline = min(deadline, time.monotonic() + VOTE_SECONDS) if not disputed else deadline
+            deadline = min(deadline, Deadline(VOTE_SECONDS), key=lambda end: end.left) if not disputed else deadline
             disputed = True
         if not disputed and time.monotonic() > look:
             look = time.monotonic() + LOOK_SECONDS
             if (why := death(missing)) is not None:
                 raise UnavailableError(f"handshake: {why} before it arrived")
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             if disputed:
                 break
             names = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
             verb = "rank" if len(missing) == 1 else "ranks"
             raise UnavailableError(
-                f"handshake: {verb} {names} of {size} did not arrive within {timeout:g} s; "
+                f"handshake: {verb} {names} of {size} did not arrive within {deadline.seconds:g} s; "
                 "was every worker started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
             )
         time.sleep(pause)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from partreduce.runtime.liveness.lifelines import closed_notes
 from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
 from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.deadline import own_time
 from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes
 from partreduce.runtime.transport.store_line import root_store
 from partreduce.topo.errors import StoreLostError
@@ -308,7 +309,7 @@ class Heartbeat:
         beat = self._get(self._notes, f"beat/{rank}")
         if beat is None:
             return Sign("", (), None)
-        now = time.monotonic()
+        now = own_time()
         known = self._seen.get(rank)
         if known is None or known[0] != beat:
             self._seen[rank] = known = (beat, now)

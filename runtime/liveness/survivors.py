@@ -10,7 +10,9 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.waiting import Wait
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 
@@ -78,9 +80,9 @@ class Survivors:
         self.heartbeat.doing(f"makes the communicator of group {Group(members)}")
         arrived = Notes(self.world.store, f"partreduce/arrived/{self.key}/{instance}")
         arrived.write(str(self.world.rank), "1")
-        keys, start, pause = [str(member) for member in members], time.monotonic(), POLL_SECONDS / 4
+        keys, deadline, pause = [str(member) for member in members], Deadline(self.timeout), POLL_SECONDS / 4
         while not arrived.has(*keys):
-            if given_up() is not None or time.monotonic() > start + self.timeout:
+            if given_up() is not None or deadline.is_over:
                 return False
             time.sleep(pause)
             pause = min(POLL_SECONDS, 1.5 * pause)
@@ -98,7 +100,8 @@ class Survivors:
         Raises:
             UnavailableError: a worker lives and does not come, or was lost between coming and connecting.
         """
-        everybody, start = frozenset(range(self.world.size)), time.monotonic()
+        everybody = frozenset(range(self.world.size))
+        wait = Wait(self.heartbeat, everybody, self.timeout)
         self.heartbeat.doing(f"entered {place}", everybody)
         while True:
             self.heartbeat.refuse_without_store()
@@ -107,7 +110,8 @@ class Survivors:
             missing = everybody - lost - here
             if not missing:
                 break
-            if time.monotonic() > start + self.timeout:
+            wait.only_for(sorted(missing))
+            if wait.is_over():
                 late = self.heartbeat.waits_for(sorted(missing), self.timeout)
                 self.heartbeat.refuse_without_store()
                 raise UnavailableError(f"{place}: {late}")

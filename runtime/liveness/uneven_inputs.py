@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.waiting import PeerWatch
+from partreduce.runtime.transport.waiting import Wait
 from partreduce.topo.errors import PeerLostError, UnavailableError
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class UnevenInputs:
             UnavailableError: nobody decided within the timeout.
         """
         begun, ended = f"{self._generation}/round/{round_}", f"{self._generation}/ended"
-        start = time.monotonic()
-        watch = PeerWatch(self.heartbeat, range(self.size))
+        wait = Wait(self.heartbeat, range(self.size), self.timeout)
         while True:
             gone = frozenset[int]() if lost is None else lost()
             needed = [f"{ended}/{rank}" for rank in range(self.size) if rank not in gone]
@@ -75,13 +74,13 @@ class UnevenInputs:
             if all_ended:
                 self.close()
                 return False
-            if lost is None and watch.is_due():
+            if lost is None and wait.is_due():
                 self._refuse_if_gone(f"data ended before round {round_}")
                 why = self.heartbeat.elsewhere(range(self.size), round_, BEHIND)
                 # Asked again, since who saw all end, or began the round, before it came there waits for no such worker.
                 if why is not None and not self._notes.has(begun) and not self._notes.has(*needed):
                     raise PeerLostError(f"data ended before round {round_}: {why}")
-            if time.monotonic() > start + self.timeout:
+            if wait.is_over():
                 others = [rank for rank in range(self.size) if not self._notes.has(f"{ended}/{rank}")]
                 late = self.heartbeat.waits_for(others, None)
                 self.heartbeat.refuse_without_store()
@@ -103,8 +102,7 @@ class UnevenInputs:
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)
-        start = time.monotonic()
-        watch = PeerWatch(self.heartbeat, waiting)
+        wait = Wait(self.heartbeat, waiting, self.timeout)
         absent: set[int] = set()
         while waiting:
             gone = frozenset[int]() if lost is None else lost()  # asked first: who is lost by now notes no end later
@@ -121,11 +119,11 @@ class UnevenInputs:
                         f"{self.heartbeat.unequal}"
                     )
                 waiting.remove(rank)
-            if waiting and watch.is_due() and lost is None:
+            if waiting and wait.is_due() and lost is None:
                 self._refuse_if_gone("finish")
                 if (why := self.heartbeat.elsewhere(waiting, round_)) is not None:
                     raise PeerLostError(f"finish: {why}")
-            if waiting and time.monotonic() > start + self.timeout:
+            if waiting and wait.is_over():
                 late = self.heartbeat.elsewhere(waiting, round_) or self.heartbeat.waits_for(waiting, None)
                 self.heartbeat.refuse_without_store()
                 raise UnavailableError(f"finish: {late}: not all did finish within {self.timeout:g} s after this one")

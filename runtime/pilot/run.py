@@ -126,7 +126,12 @@ def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: i
             _step(job, optimizer, next(batches))
     curve = torch.tensor(losses, dtype=torch.float32, device=next(job.model.parameters()).device)
     with optimizer.mean_model():  # nothing else is on its way there, so the workers may add up their losses
-        optimizer.run.reducer.world.everyone().all_reduce(curve).wait()
+        reducer = optimizer.run.reducer
+        operation = reducer.recorder.begin(
+            "sum of losses", steps, steps, reducer.world.everyone().members, curve.nbytes
+        )
+        reducer.wait_for(reducer.world.everyone().all_reduce(curve), operation)
+        reducer.recorder.end(operation)
     optimizer.finish()
     mean = tuple((curve / optimizer.num_workers).tolist())
     if not all(map(math.isfinite, mean)):

@@ -16,6 +16,7 @@ import torch
 
 from partreduce.runtime.liveness.wait_chain import listed
 from partreduce.runtime.sharding.found import embeddings_of
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes, deaths_of
 from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
 from partreduce.topo.timing.tables import Touched
@@ -191,7 +192,7 @@ def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: 
         PeerLostError: one of those that have not written is gone.
         UnavailableError: some wrote nothing within the timeout.
     """
-    notes, start, look = Notes(world.store, prefix), time.monotonic(), 0.0
+    notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
     said: dict[str, str] = {}
     while missing := [key for key in writers if key not in said]:
         said |= {key: text for key in missing if (text := notes.read(key)) is not None}
@@ -201,7 +202,7 @@ def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: 
             look = now + LOOK_SECONDS
             if (why := deaths_of(world.store, late)) is not None:
                 raise PeerLostError(f"parallelize: {why}")
-        if late and now > start + timeout:
+        if late and deadline.is_over:
             raise UnavailableError(f"parallelize: {listed(late)} said nothing within {timeout:g} s")
         time.sleep(POLL_SECONDS if late else 0)
     return [said[key] for key in writers]

@@ -206,6 +206,8 @@ def _loaded(
 
 def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, members: Sequence[int]) -> Resumed:
     """The first worker reads and averages all files; the others get the result from it."""
+    if lost := optimizer.runner.lost_at_load:
+        warnings.warn(lost, stacklevel=3)
     optimizer.ending.guard(optimizer.runner.drain)
     facts: dict[str, Any] = {}
     if optimizer.rank == members[0]:

@@ -12,7 +12,7 @@ from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.through_servers import shard_bounds
-from partreduce.runtime.transport.waiting import GoneError, PeerWatch, pause_after
+from partreduce.runtime.transport.waiting import GoneError, Wait, pause_after
 from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,15 +127,10 @@ class AsynchronousServer(OneSided):
 
     def _await_note(self, notes: Notes, host: int) -> None:
         """Wait for a host's note, as long as it can come."""
-        reducer, start = self.run.reducer, time.monotonic()
-        watch = PeerWatch(reducer.heartbeat, (host,), 0)
+        start, wait = time.monotonic(), Wait(self.run.reducer.heartbeat, (host,), self.run.reducer.timeout, 0)
         while not notes.has("digest"):
-            now = time.monotonic()
-            if (why := watch.gone()) is not None:
-                raise GoneError(why)
-            if now > start + reducer.timeout:
-                raise GoneError(reducer.heartbeat.waits_for((host,), None))
-            time.sleep(pause_after(now - start))
+            wait.look()
+            time.sleep(pause_after(time.monotonic() - start))
 
     def _remember(self) -> None:
         with torch.no_grad():

@@ -101,6 +101,12 @@ class Runner(ABC):
     after_averaging: Callable[[], object] | None = None
     """What the script does to a mean gradient before the step, where it said so; for those that it does not see."""
 
+    are_equal: bool = False
+    """Whether all workers are known to hold the same model now, although parameters are averaged."""
+
+    lost_at_load: str = ""
+    """What a load would drop of what this worker has sent already, in words; empty where there is nothing."""
+
     enters_steps: bool = False
     """Whether it says itself, in `run.progress`, which step it is in: where neighbours know one another's steps."""
 

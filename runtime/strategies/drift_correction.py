@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partreduce.runtime.averaging.commit import only_where, replace_where
+from partreduce.runtime.averaging.gradients import own_gradients
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.correction import best_alpha, correction_radius, refuse_schedule
@@ -156,6 +157,7 @@ class CorrectedMeans(GroupMeans):
         return evaluate
 
     def _correct(self) -> None:
+        own_gradients(self.run.flat.slots())
         with torch.no_grad():
             if self._together:
                 self._compare()

@@ -39,6 +39,7 @@ class GroupMeans(Runner):
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
         """Remember where the round began; in the very first round also start its operation."""
+        self.are_equal = False
         if first and self._started < round_:
             self._begin_round(step, round_)
 
@@ -56,6 +57,7 @@ class GroupMeans(Runner):
             reduction = self._start_sum(step, round_, group)
             self.run.reducer.wait(reduction)
             self._commit(reduction)
+            self.are_equal = self._makes_equal(group)
 
     def settle(self) -> None:
         """Wait for the operation in flight, which keeps its sums for the end of the round."""
@@ -109,6 +111,11 @@ class GroupMeans(Runner):
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
         """Called with the sums of one bucket that have arrived, before their commit."""
+
+    def _makes_equal(self, group: Group) -> bool:
+        """Whether all workers hold the same model after this group's operation, buffers included."""
+        everyone = len(group.members) == self.run.schedule.num_workers
+        return everyone and group.relax == 1 and not self.run.flat.buffer_buckets
 
     def _mean_pace(self, group: Group) -> float:
         """The pace that everybody's progress is brought to."""

@@ -47,5 +47,8 @@ class NeighborMeans(GroupMeans):
     def _group(self, round_: int) -> Group | None:
         return self._groups[round_ % len(self._groups)]
 
+    def _makes_equal(self, group: Group) -> bool:  # noqa: ARG002 - neighbours weigh one another as they like
+        return False
+
     def _mean_pace(self, group: Group) -> float:  # noqa: ARG002 - as said in the class
         return float(self.run.schedule.paces().mean())

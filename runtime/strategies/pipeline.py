@@ -157,29 +157,33 @@ class GradientPipeline(Runner):
                 flight.reduction.release()
 
     def drain(self) -> None:
-        """Drop the gradients in flight, and say so: what is loaded next has not seen them."""
+        """Drop the gradients in flight: what is loaded next has not seen them."""
         if self._lockstep.layers is not None:
             self._lockstep.layers.drop()
         self.settle()
-        if self._flights:
-            first, last = self._flights[0].step, self._flights[-1].step
-            which = f"step {first}" if first == last else f"steps {first} to {last}"
-            warnings.warn(
-                f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them",
-                stacklevel=5,
-            )
         for flight in self._flights:
             flight.reduction.release()
         self._flights.clear()
         self.late_scaled = False
         self._lockstep.drain()
 
+    @property
+    def lost_at_load(self) -> str:  # type: ignore[override]
+        """The steps whose gradients are in flight."""
+        if not self._flights:
+            return ""
+        first, last = self._flights[0].step, self._flights[-1].step
+        which = f"step {first}" if first == last else f"steps {first} to {last}"
+        return f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them"
+
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
         """While gradients are in flight, which a model that was loaded by itself has not seen."""
         return bool(self._flights)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The sums in flight with all that belongs to them; `settle` has waited for them."""
+        """The sums in flight, which are waited for, with all that belongs to them."""
+        for flight in list(self._flights):
+            self._wait(flight)
         named = self._lockstep.state()
         for place, flight in enumerate(self._flights):
             named[f"late/{place}/facts"] = torch.tensor([flight.step, int(flight.scaled), len(flight.piggybacked)])
@@ -208,6 +212,11 @@ class GradientPipeline(Runner):
                 f"load_checkpoint: the file holds {', '.join(sorted(late)[:3])} and so on, which are not the late "
                 f"gradients of this model ({error})"
             ) from None
+        if len(flights) > self.when.lag:
+            raise InputError(
+                f"load_checkpoint: the file holds the late gradients of {len(flights)} steps, and a pipeline of "
+                f"{self.when.width} has {self.when.lag}"
+            )
         self._flights = deque(flights)
 
     def _restored(self, state: Mapping[str, torch.Tensor], prefix: str) -> _Flight:

@@ -8,17 +8,16 @@ returns or the process ends.
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Result = TypeVar("Result")
-
-SLICE_SECONDS = 0.2
 
 
 class OverdueError(Exception):
@@ -49,10 +48,10 @@ class BoundedCall(Generic[Result]):
             RuntimeError: torch's own.
         """
         deadline = Deadline(seconds)
-        while not self._ended.wait(deadline.slice()):
+        while not self._ended.wait(min(GLANCE_SECONDS, max(0.0, deadline.left))):
             if (why := given_up()) is not None:
                 raise OverdueError(why)
-            if deadline.is_over():
+            if deadline.is_over:
                 raise OverdueError(f"did not return within {seconds:g} s")
         if self._error is not None:
             raise self._error
@@ -64,21 +63,3 @@ class BoundedCall(Generic[Result]):
         except RuntimeError as error:
             self._error = error
         self._ended.set()
-
-
-class Deadline:
-    """A deadline that a pause of this very process does not use up: who was stopped must not blame the others."""
-
-    def __init__(self, seconds: float) -> None:
-        self._left, self._looked = seconds, time.monotonic()
-
-    def slice(self) -> float:
-        """How long to wait before the next look."""
-        return max(0.0, min(SLICE_SECONDS, self._left))
-
-    def is_over(self) -> bool:
-        """Whether the time has passed; asked after each slice."""
-        now = time.monotonic()
-        self._left -= min(now - self._looked, 5 * SLICE_SECONDS)
-        self._looked = now
-        return self._left <= 0

@@ -94,7 +94,7 @@ class Communicator:
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
-    ) -> list[Work]:
+    ) -> Sequence[RunningWork]:
         """Start sending and receiving whole tensors, as (place in the group, tensor) pairs in equal order on both ends.
 
         All receives are posted before the first send: a send over gloo blocks until its receive is posted, so no order
@@ -111,7 +111,9 @@ class Communicator:
                 backend._start_coalescing()  # noqa: SLF001 - as torch.distributed.batch_isend_irecv does
             works: list[Work] = [backend.recv([tensor], place, 0) for place, tensor in receives]
             works += [backend.send([tensor], place, 0) for place, tensor in sends]
-            return [backend._end_coalescing()] if together else works  # noqa: SLF001 - as above
+            if together:
+                return [backend._end_coalescing()]  # noqa: SLF001 - as above
+            return works if self.timeout is None else [PointWork(work, self.timeout) for work in works]
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
 
@@ -120,6 +122,8 @@ class Communicator:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
+        if self.timeout is not None:
+            options.timeout = self.timeout
         return _limited(self._live().broadcast([tensor], options), tensor)
 
     def all_to_all(
@@ -198,6 +202,21 @@ class HostWork(LimitedWork):
     def wait(self) -> None:
         """Wait until it has ended, and raise what went wrong."""
         self._work.wait()
+
+
+class PointWork:
+    """A running operation of gloo's from point to point, whose limit is given where it is waited for."""
+
+    def __init__(self, work: Work, timeout: timedelta) -> None:
+        self._work, self._timeout = work, timeout
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._work.is_completed()
+
+    def wait(self) -> None:
+        """Wait until it has ended, and raise what went wrong."""
+        self._work.wait(self._timeout)
 
 
 def _limited(work: Work, tensor: torch.Tensor) -> RunningWork:

@@ -1,51 +1,57 @@
-"""Deadline: the time that a thread waits for what others bring about, and when that is too long."""
+"""Deadline: an end of waiting for others, by a clock of the seconds in which this process itself ran.
+
+Who was stopped, by SIGSTOP, by a debugger or with the whole machine, must not blame the others for the time in which it
+heard nobody. The system tells nobody that he was stopped. But who waits looks at this clock several times a second, so
+that a longer time between two looks was none in which this process waited.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GLANCE_SECONDS
+MOST_SECONDS = 1.0
+"""What counts at most between two looks, from whatever thread."""
 
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterable
 
-    from partreduce.runtime.liveness.heartbeat import Heartbeat
+class OwnTime:
+    """A clock that stands while nobody looks at it for longer than `most` seconds; any thread may look."""
+
+    def __init__(self, most: float = MOST_SECONDS) -> None:
+        self._most = most
+        # One value, so that threads need no lock, which a signal's handler might find taken: whichever of two looks
+        # is written last, it is right.
+        self._last = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        """Seconds so far."""
+        seconds, looked = self._last
+        now = time.monotonic()
+        seconds += min(now - looked, self._most)
+        self._last = seconds, now
+        return seconds
+
+
+own_time = OwnTime()
+"""Of this process."""
 
 
 class Deadline:
-    """Counts how long one wait has taken, in glances at a condition.
+    """An end of waiting, after so many seconds of this process's own time."""
 
-    A process that was stopped itself does not count the time for which it was. Where the timeout has passed and nobody
-    is known yet who holds this worker up, it waits a little longer to find out.
+    def __init__(self, seconds: float, clock: OwnTime = own_time) -> None:
+        self.seconds, self._clock = seconds, clock
+        self._end = clock() + seconds
 
-    Args:
-        heartbeat: knows of the others.
-        timeout: seconds.
-    """
+    def renew(self) -> None:
+        """Begin anew."""
+        self._end = self._clock() + self.seconds
 
-    def __init__(self, heartbeat: Heartbeat, timeout: float) -> None:
-        self._heartbeat, self._timeout = heartbeat, timeout
-        self._limit = timeout
-        self._waited = 0.0
+    @property
+    def left(self) -> float:
+        """Seconds until it has passed; negative once it has."""
+        return self._end - self._clock()
 
-    def glance(self, condition: threading.Condition, done: Callable[[], bool]) -> bool:
-        """Wait for `done`, which is asked under the condition's lock, for a glance; whether it has come."""
-        start = time.monotonic()
-        with condition:
-            if condition.wait_for(done, GLANCE_SECONDS):
-                return True
-        self._waited += min(time.monotonic() - start, 2 * GLANCE_SECONDS)
-        return False
-
-    def begin_anew(self) -> None:
-        """What was waited for so far does not count: somebody else has a limit for it."""
-        self._waited = 0.0
-
-    def is_over(self, of: Iterable[int]) -> bool:
-        """Whether the timeout has passed, and it is known, or was looked for, who of these holds this worker up."""
-        if self._waited <= self._limit:
-            return False
-        self._limit = self._timeout + DIAGNOSE_SECONDS
-        return self._waited > self._limit or self._heartbeat.sees_silence(of)
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed; asked several times a second, since the clock stands otherwise."""
+        return self.left < 0

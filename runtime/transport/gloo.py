@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
@@ -21,7 +22,6 @@ from partreduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import timedelta
 
     from partreduce.runtime.transport.communicators import Communicator
     from partreduce.runtime.transport.torch_api import Store
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 IN_EIGHT_BITS = "int8"
 """The name of the second communicators of groups that sum in eight bits."""
+GLOO_LIMIT = timedelta(days=1)
 GRACE_SECONDS = 1.0
 """How much longer than the timeout we wait for gloo to say by itself that a member did not connect."""
 
@@ -138,9 +139,19 @@ class GlooWorld(GroupTable):
                 self._left_behind.append(call)
             raise self._not_connected(members, limit.total_seconds(), error) from None
         try:
-            return self._warmed_up(members, backend, "cpu", None if within is None else self.timeout)
+            return self._warmed_up(members, backend, "cpu", self._limit_of_sums(is_for_a_while=within is not None))
         except UnavailableError as error:
             raise self._explained(members, error) from None
+
+    def _limit_of_sums(self, *, is_for_a_while: bool) -> timedelta | None:
+        """Gloo's own limit of an operation; None for the one with which a group connects.
+
+        Gloo counts the time in which this process was stopped. So where a run waits by limits of its own (see `Wait`),
+        gloo's is one that does not come first. A group that the others go on without keeps its memory until it is over.
+        """
+        if is_for_a_while:
+            return self.timeout
+        return None if self.signs is None else GLOO_LIMIT
 
     def _explained(self, members: tuple[int, ...], error: UnavailableError) -> UnavailableError:
         """The failure of a group's first operation with the death that caused it, if one becomes known soon."""

@@ -29,10 +29,11 @@ from typing import TYPE_CHECKING, Any
 from partreduce.runtime.transport.admission import Admission
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.credit import Account, Bound, Tally
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.doorbell import Doorbell
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.own_host import own_host
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, PeerWatch
+from partreduce.runtime.transport.waiting import GoneError, LateError, NoSigns, Wait
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.extras import load
 
@@ -112,7 +113,7 @@ class Mailbox:
     ) -> None:
         self.rank, self.timeout = rank, timeout
         self.bound = bound or Bound.of_largest(max_bytes)
-        self._heartbeat = heartbeat
+        self._heartbeat = heartbeat or NoSigns()
         self._accounts: dict[int, Account[Message]] = {}
         self._notes = Notes(store, f"mailbox/{key}")
         self._deliver = deliver
@@ -246,29 +247,27 @@ class Mailbox:
     def _wait(
         self,
         done: Callable[[], bool],
-        heartbeat: SignsOfLife | None,
+        heartbeat: SignsOfLife,
         members: Sequence[int],
         round_: int | None,
         purpose: str = "",
     ) -> None:
         """Wait for what the side thread brings about; `done` is asked under the lock."""
-        start = time.monotonic()
-        watch = None if heartbeat is None else PeerWatch(heartbeat, members, round_)
-        while True:
-            with self._changed:
-                if self._changed.wait_for(lambda: done() or self._failure is not None, GLANCE_SECONDS):
-                    if self._failure is not None:
-                        raise GoneError(f"a message could not be delivered ({self._cause})")
-                    return
-            if watch is not None and (why := watch.gone()) is not None:
-                raise GoneError(why)
-            if self._closing and purpose:
-                raise GoneError(f"the run ended while this worker waited {purpose}")
-            if time.monotonic() > start + self.timeout:
-                if heartbeat is None:
-                    raise GoneError(f"this worker waited {purpose} for {self.timeout:g} s")
-                silent = heartbeat.waits_for(members, self.timeout)
-                raise GoneError(f"{silent} (while this worker waited {purpose})" if purpose else silent)
+        has_come = False
+
+        def is_over() -> bool:
+            nonlocal has_come
+            has_come = done()
+            return has_come or self._failure is not None or (self._closing and bool(purpose))
+
+        try:
+            Wait(heartbeat, members, self.timeout, round_).until(self._changed, is_over)
+        except LateError as error:
+            raise GoneError(f"{error} (while this worker waited {purpose})" if purpose else str(error)) from None
+        if self._failure is not None:
+            raise GoneError(f"a message could not be delivered ({self._cause})")
+        if not has_come:
+            raise GoneError(f"the run ended while this worker waited {purpose}")
 
     def _account(self, peer: int) -> Account[Message]:
         """What is owed to and by a peer; under the lock."""
@@ -343,9 +342,9 @@ class Mailbox:
                 self._bell.close()
 
     def _address(self, to: int) -> str:
-        deadline = time.monotonic() + self.timeout
+        deadline = Deadline(self.timeout)
         while (address := self._notes.read(f"address/{to}")) is None:
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 raise UnavailableError(f"worker {to}: left no address for messages within {self.timeout:g} s")
             time.sleep(POLL_SECONDS)
         return address

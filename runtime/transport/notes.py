@@ -10,6 +10,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.store_line import line_to, root_store
 from partreduce.topo.errors import UnavailableError
 
@@ -62,9 +63,9 @@ class Notes:
         """
         bare: Any = self._store  # torch's stubs lack its timeout
         limit = bare.timeout.total_seconds() if self._line is None else self._line.timeout
-        deadline = time.monotonic() + limit
+        deadline = Deadline(limit)
         while (text := self.read(key)) is None:
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 raise UnavailableError(f"store: nobody left the note {self.place(key)!r} within {limit:g} s")
             time.sleep(POLL_SECONDS)
         return text

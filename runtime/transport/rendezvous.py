@@ -131,6 +131,11 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
     return world
 
 
+def has_joined() -> bool:
+    """Whether this process is, or was until its failure, part of a run."""
+    return bool(_worlds)
+
+
 def forget(world: World) -> None:
     """Let the next optimizer of this process start from scratch after a failure."""
     ended = world.kin()

@@ -14,8 +14,9 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.bounded import Deadline
+from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.torch_api import PrefixStore, TCPStore
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS
 from partreduce.topo.errors import StoreLostError
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class StoreLine:
         deadline = Deadline(self.timeout)
         with self._changed:
             while not question.answered and self.problem is None:
-                self._changed.wait(deadline.slice())
-                if not question.answered and deadline.is_over():
+                self._changed.wait(min(GLANCE_SECONDS, max(0.0, deadline.left)))
+                if not question.answered and deadline.is_over:
                     self._lose(f"it gave no answer for {self.timeout:g} s")
         if question.answered:
             answer: Answer = question.answer  # type: ignore[assignment]  # what this very action returned

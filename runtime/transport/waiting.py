@@ -13,8 +13,11 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
+from partreduce.runtime.transport.deadline import Deadline
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import threading
+    from collections.abc import Callable, Iterable
 
     from partreduce.topo.errors import UnavailableError
 
@@ -32,6 +35,10 @@ SHARE = 32
 
 class GoneError(Exception):
     """A member that can no longer come; the text says why."""
+
+
+class LateError(GoneError):
+    """The timeout has passed; the text says for whom this worker waited."""
 
 
 class SignsOfLife(Protocol):
@@ -58,15 +65,62 @@ class SignsOfLife(Protocol):
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
         """For whom a worker waits, down the chain of waiting, as a clause."""
 
+    def sees_silence(self, members: Iterable[int]) -> bool:
+        """Whether it is known already who holds up a worker that waits for these."""
+
+
+class NoSigns:
+    """Where nobody gives signs of life: only its timeout ends a wait."""
+
+    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as the others
+        """Nobody is known to be."""
+        return None
+
+    def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
+        """As above."""
+        return frozenset()
+
+    def store_lost(self) -> UnavailableError | None:
+        """As above."""
+        return None
+
+    def news(self) -> int:
+        """None."""
+        return 0
+
+    def doing(self, text: str, waits: Iterable[int] = ()) -> None:
+        """Nobody asks."""
+
+    def watch(self, members: Iterable[int]) -> None:
+        """There is nothing to see."""
+
+    def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
+        """As it is."""
+        names = ", ".join(f"worker {rank}" for rank in members)
+        return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
+
+    def sees_silence(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
+        """There is nothing more to find out."""
+        return True
+
 
 class PeerWatch:
     """When somebody who waits for `members` looks at what the others have noted: often at no cost, closely at times."""
 
     def __init__(self, heartbeat: SignsOfLife, members: Iterable[int], round_: int | None = None) -> None:
-        self._heartbeat, self._members, self._round = heartbeat, tuple(members), round_
+        self._heartbeat, self._round = heartbeat, round_
+        self.turn_to(members)
+
+    def turn_to(self, members: Iterable[int]) -> None:
+        """From now on it is for these; what they have noted is looked at a while from now."""
+        self._members = tuple(members)
         self._glance = time.monotonic() + GLANCE_SECONDS
         self._look = time.monotonic() + LOOK_SECONDS
         self._news = 0
+
+    def only_for(self, members: Iterable[int]) -> None:
+        """The others have come."""
+        self._members = tuple(members)
 
     @property
     def next(self) -> float:
@@ -90,6 +144,69 @@ class PeerWatch:
     def gone(self) -> str | None:
         """Why a member cannot come any more, as a clause, where a look is due; None if nothing is known."""
         return self._heartbeat.gone(self._members, self._round) if self.is_due() else None
+
+
+class Wait(PeerWatch):
+    """One wait for `members`: it ends early where one can no longer come, and else by a timeout.
+
+    Time in which this process itself was stopped does not count. Where the timeout has passed and nobody is known yet
+    who holds this worker up, it waits a little longer to find out.
+
+    Args:
+        heartbeat: knows of the others.
+        members: for whom.
+        timeout: seconds.
+        round_: of the operation, where members may have ended before it.
+        why: asked in place of the heartbeat why it makes no sense to wait any longer; it may raise by itself.
+    """
+
+    def __init__(
+        self,
+        heartbeat: SignsOfLife,
+        members: Iterable[int],
+        timeout: float,
+        round_: int | None = None,
+        *,
+        why: Callable[[], str | None] | None = None,
+    ) -> None:
+        super().__init__(heartbeat, members, round_)
+        self._why, self._deadline = why, Deadline(timeout)
+
+    def begin_anew(self) -> None:
+        """What was waited for so far does not count: somebody else has a limit for it."""
+        self._deadline.renew()
+
+    def look(self) -> None:
+        """Called between two pauses, several times a second.
+
+        Raises:
+            GoneError: there is nothing to wait for any more, or it took too long.
+        """
+        if self.is_due():
+            why = self._heartbeat.gone(self._members, self._round) if self._why is None else self._why()
+            if why is not None:
+                raise GoneError(why)
+        if self.is_over():
+            raise LateError(self._heartbeat.waits_for(self._members, self._deadline.seconds))
+
+    def is_over(self) -> bool:
+        """Whether the timeout has passed, and it is known, or was looked for, who holds this worker up."""
+        left = self._deadline.left
+        if left >= 0:
+            return False
+        return left < -DIAGNOSE_SECONDS or self._heartbeat.sees_silence(self._members)
+
+    def until(self, condition: threading.Condition, done: Callable[[], bool]) -> None:
+        """Wait for what another thread brings about, which it tells the condition; `done` is asked under its lock.
+
+        Raises:
+            GoneError: as `look`.
+        """
+        while True:
+            with condition:
+                if condition.wait_for(done, GLANCE_SECONDS):
+                    return
+            self.look()
 
 
 class RunningWork(Protocol):

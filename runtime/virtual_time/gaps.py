@@ -165,8 +165,8 @@ class GapTiming(Timing):
         worker = min(range(len(steps)), key=steps.__getitem__)
         if steps[worker] < len(self._seconds):
             raise ScheduleError(
-                f"when.gap: worker {worker} waits for ever in step {steps[worker]}; `partreduce gaps` says of a "
-                "setting whether it is live"
+                f"when.gap: worker {worker} waits for ever in step {steps[worker]}; `partreduce verify --gaps` says "
+                "of a setting whether it is live"
             )
 
     def _follow(self, step: Step, *, adds_own: bool) -> None:

@@ -117,7 +117,7 @@ def predict(
         step = run.per_step(warm_up=num_rounds // 4)
     apart = exchange or Exchange()
     largest, mean = _age_of_rounds(schedule)
-    arrays = (prove_memory(schedule).entry or {})["arrays"]
+    arrays = (prove_memory(schedule).numbers or {})["arrays"]
     return Prediction(
         step,
         cost.per_step + apart.seconds,

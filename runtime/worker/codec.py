@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,24 @@ def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.
     if how.codec is Codec.INT8 and device.type == "cuda":
         raise MissingFeatureError("codec: 'int8' runs on CPU over gloo only; use bfloat16 or float16 on GPUs")
     return schedule if how == strategy.how else _with_how(schedule, how)
+
+
+NORMALISES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "Lion", "LAMB", "Lamb")
+"""What is in the names of optimizers that take steps of one size, however small a gradient is."""
+
+
+def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) -> None:
+    """Say what eight bits cost an optimizer that divides each gradient by its own size."""
+    strategy, names = schedule.strategy, [base.__name__ for base in type(optimizer).__mro__]
+    if strategy.how.codec is not Codec.INT8 or not strategy.averages_gradients:
+        return
+    if any(word in name for name in names for word in NORMALISES):
+        warnings.warn(
+            f"partreduce: codec int8 with {names[0]}, which divides each gradient by its own size: what rounding "
+            "leaves of small ones becomes whole steps, the same on all workers, so weights may move elsewhere than "
+            "without a codec (docs/codecs.md); use bfloat16 or float16, or SGD",
+            stacklevel=4,
+        )
 
 
 def _changed(how: How, codec: Codec) -> How:

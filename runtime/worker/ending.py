@@ -78,9 +78,11 @@ class Ending:
     def evaluating(self) -> Iterator[None]:
         """Inside, no step may be taken."""
         self.state = EVALUATING
+        self.stepper.model_use.detach()
         try:
             yield
         finally:
+            self.stepper.model_use.attach()
             if self.state == EVALUATING:
                 self.state = RUNNING
 
@@ -106,6 +108,7 @@ class Ending:
         # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
         average_everywhere(run.mean_reducers, members, self.stepper.steps, round_ - 1)
         self.state = FINISHED
+        self.stepper.model_use.detach()
         runner.close()
         run.reducer.heartbeat.stop()
         run.reducer.recorder.write_trace()
@@ -115,6 +118,7 @@ class Ending:
     def _fail(self, error: PartreduceError) -> None:
         """Destroy the groups first, so that peers learn at once; then say what happened."""
         self.state = BROKEN
+        self.stepper.model_use.detach()
         world, heartbeat = self.run.reducer.world, self.run.reducer.heartbeat
         world.abandon()
         self.runner.abandon()

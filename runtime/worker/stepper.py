@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partreduce.runtime.averaging.gradient_watch import GradientWatch, MeansWatch
-from partreduce.runtime.averaging.gradients import unscale
+from partreduce.runtime.averaging.gradients import own_gradients, unscale
+from partreduce.runtime.worker.model_use import ModelUse
 from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Stepper:
         # What is changed after it has left is refused and not warned of.
         self._watch = GradientWatch(run.flat) if runner.averages_gradients and not runner.sends_early else None
         self._means = MeansWatch(run.flat)
+        self.model_use = ModelUse(run, runner, self)
         runner.follow(lambda: self._steps)
 
     @property
@@ -81,6 +83,41 @@ class Stepper:
         """
         round_, step = self.round, self.steps
         self._refuse_changes(first=step % self.run.pace == 0)
+        self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
+        self.declare()
+        self.run.applier.scaled = found_inf is not None
+        if skip or found_inf is not None:
+            own_gradients(self.run.flat.slots())
+        if found_inf is not None and scale is not None:
+            unscale(self.optimizer, scale)
+        if self.runner.averages_gradients:
+            loss = self._step_with_mean_gradients(closure, skip=skip)
+        else:
+            loss, closure = self._closed_tables(closure)
+            self.runner.before_step(step, round_, first=step % self.run.pace == 0)
+            if not skip and not (found_inf is not None and bool(found_inf)):
+                loss = self._step_alone(closure, loss)
+        self._count(self._steps + 1)
+        self.run.tables.stepped()
+        if self.steps % self.run.pace == 0:
+            self._end_round(step, round_)
+        return loss
+
+    def _step_alone(self, closure: Callable[[], Any] | None, loss: Any) -> Any:  # noqa: ANN401 - as above
+        """A step with this worker's own gradients; the closure's loss, or the one that is known."""
+        if closure is None:
+            self.optimizer.step()
+            return loss
+        loss = self.optimizer.step(closure)
+        self.model_use.refuse()
+        return loss
+
+    def _refuse_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+        """Refuse what does not go with how and when gradients travel.
+
+        Raises:
+            InputError: as said.
+        """
         if self.run.tables:
             self._refuse_with_tables(skip=skip, scaled=found_inf is not None)
         if skip and self._averaged:
@@ -105,24 +142,6 @@ class Stepper:
                 "average_gradients: the gradients that it sent still bore the GradScaler's scale, which is another one "
                 "when they come back; call scaler.unscale_(optimizer) before it"
             )
-        self.declare()
-        self.run.applier.scaled = found_inf is not None
-        if found_inf is not None and scale is not None:
-            unscale(self.optimizer, scale)
-        if self.runner.averages_gradients:
-            loss = self._step_with_mean_gradients(closure, skip=skip)
-        else:
-            loss, closure = self._closed_tables(closure)
-            self.runner.before_step(step, round_, first=step % self.run.pace == 0)
-            if not skip and not (found_inf is not None and bool(found_inf)):
-                loss = self.optimizer.step(closure) if closure is not None else loss
-                if closure is None:
-                    self.optimizer.step()
-        self._count(self._steps + 1)
-        self.run.tables.stepped()
-        if self.steps % self.run.pace == 0:
-            self._end_round(step, round_)
-        return loss
 
     def _serves_tables(self, after_averaging: Callable[[], object] | None) -> bool:
         """Hand out this worker's rows for a step of the others', and take their gradients; whether anybody steps."""
@@ -193,6 +212,7 @@ class Stepper:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            self.model_use.refuse()
         if self._watch is not None and not skip and not self._averaged:
             self._watch.look(unscaled=self.run.applier.scaled)
         if skip:
@@ -232,6 +252,7 @@ class Stepper:
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
         self.run.tables.close_step()
+        own_gradients(self.run.flat.slots())
         with self._means_in_place():
             self.runner.before_step(self.steps, self.round, first=True)
         self._count(self._steps + self.runner.more)
@@ -289,6 +310,7 @@ class Stepper:
     def _refuse_changes(self, *, first: bool) -> None:
         """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
         flat = self.run.flat
+        self.model_use.refuse()
         flat.check()
         self.run.tables.check()
         flat.refuse_foreign(self.optimizer)
@@ -325,6 +347,7 @@ class Stepper:
                     "join(after_averaging=...)"
                 )
             if self.runner.averages_gradients:
+                own_gradients(self.run.flat.slots())
                 self.optimizer.zero_grad(set_to_none=False)
                 if not self._serves_tables(after_averaging):
                     self.uneven_inputs.close()

@@ -29,8 +29,9 @@ MAX_WORKERS = 1_000_000
 class EdgeTable:
     """A graph file as read, before anybody says what it is for.
 
-    `partreduce import` asks for shares (`weighted`); `partreduce gaps` asks only who sends to whom (`graph`), so that
-    weights that are no shares, such as distances, do not matter to it. An edge of a directed file goes from source to
+    `partreduce import` asks for shares (`weighted`); `partreduce verify --gaps` asks only who sends to whom (`graph`),
+    so that weights that are no shares, such as distances, do not matter to it. An edge of a directed file goes from
+    source to
     target: the source sends, the target hears. An edge of an undirected file goes both ways.
     """
 

@@ -154,8 +154,8 @@ def check_cluster(cluster: Cluster, model_bytes: int | None = None) -> Hardware:
         raise InputError(f"cluster {cluster}: has 1 worker and nobody to average with; 2 workers are the least")
     if cluster.hardware is None:
         raise InputError(
-            f"cluster {cluster}: its links are unknown; give --nic-bandwidth and --intra-bandwidth, or a "
-            "cluster file (`partreduce profile` measures one)"
+            f"cluster {cluster}: its links are unknown; give --set nic=… and --set inside=…, or a "
+            "cluster file (`partreduce measure` writes one)"
         )
     bytes_of(cluster.hardware, model_bytes)
     return cluster.hardware

@@ -14,7 +14,7 @@ SHOWN = (
     "partreduce show",
     "partreduce verify schedule",
     "partreduce simulate",
-    "partreduce compare",
+    "partreduce simulate",
     "partreduce design 2x2 --using",
 )
 ROW = re.compile(

@@ -23,7 +23,7 @@ from benchmarks.papers.skew import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Fou
 
 
 def seconds_of(where, steps=64):
-    made = next(made for made in eager_sgd.experiments() if made.setting.name == where)
+    made = next(made for made in eager_sgd.PAPER.experiments() if made.setting.name == where)
     return step_seconds(made.setting, made.shape, steps, 0)
 
 
@@ -83,11 +83,11 @@ def test_a_reader_does_not_see_padding_and_evaluates_in_parts():
 
 def test_every_cell_names_a_contestant_and_is_run_once():
     known = {contestant.name for contestant in contestants(lambda *_: None)}
-    wanted = [(made.setting.name, name) for made in eager_sgd.experiments() for name in made.contestants]
+    wanted = [(made.setting.name, name) for made in eager_sgd.PAPER.experiments() for name in made.contestants]
     assert {name for _, name in wanted} <= known
     assert len(set(wanted)) == len(wanted)
-    for part in eager_sgd.PARTS[1:]:
-        assert eager_sgd.experiments(part), part
+    for part in eager_sgd.PARTS:
+        assert eager_sgd.PAPER.experiments(part), part
     assert quorum_of("half", 16).quorum == 8
     assert quorum_of("all but one", 16).quorum == 15
 
@@ -188,7 +188,7 @@ def test_the_labs_rows_say_what_its_cells_say():
     )
     assert made[eager_sgd.IN_TIME, f"{where}: All-Reduce"].measured == pytest.approx(0.485), "half-way at that instant"
     assert made[eager_sgd.ROUNDS, f"{where}: majority"].measured == pytest.approx(6.4)
-    results = eager_sgd.results_of(cells)
+    results = eager_sgd.PAPER.results(cells)
     again = Results.of_text(results.to_text())
     assert [row.key for row in again.rows] == [row.key for row in results.rows]
     assert set(results.why) <= {row.figure for row in results.rows}

@@ -230,7 +230,7 @@ def test_hops_rows_say_what_its_cells_say(tmp_path):
     faster = made[hop.F19, "svm: ring-based, backup 1, skip 10"]
     assert (faster.measured, faster.paper) == (pytest.approx(780 * 30 / (220 * 45)), 2.0)
     assert (hop.F12, "svm: ring-based, backup 1") not in made, "Figure 12 compares graphs"
-    results = hop.results_of(found)
+    results = hop.PAPER.results(found)
     assert len({curve.plot for curve in results.curves}) == 2, "where some are slow"
     one = replace(results, curves=results.curves[:1])
     assert {path.name for path in pictures.draw(one, tmp_path)} == {
@@ -252,7 +252,7 @@ def test_every_experiment_names_contestants_of_the_lab():
     for part, listed in pipe_sgd.PARTS.items():
         for experiment in listed():
             assert set(experiment.contestants) <= known, (part, set(experiment.contestants) - known)
-            assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.RECOMMENDED))
+            assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.TO_TARGET))
     for names in prague.EXPERIMENTS.values():
         assert set(names) <= known
     wanted = [(e.setting.name, name) for made in hop.PARTS.values() for e in made() for name in e.contestants]
@@ -282,8 +282,8 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     slow = Setting(name="digits, one 4× slow", rate="1gbit", compute=0.02, slow=((2, 4.0),), momentum=0.9)
     skipping = name_of("ring-based", hop.SKIPS[1])
     listed = [
-        cells.Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
-        cells.Experiment(setting=slow, shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
+        cells.Experiment(settings=(tiny,), shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
+        cells.Experiment(settings=(slow,), shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
     ]
     found = cells.run("tiny", listed, minutes=2.0, profile=False)
     assert [block.contestant for block in found.blocks()[tiny.name]] == ["flat ring"]
@@ -292,9 +292,9 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     assert [at >= 12 for at in skipped.cells[0].steps] == [True] * 4, "also the one that could not take them all"
     assert skipped.cells[0].curve[-1][0] > 4
     assert not found.notes
-    made = pipe_sgd.rows(found)
+    made = list(pipe_sgd.rows(found))
     assert [kept.key for kept in made] == [(pipe_sgd.STEP, "digits, 2x1, 200 Mbit/s: D-Sync")]
     assert (hop.STEP, "digits, one 4× slow: ring-based, backup 1, skip 10") in {kept.key for kept in hop.rows(found)}
     # Two workers exchange one model each way: 2.19 MB over 25 MB/s, and 20 ms of computing.
     assert made[0].measured > 1e3 * (0.02 + 2.19e6 / 25e6)
-    assert pipe_sgd.rows(cells.Cells.read("tiny")) == made
+    assert list(pipe_sgd.rows(cells.Cells.read("tiny"))) == made

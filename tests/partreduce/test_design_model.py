@@ -202,7 +202,7 @@ def test_slow_workers_keep_a_common_pace_beside_tables():
 
 def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(place, tmp_path):
     output = tmp_path / "schedule.json"
-    words = ["design", "2x2", "--model", place + "build", "--nic-bandwidth", "25MB/s", "--effort", "0.2"]
+    words = ["design", "2x2", "--model", place + "build", "--set", "nic=25MB/s", "--effort", "0.2"]
     done = CliRunner().invoke(build_app(), [*words, "--name", "hybrid", "-o", str(output), "--json"])
     assert done.exit_code == 0, done.output
     schedule = load_schedule(output)
@@ -219,7 +219,7 @@ def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_p
     for name, what in (("plain", Routes()), ("hybrid", Routes(tables=(words,)))):
         write_schedule(tmp_path / f"{name}.json", Schedule(name, CLUSTER, AllReduce(what=what)))
     files = [str(tmp_path / "plain.json"), str(tmp_path / "hybrid.json")]
-    asked = ["compare", *files, "--model-bytes", "1MB", "--nic-bandwidth", "25MB/s", "--json"]
+    asked = ["simulate", *files, "--model-bytes", "1MB", "--set", "nic=25MB/s", "--json"]
     done = CliRunner().invoke(build_app(), [*asked, "--touched", "words=1%:2%:4%"])
     plain, hybrid = json.loads(done.stdout)["schedules"]
     assert hybrid["runs"] == "1 sharded"

@@ -1,4 +1,4 @@
-"""`partreduce gaps`: inputs, JSON, exit codes and pictures."""
+"""`partreduce verify --gaps`: inputs, JSON, exit codes and pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import networkx as nx
 import pytest
 
 from helpers.command_runs import runner
-from partreduce.commands.gaps import command
+from partreduce.commands.verify import command
 from partreduce.graph_input import load_graph
 from partreduce.report.gaps import draw_gaps, draw_trace
 from partreduce.schedulers.imports import import_schedule
@@ -30,7 +30,7 @@ run = runner(command)
 
 
 def test_json_has_exactly_the_promised_keys():
-    result = run("directed-ring:3", "--max-ig", "1", "--json")
+    result = run("directed-ring:3", "--set", "max-ig=1", "--json")
     document = json.loads(result.stdout)
     assert list(document) == KEYS
     assert document["exact_bound"] == document["attained"] == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
@@ -40,19 +40,19 @@ def test_json_has_exactly_the_promised_keys():
 
 
 def test_unbounded_pairs_are_null_and_nothing_is_explored_on_request():
-    document = json.loads(run("ring:4", "--backup", "1", "--json").stdout)
+    document = json.loads(run("ring:4", "--set", "backup=1", "--json").stdout)
     assert document["exact_bound"][0] == document["attained"][0] == [0, None, None, None]
     assert json.loads(run("ring:4", "--json", "--max-states", "0").stdout)["attained"] is None
 
 
 def test_a_dead_setting_ends_with_1_and_names_the_circle():
-    result = run("directed-ring:3", "--max-ig", "0")
+    result = run("directed-ring:3", "--set", "max-ig=0")
     assert result.return_value == 1
     assert "enter 0" in result.stdout
 
 
 def test_people_see_paper_exact_and_attained_side_by_side():
-    shown = run("ring:6", "--notify-ack").stdout
+    shown = run("ring:6", "--set", "notify-ack=yes").stdout
     assert "paper" in shown
     assert "exact" in shown
     assert "attained" in shown
@@ -154,16 +154,16 @@ def test_a_schedule_that_keeps_a_gap_is_bounded_as_it_runs_unless_options_ask_ot
     path = tmp_path / "kept.json"
     path.write_text(json.dumps(dump_schedule(schedule)))
     for graph, asked, same in (
-        (str(path), [], ["--max-ig", "5", "--staleness", "4"]),
-        (str(path), ["--max-ig", "1"], ["--max-ig", "1"]),
+        (str(path), [], ["--set", "max-ig=5", "--set", "staleness=4"]),
+        (str(path), ["--set", "max-ig=1"], ["--set", "max-ig=1"]),
     ):
-        found = run(graph, *asked, "--json", "--max-states", "0")
+        found = run(graph, "--gaps", *asked, "--json", "--max-states", "0")
         assert found.stdout == run("directed-ring:3", *same, "--json", "--max-states", "0").stdout
 
 
 def test_bad_options_are_input_errors():
-    with pytest.raises(InputError, match="--backup"):
-        run("ring:4", "--backup", "x")
+    with pytest.raises(InputError, match="--set backup"):
+        run("ring:4", "--set", "backup=x")
     with pytest.raises(UnknownError, match="1024"):
         run("ring:2000")
 

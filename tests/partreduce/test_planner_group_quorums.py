@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from partreduce import Job, load_schedule, plan
-from partreduce.planner import group_quorums, group_runs, quorums
-from partreduce.planner.group_quorums import Trials, based, starts_of
-from partreduce.planner.group_runs import figures_of, of_calls, period_of, sizes_of
+from partreduce.planner import quorum_runs, quorums
 from partreduce.planner.imbalance import imbalances
 from partreduce.planner.left_out import not_weighed
 from partreduce.planner.measuring import measure
-from partreduce.planner.quorums import Costs, by, run
+from partreduce.planner.quorum_runs import Costs, by, costs_of, figures_of, of_calls, period_of, run, sizes_of
+from partreduce.planner.quorums import Trials, based, starts_of
 from partreduce.planner.work import payer
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers.registry import build
@@ -137,8 +136,8 @@ def test_a_round_costs_what_its_sums_do_however_many_steps_it_has(pace):
     asked = job("2x2")
     phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [range(4)]))
     schedule = Schedule("s", asked.cluster, Static(phases=GroupPhases(phases), pace=pace))
-    (base,) = based([measure(schedule, group_quorums._calm(asked))], asked)
-    costs = group_runs._costs(base, asked)
+    (base,) = based([measure(schedule, quorums._calm(asked))], asked)
+    costs = costs_of(base, asked)
     assert costs.sum_seconds == pytest.approx(communication(schedule, ONE_SLOW, form=base.form).per_round)
     assert costs.word == max(ONE_SLOW.inside.latency, ONE_SLOW.nic.latency)
 
@@ -149,13 +148,13 @@ def trials(asked, effort=100.0):
 
 
 def bases(asked, names=("node-then-all", "pairs-pairs-all")):
-    calm = group_quorums._calm(asked)
+    calm = quorums._calm(asked)
     return based([measure(build(name, asked.cluster), calm) for name in names], asked)
 
 
 @pytest.mark.parametrize("disturbance", [None, RandomSlowdown(6.0)], ids=["one always slow", "each now and then"])
 def test_the_choice_is_as_good_as_the_best_of_all_schedules_quorums_and_queues(disturbance, monkeypatch):
-    monkeypatch.setattr(quorums, "LEAST_ROUNDS", 60)
+    monkeypatch.setattr(quorum_runs, "LEAST_ROUNDS", 60)
     slow = ((3, 5.0),) if disturbance is None else ()
     asked = job("2x2", replace(THIN, slowdown=slow, jitter=0.02), disturbance=disturbance)
     listed = bases(asked)
@@ -186,7 +185,7 @@ def test_without_time_or_room_nothing_is_run_and_that_is_said():
     assert any(words.startswith("solo in each group of") for words in left_out)
     clock = Clock(seconds=1000.0, effort=1.0)
     tight = replace(asked, max_queues=3.9 * THIN.model_bytes)
-    assert group_quorums.group_quorum_options(tight, clock, 1.0, left_out.append) == []
+    assert not [one for one in quorums.quorum_options(tight, clock, 1.0, left_out.append) if one.quorum.of]
     assert clock.position() < 0.5, "figures cost time as well"
 
 
@@ -196,7 +195,7 @@ def test_limits_hold_for_quorums_too():
     assert all(option.quorum.of for option in found.options if option.quorum)
     line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
     assert "as fast as All-Reduce in every step" in line, "which the limits leave out"
-    with pytest.raises(UnknownError, match="no quorum was found within the limits; raise --max-group"):
+    with pytest.raises(UnknownError, match="no quorum was found within the limits; raise --max group"):
         plan(replace(asked, limits=Limits(max_group=2), max_queues=1.0))
 
 

@@ -100,7 +100,7 @@ def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too() 
     chosen = recommend(options, asked)
     assert chosen.how.codec is not Codec.NONE
     assert chosen.time < recommend(competitors(job()), job()).time
-    against = best_plain(options)
+    against = best_plain(options, asked)
     assert against is not None
     assert against.how.codec is not Codec.NONE
     usual = [option for option in baselines(options) if option.is_usual]
@@ -209,7 +209,7 @@ def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less() -> N
 
 def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "pick.json"
-    asked = ["design", "2x2", "--nic-bandwidth", "5MB/s", "--model-bytes", "2MB", "--time-limit", "1s", "--json"]
+    asked = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--time-limit", "1s", "--json"]
     assert main([*asked, "--when", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)["recommendation"]
     assert (answer["when"], answer["codec"], answer["sending"]) == ("pipeline", "int8", "whole")

@@ -45,7 +45,18 @@ def test_random_jobs_are_answered_truly(number):
 
 def test_the_same_effort_answers_the_same_in_another_process_beside_busy_loops():
     """Neither load nor the seed of string hashes, which differs from process to process, changes a byte."""
-    arguments = ["design", "3,2", "--model-bytes", "552MB", "--slow", "1:2x", "--data", "per-worker", "--effort", "0.5"]
+    arguments = [
+        "design",
+        "3,2",
+        "--model-bytes",
+        "552MB",
+        "--set",
+        "slow=1:2x",
+        "--data",
+        "per-worker",
+        "--effort",
+        "0.5",
+    ]
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
     try:
         environment = os.environ | {"PYTHONHASHSEED": "1"}
@@ -107,9 +118,9 @@ def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
     base = ["design", "4x4", "--model-bytes", "552MB", "--form", "ring", "--effort", "0.5", "--json"]
     asked = {
         "feasible": (0, []),
-        "optimal": (0, ["--objective", "consensus-distance", "--max-communication", "207ms"]),
-        "infeasible": (4, ["--max-communication", "1us"]),
-        "unknown": (3, ["--max-communication", "110.4ms", "--max-consensus-distance", "3/10"]),
+        "optimal": (0, ["--objective", "consensus-distance", "--max", "communication=207ms"]),
+        "infeasible": (4, ["--max", "communication=1us"]),
+        "unknown": (3, ["--max", "communication=110.4ms", "--max", "consensus-distance=3/10"]),
     }
     for status, (code, options) in asked.items():
         assert main([*base, *options]) == code, status

@@ -10,7 +10,7 @@ import pytest
 
 from partreduce import Job, load_schedule, plan
 from partreduce.__main__ import main
-from partreduce.planner import quorums
+from partreduce.planner import quorum_runs, quorums
 from partreduce.planner.imbalance import imbalances
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.recommend import permitted
@@ -81,26 +81,27 @@ def test_equal_workers_need_no_quorum():
 def test_queues_suit_the_longest_step_and_the_memory():
     asked = job(hardware=ONE_SLOW)
     seconds = quorums.sampled(asked.compute_times(), 8)
-    costs = quorums.costs_of(quorums.all_reduce(asked), asked)
-    late = {one.quorum: one.staleness for one in quorums.settings(asked, seconds, costs)}
+    base = quorums.all_reduce(asked)
+    late = {one.quorum: one.staleness for one in quorums.settings(base, asked, seconds)}
     assert late[7] < late[4] < late["solo"], "so many rounds pass while the slow worker computes"
     tight = replace(asked, max_queues=8e6)
-    made = quorums.settings(tight, seconds, costs)
+    made = quorums.settings(base, tight, seconds)
     assert {one.staleness for one in made} == {3}, "two arrays for each result, and two besides"
     with pytest.raises(UnknownError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
         plan(replace(asked, max_queues=1e6, effort=2.0))
-    two = [one.quorum for one in quorums.settings(job("2x1"), seconds[:, :2], costs)]
+    pair = job("2x1")
+    two = [one.quorum for one in quorums.settings(quorums.all_reduce(pair), pair, seconds[:, :2])]
     assert two == ["majority", "solo"]
 
 
 def test_the_price_of_lateness_is_a_pipelines_in_proportion():
     asked = job()
     delay = asked.steps_model.delay
-    assert quorums.price_of(0.0, asked) == 0
-    assert quorums.price_of(0.25, asked) == pytest.approx(delay / 4)
-    assert quorums.price_of(2.5, asked) == pytest.approx(2.5 * delay)
+    assert quorum_runs.price_of(0.0, asked) == 0
+    assert quorum_runs.price_of(0.25, asked) == pytest.approx(delay / 4)
+    assert quorum_runs.price_of(2.5, asked) == pytest.approx(2.5 * delay)
     sharp = replace(asked, curvature=1.5)
-    assert quorums.price_of(0.5, sharp) == float("inf"), "a whole step late diverges there"
+    assert quorum_runs.price_of(0.5, sharp) == float("inf"), "a whole step late diverges there"
 
 
 def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
@@ -128,7 +129,7 @@ def test_which_quorum_pays_for_which_imbalance():
 def test_long_steps_by_command_line(tmp_path, capsys):
     path, picture = tmp_path / "quorum.json", tmp_path / "quorums.svg"
     main(
-        ["design", "3x1", "--when", "quorum", "--disturb", "hop", "--model-bytes", "1MB", "--effort", "quick",
+        ["design", "3x1", "--when", "quorum", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
          "-o", str(path), "--plot", str(picture)]
     )  # fmt: skip
     shown = " ".join(capsys.readouterr().out.split())

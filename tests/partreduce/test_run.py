@@ -106,3 +106,23 @@ def test_a_refuted_schedule_is_run_and_said_to_be_refuted(tmp_path):
     done = WARM.run(*command)
     assert done.returncode == 0
     assert done.stderr.count("consensus is refuted") == 1, done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("uses", [False, True])
+def test_a_script_that_trains_without_the_schedule_it_was_started_with_is_told_its_three_lines(tmp_path, uses):
+    script, schedule = tmp_path / "script.py", tmp_path / "s.json"
+    wraps = "optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ['PARTREDUCE_SCHEDULE'])\n"
+    script.write_text(
+        "import os, sys, torch, partreduce\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        f"{wraps if uses else ''}model(torch.ones(2)).sum().backward()\noptimizer.step()\n"
+        f"{'optimizer.finish()' if uses else ''}\nsys.exit(0)\n"
+    )
+    assert main(["design", "1x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    done = WARM.run("partreduce", "run", "--schedule", str(schedule), str(script))
+    assert done.returncode == 0
+    told = [line for line in done.stderr.splitlines() if "ended without a DistributedOptimizer" in line]
+    assert len(told) == (0 if uses else 1)
+    assert ("partreduce.shard(data)" in done.stderr) is not uses
+    assert (wraps.strip().replace("'", '"') in done.stderr) is not uses

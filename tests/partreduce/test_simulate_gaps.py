@@ -27,7 +27,7 @@ def run(*arguments):
 
 
 def test_a_gap_is_said_beside_its_bound_and_drawn_over_time(file, tmp_path):
-    options = (file, "--compute", "1s", "--slow", "3:5", "--rounds", "40")
+    options = (file, "--set", "compute=1s", "--set", "slow=3:5", "--rounds", "40")
     picture = tmp_path / "gaps.svg"
     text = run(*options, "-o", picture)
     facts = json.loads(run(*options, "--json"))["gaps"]

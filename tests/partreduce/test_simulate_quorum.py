@@ -25,7 +25,7 @@ def run(*arguments):
 
 
 def test_rounds_are_told_and_drawn_over_time(file, tmp_path):
-    options = (file, "--compute", "1s", "--slow", "7:5", "--jitter", "0.02", "--rounds", "100")
+    options = (file, "--set", "compute=1s", "--set", "slow=7:5", "--set", "jitter=0.02", "--rounds", "100")
     picture = tmp_path / "rounds.svg"
     text = " ".join(run(*options, "-o", picture).split())
     facts = json.loads(run(*options, "--json"))["quorum"]

@@ -14,7 +14,7 @@ import partreduce
 from helpers import children
 from helpers.warm import WARM
 from partreduce.__main__ import main
-from partreduce.commands import EXIT_CODES, VERBS
+from partreduce.commands import EXIT_CODES, HIDDEN, VERBS
 from partreduce.console import console, fresh_terminal
 from partreduce.report.table import Column, table
 from partreduce.topo.document.schedule import load_schedule
@@ -113,7 +113,7 @@ def test_a_table_that_cannot_fit_folds_and_cuts_nothing():
 
 @pytest.mark.parametrize("width", [80, 60])
 def test_every_row_of_a_comparison_is_told_apart(figure_10, others, width):
-    lines = run("compare", figure_10, *others, COLUMNS=str(width)).stdout.splitlines()
+    lines = run("simulate", figure_10, *others, COLUMNS=str(width)).stdout.splitlines()
     for name in ("prague-figure-10", "allreduce-every-2-steps", "allreduce-every-4-steps"):
         assert sum(line.startswith(name + " ") for line in lines) == 1
     assert "…" not in "".join(lines)
@@ -121,7 +121,7 @@ def test_every_row_of_a_comparison_is_told_apart(figure_10, others, width):
 
 @pytest.mark.parametrize("width", [80, 60])
 def test_every_entry_of_the_catalogue_is_named_whole(width):
-    lines = run("catalogue", COLUMNS=str(width)).stdout.splitlines()
+    lines = run("design", "--list", COLUMNS=str(width)).stdout.splitlines()
     first = {line.split(" ")[0] for line in lines}
     assert set(partreduce.catalogue()) <= first
 
@@ -154,7 +154,7 @@ def test_a_reader_of_the_help_that_leaves_is_no_refutation():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", VERBS + HIDDEN)
 def test_a_reader_of_a_verbs_help_that_leaves_is_no_refutation(verb, tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
@@ -185,7 +185,7 @@ def test_closed_standard_output_is_no_internal_error(figure_10):
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "ascii:strict"])
 def test_encodings_that_lack_our_signs_get_plain_ones(figure_10, encoding):
-    commands = [["--help"], ["verify", figure_10, "--explain"], ["show", figure_10], ["gaps", "ring:4"]]
+    commands = [["--help"], ["verify", figure_10, "--explain"], ["show", figure_10], ["verify", "ring:4"]]
     done = each(*commands, PYTHONIOENCODING=encoding)
     printed = done.stdout.decode(encoding.partition(":")[0])
     assert b"Traceback" not in done.stderr
@@ -225,15 +225,15 @@ def test_process_substitution_can_be_read(figure_10):
     assert shell(f"partreduce verify {slow}").returncode == 0
     in_yaml = "<(echo '{num_nodes: 4, workers_per_node: 4}' | sed 's/^/# YAML starts with a comment here\\n/')"
     document = '{"format": "partreduce.cluster", "version": 1, "num_nodes": 4, "workers_per_node": 4}'
-    assert shell(f"partreduce compare {figure_10} --cluster <(echo '{document}')").returncode == 0
-    assert shell(f"partreduce compare {figure_10} --cluster {in_yaml}").returncode == 0
+    assert shell(f"partreduce simulate {figure_10} --cluster <(echo '{document}')").returncode == 0
+    assert shell(f"partreduce simulate {figure_10} --cluster {in_yaml}").returncode == 0
 
 
 def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
     document = "format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n"
     text = run("design", "-", "--using", "node-then-all", stdin=document).stdout
     assert json.loads(text)["cluster"] == {"num_nodes": 2, "workers_per_node": 2}
-    assert "3 workers" in run("gaps", "-", stdin="0 1\n1 2\n").stdout
+    assert "3 workers" in run("verify", "-", "--gaps", stdin="0 1\n1 2\n").stdout
     imported = json.loads(run("import", "-", "-o", "-", stdin="0 1\n1 2\n").stdout)
     assert imported["format"] == "partreduce.schedule"
 
@@ -283,10 +283,10 @@ def completed(words, current):
 
 
 def test_a_shell_completes_verbs_catalogue_names_and_choices():
-    assert completed("partreduce ca", 1) == ["catalogue"]
+    assert completed("partreduce me", 1) == ["measure"]
     assert completed("partreduce design 4x4 --using prague", 4) == ["prague-figure-10", "prague-inter-intra"]
-    assert completed("partreduce catalogue node-then", 2) == ["node-then-all"]
-    assert completed("partreduce compare a.json --form h", 4) == ["hierarchical"]
+    assert completed("partreduce design --list --using node-then", 4) == ["node-then-all"]
+    assert completed("partreduce simulate a.json --form h", 4) == ["hierarchical"]
     assert "per-worker" in completed("partreduce design 4x4 --data p", 4)
 
 
@@ -297,7 +297,7 @@ def test_completion_scripts_exist_for_the_common_shells(shell_name):
 
 
 def test_the_words_that_a_shell_offers_are_those_that_are_understood():
-    from partreduce.commands import design
+    from partreduce.commands import design_options as design
     from partreduce.planner.job import Data
     from partreduce.schedulers.synthesis.problem import Objective
 

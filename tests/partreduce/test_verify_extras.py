@@ -63,9 +63,9 @@ def test_a_function_without_period_says_what_it_needs(tmp_path: Path) -> None:
 def test_gap_bounds_are_judged(tmp_path: Path) -> None:
     path = tmp_path / "hop.json"
     write_schedule(path, registry.build("hop-figure-21", Cluster.regular(8, 1), setting="b"))
-    assert verify(str(path), "--gap", "hop:0.2681").returncode == 0
-    assert verify(str(path), "--gap", "hop:0.2682").returncode == 1
-    assert verify(str(path), "--gap", "0.2681").returncode == 65
+    assert verify(str(path), "--spectral-gap", "hop:0.2681").returncode == 0
+    assert verify(str(path), "--spectral-gap", "hop:0.2682").returncode == 1
+    assert verify(str(path), "--spectral-gap", "0.2681").returncode == 65
 
 
 def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path: Path) -> None:

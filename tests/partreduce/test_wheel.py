@@ -238,12 +238,12 @@ def test_every_extra_is_declared_and_brings_what_is_asked_for():
 def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
     run = base_install.command
     run("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
-    for verb in ("show", "simulate", "compare"):
-        run(verb, "schedule.json", cwd=tmp_path)
+    for arguments in (["show"], ["simulate"], ["simulate", "schedule.json"]):
+        run(*arguments, "schedule.json", cwd=tmp_path)
     run("simulate", "schedule.json", "-o", "trace.json", cwd=tmp_path)
     run("design", "2x4", "--time-limit", "3s", cwd=tmp_path)
-    run("gaps", "ring:4", cwd=tmp_path)
-    run("catalogue", cwd=tmp_path)
+    run("verify", "ring:4", cwd=tmp_path)
+    run("design", "--list", cwd=tmp_path)
 
 
 def test_a_base_install_proves_figure_10(base_install, tmp_path):
@@ -257,12 +257,12 @@ NEEDING = [
     ("plot", ["show", "schedule.json", "-o", "picture.png"]),
     ("plot", ["show", "schedule.json", "-o", "page.html"]),
     ("plot", ["verify", "schedule.json", "--plot", "picture.png"]),
-    ("plot", ["compare", "schedule.json", "-o", "picture.png"]),
+    ("plot", ["simulate", "schedule.json", "schedule.json", "-o", "picture.png"]),
     ("plot", ["simulate", "schedule.json", "-o", "picture.png"]),
-    ("plot", ["gaps", "ring:4", "--plot", "picture.png"]),
+    ("plot", ["verify", "ring:4", "--plot", "picture.png"]),
     ("plot", ["design", "2x4", "--plot", "front.png"]),
     ("torch", ["run", "--workers", "2", "script.py"]),
-    ("torch", ["profile", "--workers", "2"]),
+    ("torch", ["measure", "--workers", "2"]),
     ("service", ["generator", "generated.json", "--keys", "keys.json"]),
     ("torch,demo,plot", ["demo"]),
 ]

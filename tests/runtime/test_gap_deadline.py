@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from partreduce.runtime.strategies.gap.deadline import LackError, wait_until
-from partreduce.runtime.strategies.gap.driver import Missing
+from partreduce.runtime.strategies.gap.deadline import gap_limits
+from partreduce.runtime.strategies.missing import LackError, Missing, wait_for_missing
 
 
 class Heartbeat:
@@ -42,10 +42,8 @@ class Heartbeat:
 
 def wait(heartbeat, done, *, pausing):
     lack = Missing("the end of what was sent before all paused", (1, 3), 2)
-    wait_until(
-        done, lambda: lack, threading.Condition(), heartbeat,
-        step=8, timeout=20, failed=lambda: None, pausing=pausing,
-    )  # fmt: skip
+    limits = gap_limits(heartbeat, step=8, timeout=20, refuse_failure=lambda: None, pausing=pausing)
+    wait_for_missing(done, lambda: lack, threading.Condition(), limits)
 
 
 def test_in_a_pause_who_has_taken_the_last_step_is_still_waited_for():

@@ -273,3 +273,59 @@ def test_a_script_that_runs_alone_may_clip_sparse_gradients():
     assert torch.allclose(partreduce.clip_grad_norm_(model.parameters(), 0.25), dense.norm(), rtol=1e-14)
     with pytest.raises(InputError, match="norm_type is 0"):
         partreduce.clip_grad_norm_(model.parameters(), 0.25, 0)
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize("largest", ["dense", "rows"])
+@pytest.mark.parametrize("norm_type", [0.5, 1.0, 2.0, 3.0, INF])
+def test_the_norm_counts_what_lies_anywhere_once(ranks, norm_type, largest):
+    """Each worker's rows, and the dense gradient as one; a worker may own no row that anybody touched."""
+    case = Case("sgd", dtype=torch.float64, hosts=(0, 1), partitions=2)
+
+    def norm(model, data):
+        words, bags, targets = (array[0, 0] for array in data)
+        with torch.no_grad():
+            if largest == "dense":
+                model.words.weight.mul_(-64)
+                model.bag.weight.mul_(-64)
+            else:
+                model.last.weight.mul_(-64)
+        ((model(words, bags) * targets).sum() / 16).backward()
+        return partreduce.clip_grad_norm_(model.parameters(), 0.25, norm_type)
+
+    words, bags, targets = data_of(case)
+    wanted = norm(Model(case), (words, bags, targets / 4))
+
+    def act(world):
+        model, _ = start(case, world)
+        return norm(model, part_of(data_of(case), world.rank))
+
+    said = ranks.run(4, act)
+    assert all(one == said[0] for one in said)
+    assert torch.allclose(said[0], wanted, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "wanted"),
+    [
+        ([[-5.0, 1.0], [3.0]], 5.0),
+        ([[1.0, 2.0], [-7.0]], 7.0),
+        ([[1.0, float("nan")], [3.0]], float("nan")),
+        ([[1.0, 2.0], [float("nan")]], float("nan")),
+        ([[1.0, -INF], [3.0]], INF),
+        ([[0.0, 0.0], [0.0]], 0.0),
+        ([[], [3.0]], 3.0),
+        ([[2.0], []], 2.0),
+    ],
+)
+def test_the_largest_number_of_sparse_and_dense_gradients_is_found_wherever_it_lies(gradients, wanted):
+    """Negative, in any place, no number, and beside a gradient without numbers."""
+    dense, rows = (torch.tensor(values, dtype=torch.float64) for values in gradients)
+    weight = torch.nn.Parameter(torch.zeros_like(dense))
+    weight.grad = dense
+    table = torch.nn.Parameter(torch.zeros(4, 1, dtype=torch.float64))
+    table.grad = torch.sparse_coo_tensor(torch.arange(len(rows)).view(1, -1), rows.view(-1, 1), (4, 1))
+    said = partreduce.clip_grad_norm_([weight, table], 0.25, INF)
+    torch.testing.assert_close(said, torch.tensor(wanted, dtype=torch.float64), equal_nan=True)

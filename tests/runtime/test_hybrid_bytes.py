@@ -150,7 +150,7 @@ def test_if_all_rows_are_touched_as_many_bytes_leave_a_node_as_are_priced_and_pr
     schedule = schedule_of(cluster, way, **members)
     busiest = max(sent(ranks, schedule, lambda _: torch.arange(ROWS)))
     assert busiest == pytest.approx(priced(schedule, Touched(1.0, 1.0, 1.0)))
-    ((_, lookup, gradients),) = partreduce.prove(schedule)["nic-bytes"].entry["tables"]
+    ((_, lookup, gradients),) = partreduce.prove(schedule)["nic-bytes"].numbers["tables"]
     if "hosts" not in members:  # with them one node is the busiest at the lookup, and another behind it
         assert busiest == lookup + gradients
     assert busiest <= lookup + gradients

@@ -8,10 +8,10 @@ import pytest
 
 zmq = pytest.importorskip("zmq")
 
-from partreduce.runtime.generator import service as service_module  # noqa: E402 - after the import that may skip
-from partreduce.runtime.generator.client import GeneratorClient  # noqa: E402 - as above
+from partreduce.runtime.generator.client import GeneratorClient  # noqa: E402 - after the import that may skip
 from partreduce.runtime.generator.keys import JobKeys  # noqa: E402
 from partreduce.runtime.generator.service import GeneratorService  # noqa: E402
+from partreduce.runtime.transport import deadline as deadline_module  # noqa: E402
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting  # noqa: E402
 from partreduce.topo.errors import InputError  # noqa: E402
 from partreduce.topo.strategies.generated import Division  # noqa: E402
@@ -95,7 +95,7 @@ def test_workers_give_signs_of_life_as_often_as_the_lease_needs(started):
 def test_a_time_in_which_the_service_stood_itself_counts_for_nobody(started, monkeypatch):
     """The whole machine stood for a hundred seconds, so nobody could say anything; who is silent after it is late."""
     passed = [0.0]
-    monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
+    monkeypatch.setattr(deadline_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
     service = started(1.0)
     clients = clients_of(service, timeout=60.0)
     asked(service, clients)

@@ -42,7 +42,7 @@ STRATEGIES = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, when, averaging):
     schedule = Schedule(name, Cluster.regular(2, 2), STRATEGIES[name](when=when, averaging=averaging))
-    claimed = prove(schedule)["memory"].entry["arrays"]
+    claimed = prove(schedule)["memory"].numbers["arrays"]
     together = threading.Barrier(N)
 
     def work(world):

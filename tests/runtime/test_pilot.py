@@ -61,7 +61,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
     place, output = f"{folder}/job.py:pilot", folder / "pilot.json"
     environment = clean | {"STEPS": str(folder / "steps")}
-    return WARM.run("partreduce", "pilot", place, "-o", output, *arguments, environment=environment)
+    return WARM.run("partreduce", "measure", place, "-o", output, *arguments, environment=environment)
 
 
 @pytest.mark.processes

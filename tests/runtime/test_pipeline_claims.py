@@ -65,7 +65,7 @@ WHENS = [
 def test_a_run_applies_every_gradient_when_the_claim_says(ranks, when):
     schedule = Schedule("late", Cluster.regular(1, 2), AllReduce(when=when))
     proof = prove(schedule)
-    entry = proof["lag"].entry
+    entry = proof["lag"].numbers
     runs = ranks.run(2, lambda world: trained(world, schedule))
     assert runs[0][0] == runs[1][0], "equal replicas after every step"
     applied, flying, arrays = runs[0]
@@ -73,11 +73,11 @@ def test_a_run_applies_every_gradient_when_the_claim_says(ranks, when):
     *by_step, last = [steps_in(number / times) for number in applied]
     start = min(entry["warm_up"], STEPS)
     assert by_step[:start] == [[step] for step in range(start)]
-    assert by_step[start : start + entry["idle"]] == [[]] * min(entry["idle"], STEPS - start)
-    assert by_step[start + entry["idle"] :] == [[step - entry["lag"]] for step in range(start + entry["idle"], STEPS)]
+    assert by_step[start : start + entry["lag"]] == [[]] * min(entry["lag"], STEPS - start)
+    assert by_step[start + entry["lag"] :] == [[step - entry["lag"]] for step in range(start + entry["lag"], STEPS)]
     missing = min(entry["left_out"], STEPS - start)
     assert sum(map(len, by_step)) + len(last) == STEPS - missing
-    assert max(flying) <= entry["in_flight"]
+    assert max(flying) <= entry["lag"]
     if start < STEPS:
-        assert max(flying) == entry["in_flight"], "no looser than the run"
-        assert arrays == proof["memory"].entry["arrays"]
+        assert max(flying) == entry["lag"], "no looser than the run"
+        assert arrays == proof["memory"].numbers["arrays"]

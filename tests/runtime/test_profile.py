@@ -108,7 +108,7 @@ def test_addresses_without_switches_name_none(address: str) -> None:
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
-    return WARM.run("partreduce", "profile", *arguments, environment=clean | environment)
+    return WARM.run("partreduce", "measure", *arguments, environment=clean | environment)
 
 
 @pytest.mark.processes

@@ -153,6 +153,7 @@ def test_a_resumed_run_is_bit_for_bit_the_same(ranks, tmp_path, when, saved):
         assert same(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
     """Also where each worker loads another model: worker 0's is the reference then, and the mean is right."""
 
@@ -201,6 +202,7 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
     assert sorted(broadcasts) == ([0, 0, 1, 1, 2, 2, 3, 3] if apart else [])
 
 
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_model_that_is_loaded_alone_is_refused(ranks):
     def work(world):
         job = Job(world, nested()).train(1)

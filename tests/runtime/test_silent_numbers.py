@@ -131,6 +131,7 @@ def test_a_parameter_that_the_optimizer_was_given_later_is_refused(ranks):
     ranks.run(2, work)
 
 
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")  # each loads its own again
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("model_first", [False, True])
 def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
@@ -176,6 +177,7 @@ def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
     assert [again for _, _, again in results] == pytest.approx(models, abs=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_state_saved_inside_a_round_is_refused_where_the_round_is_measured(ranks):
     def work(world):
         model, optimizer = wrapped(world, AllReduce(pace=2, averaging=Averaging.STEP_NORMALISED))
@@ -509,3 +511,122 @@ def test_copies_of_the_optimizer_are_refused_and_hooks_run_once(ranks):
         return len(calls)
 
     assert ranks.run(2, work) == [1] * 2
+
+
+class Counting(torch.nn.Module):
+    """A weight and a buffer whose size a forward pass may change."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "strategy", [AllReduce(), AllReduce(pace=2), Pairwise(active=(1,))], ids=lambda one: f"{one.kind} {one.pace}"
+)
+@pytest.mark.parametrize("where", ["step", "mean_model"])
+def test_a_buffer_of_another_size_on_one_worker_is_named_with_worker_and_sizes(ranks, strategy, where):
+    """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""
+
+    def work(world):
+        model, optimizer = wrapped(world, strategy, model=Counting(), timeout=20)
+        if world.rank == 1:
+            model.seen = torch.zeros(6, dtype=torch.float64)
+        if where == "mean_model":
+            with optimizer.mean_model():
+                pass
+        for _ in range(2):
+            model.weight.sum().backward()
+            optimizer.step()
+        with optimizer.mean_model():
+            pass
+
+    def until_told(world):
+        try:
+            work(world)
+        except InputError:
+            world.abandon()  # as the end of the script does, so that the other need not wait
+            raise
+
+    errors = ranks.run(2, until_told, catch=PartreduceError)
+    ranks.fresh()
+    assert isinstance(errors[1], InputError)
+    assert "\n" not in str(errors[1])
+    assert str(errors[1]).startswith("buffer 'seen': has the shape [6] on worker 1 now, and had [4] on all workers")
+    assert isinstance(errors[0], PartreduceError)
+
+
+def test_one_tensor_given_to_two_parameters_as_gradient_becomes_a_mean_for_each(ranks):
+    """Once the second parameter's mean took the place of the first's, since both lay in the same memory."""
+
+    def work(world):
+        model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)).double()
+        _, optimizer = wrapped(world, AllReduce(), model=model)
+        first, second = model.parameters()
+        first.grad = torch.full((1, 1), 1.0 + world.rank, dtype=torch.float64)
+        second.grad = first.grad if world.rank else torch.full((1, 1), 5.0, dtype=torch.float64)
+        optimizer.average_gradients()
+        means = first.grad.item(), second.grad.item()
+        optimizer.step()
+        optimizer.finish()
+        return means
+
+    assert ranks.run(2, work) == [(1.5, 3.5)] * 2
+
+
+@pytest.mark.parametrize("way", ["skip", "join", "GradScaler"])
+def test_gradients_set_by_hand_may_be_skipped_joined_and_unscaled(ranks, way):
+    def work(world):
+        model = torch.nn.Linear(2, 2, bias=False).double()
+        _, optimizer = wrapped(world, AllReduce(), model=model)
+        before = model.weight.detach().clone()
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        with optimizer.join():
+            for _ in range(1 + (way == "join" and world.rank)):
+                if way == "GradScaler":
+                    scaler.scale(model.weight.sum()).backward()
+                eight = torch.tensor(8.0, dtype=torch.float64)
+                # Torch's own scaler refuses expanded gradients.
+                model.weight.grad = (
+                    torch.full((4,), 8.0).double().view(2, 2) if way == "GradScaler" else eight.expand(2, 2)
+                )
+                if way == "GradScaler":
+                    scaler.step(optimizer)
+                elif way == "skip" and world.rank == 0:
+                    optimizer.skip()
+                else:
+                    optimizer.step()
+        optimizer.finish()
+        return sorted(set((before - model.weight.detach()).reshape(-1).tolist()))
+
+    moved = {"skip": 4.0, "join": 8.0 + 4.0, "GradScaler": 2.0}[way]
+    for said in ranks.run(2, work):
+        assert said == pytest.approx([moved])
+
+
+@pytest.mark.parametrize(
+    ("make", "codec", "pace", "told"),
+    [
+        (torch.optim.AdamW, "int8", 1, True),
+        (torch.optim.RMSprop, "int8", 1, True),
+        (torch.optim.SGD, "int8", 1, False),
+        (torch.optim.AdamW, "bfloat16", 1, False),
+        (torch.optim.AdamW, "int8", 2, False),
+    ],
+)
+def test_eight_bits_of_gradients_with_an_optimizer_that_divides_by_their_size_are_warned_of_once(
+    ranks, make, codec, pace, told
+):
+    def work(world):
+        model = Scalar()
+        inner = make(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, model, plan(AllReduce(pace=pace)), timeout=20, world=world, codec=codec)
+        optimizer.finish()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ranks.run(2, work)
+    said = [str(one.message) for one in caught if "partreduce" in str(one.message)]
+    assert len(said) == told
+    assert all(f"codec int8 with {make.__name__}" in text and "docs/codecs.md" in text for text in said)

@@ -9,6 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from helpers.figures_by_definition import n_eff
 from helpers.golden import GOLDEN
 from partreduce.schedulers import registry
 from partreduce.schedulers.constructions import base_graph, ceca_2p
@@ -17,7 +18,7 @@ from partreduce.schedulers.constructions.shifts import draw_shifts, matching, me
 from partreduce.schedulers.imports import one_peer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.figures import figures, n_eff
+from partreduce.topo.figures import figures
 from partreduce.topo.strategies import Neighbor
 
 

@@ -196,7 +196,7 @@ def test_names_are_given_once():
 def test_unknown_name_gets_a_suggestion():
     with pytest.raises(ScheduleError, match="did you mean prague-figure-10"):
         registry.build("prague-figure-1", Cluster.parse("4x4"))
-    with pytest.raises(ScheduleError, match="partreduce catalogue"):
+    with pytest.raises(ScheduleError, match="partreduce design --list"):
         registry.entry("zzzzzz")
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.figures_by_definition import spectrum_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError, UnknownError
 from partreduce.topo.figures import (
@@ -23,7 +24,7 @@ from partreduce.topo.figures import (
 )
 from partreduce.topo.figures.classes import merged_classes, rule_sectors
 from partreduce.topo.figures.decomposition import dense_sectors
-from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
+from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import exact_mixing_matrix, mixing_matrix, period_product
 from partreduce.topo.phase import Group, Phase

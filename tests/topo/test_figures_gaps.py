@@ -14,11 +14,8 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures import (
     GapKind,
-    expected_partition_factor,
     figures,
-    random_partition_factor,
     spectral_gap,
-    walsh_spectrum,
 )
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -94,29 +91,6 @@ def test_what_has_no_gap_is_refused_in_one_line(target: object, kind: str, messa
     with pytest.raises(InputError, match=message) as caught:
         spectral_gap(target, kind)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("n", "size"), [(8, 2), (9, 3), (10, 4), (7, 3)])
-def test_random_partition_factor_equals_its_mean_over_draws(n: int, size: int) -> None:
-    rng = np.random.default_rng(n)
-    x = rng.standard_normal(n)
-    x -= x.mean()
-    draws = []
-    for _ in range(4000):
-        after = Phase.from_labels(rng.permutation(np.arange(n) // size)).apply(x)
-        draws.append(float(after @ after) / float(x @ x))
-    error = np.std(draws) / np.sqrt(len(draws))
-    assert abs(np.mean(draws) - float(random_partition_factor(n, size))) < 5 * error
-
-
-def test_random_partition_bad_input() -> None:
-    for n, size in ((1, 1), (4, 0), (4, 5)):
-        with pytest.raises(InputError):
-            random_partition_factor(n, size)
-    with pytest.raises(InputError, match="blocks"):
-        expected_partition_factor(4, Fraction(9, 2))
-    with pytest.raises(InputError, match="power of two"):
-        walsh_spectrum(6, {1: 0.5})
 
 
 def test_importing_figures_loads_nothing_heavy() -> None:

@@ -8,8 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from helpers.figures_by_definition import spectrum_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, UnknownError
+from partreduce.topo.errors import InputError
 from partreduce.topo.figures import (
     FigureLimits,
     Kind,
@@ -17,20 +18,18 @@ from partreduce.topo.figures import (
     contraction,
     drift,
     figures,
-    n_eff,
     radius,
-    rounds_to,
 )
-from partreduce.topo.figures.chain import Chain
+from partreduce.topo.figures.chain import Chain, on_workers
 from partreduce.topo.figures.circulant import circulant_sectors
 from partreduce.topo.figures.decomposition import dense_sectors
 from partreduce.topo.figures.lanczos import lanczos_norm
-from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
+from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.graphs.hop import double_ring
 from partreduce.topo.graphs.random_graphs import random_regular
 from partreduce.topo.graphs.weights import weigh
-from partreduce.topo.mixing import period_product
+from partreduce.topo.mixing import mixing_matrix, period_product
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Averaging, GroupPhases, Late, Neighbor, Round, Static
@@ -117,6 +116,17 @@ def test_sampled_figures_lie_within_their_error(options: dict[str, object]) -> N
         assert error <= 0.05 * exact
 
 
+def test_what_a_round_leaves_of_each_workers_noise_is_known_from_its_columns() -> None:
+    n = 40
+    graph = weigh(double_ring(n))
+    lopsided = Round.from_edges(n, [(0, j, Fraction(1, 3)) for j in range(1, n)])
+    steps = [*random_groups(n, 2, 4, 5, relax=True).steps(), *random_groups(n, 1, 5, 6).steps(), graph, lopsided]
+    for step, ready in zip(steps, on_workers(steps), strict=True):
+        matrix = mixing_matrix(step)
+        centred = matrix - matrix.mean(axis=0)
+        assert ready.column_squares() == pytest.approx((centred**2).sum(axis=0), abs=1e-12)
+
+
 def test_sampled_radius_is_near_the_radius() -> None:
     schedule = random_groups(200, 2, 2, 3)
     assert radius(schedule, limit=LARGE).value == pytest.approx(radius_of(dense_sectors(schedule)), rel=0.1)
@@ -159,16 +169,8 @@ def test_time_limit_is_kept_and_said() -> None:
 
 def test_what_needs_a_direct_method_says_so() -> None:
     schedule = random_groups(40, 2, 4, 0)
-    with pytest.raises(UnknownError, match="raise the limit"):
-        n_eff(schedule, limit=LARGE)
-    with pytest.raises(UnknownError, match="raise the limit"):
-        rounds_to(schedule, limit=LARGE)
     with pytest.raises(InputError, match="start"):
         contraction(schedule, start=1, limit=LARGE)
-    with pytest.raises(InputError, match="epsilon"):
-        rounds_to(schedule, 0.0)
-    with pytest.raises(InputError, match="gamma"):
-        n_eff(schedule, 1.0)
     with pytest.raises(InputError, match="worker or node"):
         drift(schedule, "wrokers")  # type: ignore[arg-type]
 
@@ -273,7 +275,6 @@ def test_a_cyclic_shift_never_converges() -> None:
     assert found.contraction.value == pytest.approx(1)
     assert found.consensus_distance.value == math.inf
     assert found.to_json()["drift"] == {"worker": None, "node": None}
-    assert rounds_to(schedule) is None
 
 
 def test_spectrum_by_fourier_is_complete() -> None:

@@ -25,22 +25,19 @@ from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
 from partreduce.topo.errors import InputError
 from partreduce.verify import checker
-from partreduce.verify.checker.certificate import CLAIMS
 
 COUNT = int(os.environ.get("PARTREDUCE_TEST_FORGERIES", "300"))
 """Of every kind; `python -m benchmarks.forgery` makes as many of the same corruptions as one likes."""
 CASES = entries_by_kind()
 PAYLOADS = ("pipeline", "coded-rule", "coded", "tables", "tables-apart")
 """Schedules for what they send, whose groups are those of others."""
-TABLES = ("one-route", "one-owner", "table-order", "nic-bytes", "row-error")
-"""Claims of a few numbers, each of which is computed anew."""
 # STEADY: the checks take milliseconds, so fewer of them are made here, and more in test_steady_state_claims.py.
 
 
 @pytest.mark.parametrize("kind", sorted(CASES))
 def test_corrupted_certificates_are_refused_or_still_true(kind):
     slow = ("contraction/factor", "contraction/norms", *STEADY)  # the matrices of the first two have 50 rows
-    count = COUNT // 4 if kind in (*slow, *TABLES) or CLAIMS[kind].of_events else COUNT
+    count = COUNT // 4 if kind in slow else COUNT
     draw = random.Random(f"certificate {kind}")
     cases = CASES[kind]
     assert cases, "every kind of claim has a schedule that shows it"

@@ -14,9 +14,8 @@ from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.verify.gaps import gaps
 from partreduce.verify.gaps.event_graph import event_graph
 from partreduce.verify.gaps.exact import Distances, exact_bounds
-from partreduce.verify.gaps.lengths import path_lengths
 from partreduce.verify.gaps.liveness import dead_cycle
-from partreduce.verify.gaps.paper import paper_bounds
+from partreduce.verify.gaps.paper import paper_bounds, path_lengths
 from partreduce.verify.properties.hop_suite import both_ways, diamond, ring
 
 MAX_IG, STALENESS = 5, 3

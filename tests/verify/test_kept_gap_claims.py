@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import random
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.claims import facts_of
 from partreduce.graph_input import load_graph
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
@@ -60,24 +60,24 @@ def test_the_papers_settings_are_proved_and_confirmed(name):
     schedule = ring_based_16(gap)
     proof = prove(schedule)
     assert proof.verdict is Status.PROVED
-    entries = [entry["claim"] for entry in proof.certificate["claims"]]
-    assert confirmed(schedule, proof.certificate) == entries
-    assert {"deadlock-free", "queues", "gap", "gap-of-pairs", "memory", "staleness"} <= set(entries)
-    assert ("skip" in entries) == (gap.skip is not None)
-    assert (set(entries) >= MATRICES) == gap.takes_all
-    assert not (set(entries) & MATRICES) or gap.takes_all
+    assert confirmed(schedule, proof.certificate) == [entry["claim"] for entry in proof.certificate["claims"]]
+    facts = facts_of(dump_schedule(schedule))
+    stated = {claim.claim: claim.numbers for claim in proof.claims if claim.status in (Status.FACT, Status.FOLLOWS)}
+    assert facts == stated
+    assert {"deadlock-free", "queues", "gap", "gap-of-pairs", "memory", "staleness"} <= facts.keys()
+    assert ("skip" in facts) == (gap.skip is not None)
+    names = {claim.claim for claim in proof.claims}
+    assert (names >= MATRICES) == gap.takes_all
+    assert not (names & MATRICES) or gap.takes_all
     if not gap.takes_all:
         assert proof["mean-preserved"].status is Status.REFUTED
         assert proof["mean-preserved"].is_property
         assert proof["consensus"].status is (Status.REFUTED if gap.has_backup else Status.PROVED)
     graph = load_graph("ring-based:16")
     found = gaps(graph, gap, max_states=0)
-    entry = next(e for e in proof.certificate["claims"] if e["claim"] == "queues")
-    assert entry["update"] == [found.update_queue_capacity[v][u] for u, v in graph.edges]
-    pair = next(e for e in proof.certificate["claims"] if e["claim"] == "gap-of-pairs")
-    assert pair["bound"] == max(bound for row in found.exact_bound for bound in row)
-    memory = next(e for e in proof.certificate["claims"] if e["claim"] == "memory")
-    assert memory["places"] == max(sum(capacities_of(graph, gap, w).slots.values()) for w in range(16))
+    assert facts["queues"]["update"] == [found.update_queue_capacity[v][u] for u, v in graph.edges]
+    assert facts["gap-of-pairs"]["bound"] == max(bound for row in found.exact_bound for bound in row)
+    assert facts["memory"]["places"] == max(sum(capacities_of(graph, gap, w).slots.values()) for w in range(16))
 
 
 def test_the_program_confirms_a_schedule_that_keeps_a_gap(tmp_path):
@@ -88,25 +88,19 @@ def test_the_program_confirms_a_schedule_that_keeps_a_gap(tmp_path):
     result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stdout
     assert [row.split(":")[0] for row in result.stdout.splitlines()][:2] == ["deadlock-free", "queues"]
+    assert result.stdout.splitlines()[0].endswith("follows from the protocol's rules")
 
 
 def test_a_setting_without_matrices_gets_no_claim_about_them():
-    """What holds of the same graph in lockstep is refused, claim by claim; so is the other way round."""
+    """What holds of the same graph in lockstep is refused, claim by claim."""
     plain = Schedule("kept", Cluster.regular(16, 1), Neighbor(rounds=ring_based_16(Gap()).strategy.rounds))
     lockstep = dict(prove(plain).certificate)
     lossy = ring_based_16(PAPER["skips"])
-    kept_claims = dict(prove(lossy).certificate)
-    for certificate, schedule, allowed in ((lockstep, lossy, {"consensus"}), (kept_claims, plain, set())):
-        own = dict(prove(schedule).certificate)
-        for entry in certificate["claims"]:
-            moved = {**own, "claims": [entry]}
-            if entry["claim"] in allowed:
-                continue
-            with pytest.raises(checker.Refusal, match="expected"):
-                confirmed(schedule, moved)
-    tree = next(entry for entry in lockstep["claims"] if entry["claim"] == "consensus")
-    with pytest.raises(checker.Refusal, match="do without some of their in-neighbours"):
-        confirmed(lossy, {**kept_claims, "claims": [tree]})
+    own = dict(prove(lossy).certificate)
+    for entry in lockstep["claims"]:
+        expected = "do without none of" if entry["claim"] == "consensus" else "a claim about lossy gap"
+        with pytest.raises(checker.Refusal, match=expected):
+            confirmed(lossy, {**own, "claims": [entry]})
     assert confirmed(ring_based_16(PAPER["staleness"]), dict(prove(ring_based_16(PAPER["staleness"])).certificate))
 
 
@@ -117,35 +111,6 @@ def test_weights_that_are_no_average_are_not_proved_with_backup_workers_either(w
     rounds = Round.from_edges(3, edges)
     assert prove(kept(rounds, Gap(max_ig=3, backup=1), 3)).verdict is not Status.PROVED
     assert prove(kept(rounds, Gap(max_ig=3, backup=1, weights=Weights.UNIFORM), 3)).verdict is Status.PROVED
-
-
-def test_claims_that_rest_on_queues_stand_behind_them():
-    schedule = ring_based_16(PAPER["skips"])
-    certificate = dict(prove(schedule).certificate)
-    for name in ("gap", "skip", "staleness", "memory"):
-        alone = [entry for entry in certificate["claims"] if entry["claim"] == name]
-        with pytest.raises(checker.Refusal, match="stands behind the claim queues"):
-            confirmed(schedule, {**certificate, "claims": alone})
-
-
-@pytest.mark.parametrize("name", ["gap", "skip", "staleness", "memory"])
-def test_numbers_that_differ_by_one_are_refused(name):
-    gap = Gap(max_ig=2, staleness=1, backup=1, skip=Skip(limit=3))
-    schedule = ring_based_16(gap)
-    certificate = json.loads(json.dumps(dict(prove(schedule).certificate)))
-    at = next(i for i, entry in enumerate(certificate["claims"]) if entry["claim"] == name)
-    for key, value in certificate["claims"][at].items():
-        if not isinstance(value, int | list):
-            continue
-        for change in (-1, 1):
-            forged = copy.deepcopy(certificate)
-            entry = forged["claims"][at]
-            if isinstance(value, list):
-                entry[key][3] += change
-            else:
-                entry[key] += change
-            with pytest.raises(checker.Refusal, match=rf"claims\[{at}\] \({name}(/events)?\)\.{key}"):
-                confirmed(schedule, forged)
 
 
 def closed_pairs(sources, spare):
@@ -184,14 +149,8 @@ def test_two_closing_sets_are_found_if_and_only_if_there_are_two():
         weights = [(s, t, Fraction(1, n + 1)) for s, t in sorted(edges)]
         schedule = kept(Round.from_edges(n, weights), Gap(max_ig=1, backup=tuple(spare)), n)
         proof = prove(schedule)
-        assert (proof["consensus"].status is Status.PROVED) == (not expected)
-        claims = proof.certificate["claims"]
-        assert confirmed(schedule, proof.certificate) == [entry["claim"] for entry in claims]
-        if expected:  # whatever is claimed, the checker finds the sets
-            for method in ("search", "degrees"):
-                forged = {**proof.certificate, "claims": [{"claim": "consensus", "method": method}]}
-                with pytest.raises(checker.Refusal, match="expected"):
-                    confirmed(schedule, forged)
+        assert (proof["consensus"].status is Status.FOLLOWS) == (not expected)
+        assert ("consensus" in facts_of(dump_schedule(schedule))) == (not expected)
     assert min(answers.values()) > 15
 
 
@@ -223,5 +182,5 @@ def test_many_workers_are_certified_by_what_is_near_them():
     proof = prove(schedule)
     assert proof.verdict is Status.PROVED
     assert "gap-of-pairs" not in proof
-    assert len(json.dumps(proof.certificate)) < 120 * n
-    assert confirmed(schedule, proof.certificate)
+    facts = facts_of(dump_schedule(schedule))
+    assert facts == {c.claim: c.numbers for c in proof.claims if c.status in (Status.FACT, Status.FOLLOWS)}

@@ -230,7 +230,7 @@ def check_groups(schedule):
     entries = [min(t / len(m), 1 - t + t / len(m)) for groups in phases for m, t in groups for t in [Fraction(t)]]
     smallest = min(entries, default=Fraction(0))
     sums = proof["doubly-stochastic" if smallest >= 0 else "unit-sums"]
-    assert sums.entry == {"claim": sums.claim, "smallest_weight": str(smallest)}
+    assert sums.numbers == {"smallest_weight": str(smallest)}
     norm = check_contraction(proof, period)
     parts = parts_of([members for groups in phases for members, t in groups if t != 0], n)
     tame = all(0 <= t < 2 for t in relaxes)
@@ -248,17 +248,12 @@ def check_groups(schedule):
             check_tree(proof["consensus"].entry["trees"], phases, n)
     else:
         assert status is (Status.PROVED if norm < 1 - 1e-6 else Status.NOT_PROVED) or 1 - 1e-6 <= norm < 1
-    ticks = proof["deadlock-free"].entry
-    assert ticks["prologue"] == schedule.prologue
     unit = "group" if schedule.rule() is None else "block"
     assert proof["deadlock-free"].explanation.startswith(f"Every {unit} operation")
     assert ("prologue" in proof["deadlock-free"].explanation) == bool(schedule.prologue)
     if schedule.rule() is None:
-        expected = naive_ticks(phases, n)
-        short = [tick[0] if len(set(tick)) == 1 else tick for tick in expected]
-        assert ticks["ticks"] == short
-        assert ticks["height"] == max((tick for listed in expected for tick in listed), default=0)
-        assert proof["conflict-free"].entry["phases"] == [[len(g), sum(len(m) for m, _ in g)] for g in phases]
+        height = max((tick for listed in naive_ticks(phases, n) for tick in listed), default=0)
+        assert proof["deadlock-free"].numbers == {"height": height}
     exact = check_exact(schedule, proof, period)
     check_rounds(schedule, proof, phases, relaxes, exact=exact)
     assert ("membership" in proof) == (schedule.rule() is not None)
@@ -282,7 +277,7 @@ def check_rounds(schedule, proof, phases, relaxes, *, exact):
     assert ("rounds" in proof) == bool(sizes)
     if not sizes:
         return
-    n, g, entry = schedule.num_workers, max(sizes), proof["rounds"].entry
+    n, g, entry = schedule.num_workers, max(sizes), proof["rounds"].numbers
     assert entry["group"] == g
     primes = [p for p in range(2, n + 1) if n % p == 0 and all(p % q for q in range(2, p))]
     if all(t == 1 for t in relaxes) and max(primes) > g:
@@ -305,13 +300,6 @@ def test_explicit_groups(seed):
 @pytest.mark.parametrize("seed", range(32))
 def test_rules(seed):
     check_groups(random_rule(seed))
-
-
-def test_a_local_rank_in_no_block_has_no_owner():
-    blocks = ((Block((2,), (0,)), Block((0,), ())), (Block((0, 1, 2)),))
-    schedule = Schedule("rule", Cluster.regular(2, 3), Static(phases=RulePhases((2,), blocks)))
-    table = prove(schedule)["conflict-free"].entry["phases"]
-    assert [[local for local, owner in enumerate(owners) if owner == -1] for owners in table] == [[1], []]
 
 
 def closed_sets(support):
@@ -364,7 +352,7 @@ def check_graph(schedule):
         name = "doubly-stochastic" if smallest >= 0 else "unit-sums"
         given = [matrix[v][v] for matrix in matrices for v in range(n)]
         given += [weight for listed in schedule.strategy.graphs for _, _, weight in listed.edges()]
-        assert proof[name].entry == {"claim": name, "smallest_weight": str(min(given))}
+        assert proof[name].numbers == {"smallest_weight": str(min(given))}
         check_contraction(proof, period)
         check_exact(schedule, proof, period)
     values = np.sort(np.abs(np.linalg.eigvals(np.array(period, dtype=float))))
@@ -377,10 +365,7 @@ def check_graph(schedule):
         check_refutation(consensus, [[entry > 0 for entry in row] for row in period])
     if smallest >= 0 and converges and all(matrix[i][i] > 0 for matrix in matrices for i in range(n)):
         assert consensus.entry["method"] == "graph"
-    rounds = schedule.period
-    assert proof["deadlock-free"].entry == {
-        "claim": "deadlock-free", "ticks": list(range(1, rounds + 1)), "height": rounds, "prologue": 0,
-    }  # fmt: skip
+    assert proof["deadlock-free"].numbers == {"height": schedule.period}
     check_gaps(schedule, proof, matrices)
 
 

@@ -78,33 +78,33 @@ def test_each_prover_says_what_a_run_of_a_small_schedule_shows(make):
         claims = {claim.claim: claim for claim in prove_meetings(schedule)}
         memory = prove_memory(schedule)
         assert all(map(speaks, (*claims.values(), memory)))
-        assert memory.entry == {"claim": "memory", **runs.busiest(raw, listed, n)}
+        assert memory.numbers == runs.busiest(raw, listed, n)
         keeps = all((w >= 0).all() and (w.diagonal() > 1e-12).all() for w in matrices)
         age = claims["staleness"]
-        assert (age.status is Status.PROVED) == (keeps and gap is not None)
-        if age.status is Status.PROVED:
+        assert (age.status is Status.FOLLOWS) == (keeps and gap is not None)
+        if age.status is Status.FOLLOWS:
             late, pace = int(schedule.strategy.overlap), int(schedule.paces().max())
             oldest = runs.oldest_age(matrices, late=bool(late))
-            assert age.entry == {"claim": "staleness", "late": late, "steps": late * pace, "reach": gap, "age": oldest,
-                                 "age_steps": oldest * pace}  # fmt: skip
+            assert age.numbers == {"late": late, "steps": late * pace, "reach": gap, "age": oldest,
+                                   "age_steps": oldest * pace}  # fmt: skip
             assert ("late average" in age.explanation) == bool(late)
         elif gap is None:
             assert "never hears of" in age.explanation
             assert ("local rank" in age.explanation) == (make is of_rules)
         end = claims["end"]
-        assert end.entry == {"claim": "end", "steps": int(schedule.paces().sum()), "behind": -1 if gap is None else gap}
+        assert end.numbers == {"steps": int(schedule.paces().sum()), "behind": -1 if gap is None else gap}
         assert ("leaves early" in end.explanation) == (gap is not None)
         assert ("queues" in claims) == (make is of_graphs)
         if make is of_graphs:
             capacities = runs.waiting_messages(raw, waits)
             queues = claims["queues"]
-            assert queues.entry == {"claim": "queues", "gap": -1 if gap is None else gap, "capacities": capacities}
+            assert queues.numbers == {"gap": -1 if gap is None else gap, "capacities": capacities}
             assert ("rounds ahead" in queues.explanation) == (gap is not None)
             assert ("that has a bound" in queues.explanation) == (-1 in capacities)
             free = f"{capacities.count(-1)} of {len(capacities)} edges have none"
             assert (free in queues.explanation) == (-1 in capacities)
         seen |= {(age.status, keeps), loss_of(schedule, raw, listed, matrices)}
-    assert {(Status.PROVED, True), Status.PROVED, Status.REFUTED, Status.NOT_PROVED} <= seen
+    assert {(Status.FOLLOWS, True), Status.PROVED, Status.REFUTED, Status.NOT_PROVED} <= seen
 
 
 def loss_of(schedule, raw, listed, matrices):
@@ -178,8 +178,8 @@ def test_limits_are_the_last_that_is_followed(monkeypatch):
     schedule = graph(6, shift(6, Fraction(1, 3)))
     monkeypatch.setattr(meetings, "MAX_WORKERS", 6)
     (age, *_) = prove_meetings(schedule)
-    assert age.entry["reach"] == 5
+    assert age.numbers["reach"] == 5
     monkeypatch.setattr(staleness, "MAX_PAIRS", 6 * 5)
-    assert prove_meetings(schedule)[-1].status is Status.PROVED
+    assert prove_meetings(schedule)[-1].status is Status.FOLLOWS
     monkeypatch.setattr(staleness, "MAX_PAIRS", 6 * 5 - 1)
     assert prove_meetings(schedule)[-1].status is Status.NOT_PROVED

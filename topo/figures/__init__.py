@@ -1,4 +1,4 @@
-"""Figures of a schedule: contraction, consensus distance, drift, spectral gaps, effective neighbours."""
+"""Figures of a schedule: contraction, consensus distance, drift, spectral gaps."""
 
 from partreduce.topo.figures.base import Drift as Drift
 from partreduce.topo.figures.base import Figure as Figure
@@ -6,18 +6,12 @@ from partreduce.topo.figures.base import Figures as Figures
 from partreduce.topo.figures.base import Gaps as Gaps
 from partreduce.topo.figures.base import Kind as Kind
 from partreduce.topo.figures.base import PipelineFigures as PipelineFigures
-from partreduce.topo.figures.circulant import circulant_spectrum as circulant_spectrum
-from partreduce.topo.figures.circulant import product_spectrum as product_spectrum
-from partreduce.topo.figures.circulant import torus_spectrum as torus_spectrum
-from partreduce.topo.figures.circulant import walsh_spectrum as walsh_spectrum
 from partreduce.topo.figures.decomposition import FigureLimits as FigureLimits
 from partreduce.topo.figures.evaluate import consensus_distance as consensus_distance
 from partreduce.topo.figures.evaluate import contraction as contraction
 from partreduce.topo.figures.evaluate import drift as drift
 from partreduce.topo.figures.evaluate import figures as figures
-from partreduce.topo.figures.evaluate import n_eff as n_eff
 from partreduce.topo.figures.evaluate import radius as radius
-from partreduce.topo.figures.evaluate import rounds_to as rounds_to
 from partreduce.topo.figures.exact import ExactClass as ExactClass
 from partreduce.topo.figures.exact import exact_class_matrices as exact_class_matrices
 from partreduce.topo.figures.exact import exact_consensus_distance as exact_consensus_distance
@@ -25,7 +19,5 @@ from partreduce.topo.figures.pipeline import decay as decay
 from partreduce.topo.figures.pipeline import noise_factor as noise_factor
 from partreduce.topo.figures.pipeline import pipeline_figures as pipeline_figures
 from partreduce.topo.figures.pipeline import stability_limit as stability_limit
-from partreduce.topo.figures.rate import expected_partition_factor as expected_partition_factor
-from partreduce.topo.figures.rate import random_partition_factor as random_partition_factor
 from partreduce.topo.figures.spectral_gaps import GapKind as GapKind
 from partreduce.topo.figures.spectral_gaps import spectral_gap as spectral_gap

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from scipy.sparse import csr_array
-    from scipy.sparse.linalg import LinearOperator
 
     from partreduce.topo.round import MixingStep
-    from partreduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]
 
@@ -37,6 +35,13 @@ class Factor(Protocol):
 
     def backward(self, x: Vector) -> Vector:
         """Apply its transpose."""
+
+
+class Step(Factor, Protocol):
+    """The mixing matrix W of one round, on the workers."""
+
+    def column_squares(self) -> Vector:
+        """‖W e_j − mean‖² for every worker j: how much of its noise is left after the round."""
 
 
 def inner(x: Vector, y: Vector) -> float:
@@ -76,6 +81,14 @@ class Averaging:
 
     backward = forward
 
+    def column_squares(self) -> Vector:
+        """(stay + share)² of itself and share² of each other member; all columns sum to 1."""
+        share = self.share[self.labels]
+        stay = 0.0 if self.stay is None else self.stay
+        sizes = np.diff(self.sums.indptr)[self.labels]
+        result: Vector = stay**2 + 2 * stay * share + sizes * share**2 - 1 / len(self.labels)
+        return result
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
@@ -98,6 +111,12 @@ class Sparse:
     def backward(self, x: Vector) -> Vector:
         """Apply its transpose."""
         result: Vector = self.transposed @ x
+        return result
+
+    def column_squares(self) -> Vector:
+        """From the entries of each column."""
+        totals = self.transposed @ np.ones(self.matrix.shape[0])
+        result: Vector = self.transposed.power(2) @ np.ones(self.matrix.shape[0]) - totals**2 / self.matrix.shape[0]
         return result
 
 
@@ -133,13 +152,8 @@ class Chain:
     def of_workers(cls, steps: Sequence[MixingStep], start: int = 0) -> Chain:
         """The period product on the workers themselves. Equal phases are prepared once."""
         n = steps[0].num_workers
-        ready: dict[MixingStep, Factor] = {}
-        for step in steps:
-            if step not in ready:
-                ready[step] = Averaging.of(step) if isinstance(step, Phase) else Sparse.of(step)
         mean = np.full(n, 1 / np.sqrt(n))
-        order = [steps[(start + t) % len(steps)] for t in range(len(steps))]
-        return cls(tuple(ready[step] for step in order), mean, mean)
+        return cls(on_workers([steps[(start + t) % len(steps)] for t in range(len(steps))]), mean, mean)
 
     @classmethod
     def of_norm(cls, steps: Sequence[MixingStep]) -> Chain:
@@ -168,28 +182,13 @@ class Chain:
         return x - self.mean_in * inner(self.mean_in, x)
 
 
-def period_operator(schedule: Schedule, start: int = 0, *, minus_mean: bool = False) -> LinearOperator:
-    """The period product without a matrix: `matvec` applies it, `rmatvec` its transpose. O(n · T) each for groups.
-
-    With `minus_mean` the operator is P − J, whose norm is the contraction.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-    """
-    from scipy.sparse.linalg import LinearOperator
-
-    chain = Chain.of_workers(schedule.steps(), start)
-    n = schedule.num_workers
-
-    def forward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        vector = np.asarray(x, dtype=np.float64).reshape(n)
-        return chain.forward(vector) - (vector.mean() if minus_mean else 0.0)
-
-    def backward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        vector = np.asarray(x, dtype=np.float64).reshape(n)
-        return chain.backward(vector) - (vector.mean() if minus_mean else 0.0)
-
-    return LinearOperator(shape=(n, n), matvec=forward, rmatvec=backward, dtype=np.dtype(np.float64))
+def on_workers(steps: Sequence[MixingStep]) -> tuple[Step, ...]:
+    """Each round on the workers themselves. Equal ones are prepared once."""
+    ready: dict[MixingStep, Step] = {}
+    for step in steps:
+        if step not in ready:
+            ready[step] = Averaging.of(step) if isinstance(step, Phase) else Sparse.of(step)
+    return tuple(ready[step] for step in steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
-"""Spectra by Fourier transforms: circulant graphs, tori, hypercubes, products. O(n log n) for all n eigenvalues.
+"""Fourier transforms: rounds that look the same from every worker, of which each frequency is a sector of its own.
 
 A matrix that commutes with the shifts of Z_n has the eigenvalues Σ_δ w_δ exp(−2πi k δ / n): the Fourier transform of
-its first column. On Z_a × Z_b it is the two-dimensional transform, on Z_2^d the Walsh–Hadamard transform.
+its first column. On Z_a × Z_b it is the two-dimensional transform, on Z_2^d the d-dimensional (Walsh–Hadamard).
 """
 
 from __future__ import annotations
@@ -12,65 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partreduce.topo.errors import InputError
 from partreduce.topo.figures.round_steps import RoundSteps
 from partreduce.topo.figures.sectors import Batch, Sectors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.round import Round
     from partreduce.topo.schedule import Schedule
-
-
-def circulant_spectrum(num_workers: int, weights: Mapping[int, float]) -> npt.NDArray[np.complex128]:
-    """All eigenvalues when every worker i takes weight w from worker i − offset; index 0 is the mean.
-
-    `weights` maps offset → w; the rest stays. The ring with weights 1/3 is {1: 1/3, −1: 1/3}. O(n log n).
-    """
-    column = np.zeros(num_workers)
-    for offset, weight in weights.items():
-        column[offset % num_workers] += weight
-    column[0] += 1 - sum(weights.values())
-    return np.fft.fft(column).astype(np.complex128)
-
-
-def torus_spectrum(rows: int, columns: int, weight: float = 0.2) -> npt.NDArray[np.float64]:
-    """All eigenvalues of the rows×columns torus, `weight` from each of the 4 neighbours; entry 0 is the mean."""
-    first = np.zeros((rows, columns))
-    first[0, 0] += 1 - 4 * weight
-    for place in ((1 % rows, 0), (-1 % rows, 0), (0, 1 % columns), (0, -1 % columns)):
-        first[place] += weight
-    return np.fft.fft2(first).real.reshape(-1)
-
-
-def walsh_spectrum(num_workers: int, weights: Mapping[int, float]) -> npt.NDArray[np.float64]:
-    """All eigenvalues when every worker i takes weight w from worker i xor mask; entry 0 is the mean.
-
-    `weights` maps mask → w; the rest stays. The hypercube of dimension d with weight w is {2^k: w for all k < d}.
-    O(n log n).
-
-    Raises:
-        InputError: num_workers is no power of two.
-    """
-    if num_workers < 1 or num_workers & (num_workers - 1):
-        raise InputError(f"xor graph: {num_workers} workers; the number of workers is a power of two")
-    values = np.zeros(num_workers)
-    for mask, weight in weights.items():
-        values[mask] += weight
-    values[0] += 1 - sum(weights.values())
-    return _walsh(values)
-
-
-def product_spectrum(factors: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """All eigenvalues of a Kronecker product (hyper-cuboids, tori of independent steps) from those of its factors."""
-    result: npt.NDArray[np.float64] = np.ones(1)
-    for factor in factors:
-        result = np.multiply.outer(result, factor).reshape(-1)
-    return result
 
 
 def circulant_sectors(schedule: Schedule) -> Sectors | None:
@@ -154,8 +106,6 @@ def transformed(columns: npt.NDArray[np.float64], radices: Sequence[int]) -> npt
 
     The matrices are real, so conjugate frequencies have equal figures.
     """
-    if set(radices) == {2}:
-        return _walsh(columns)
     grid = columns.reshape(*columns.shape[:-1], *radices)
     values = np.fft.rfftn(grid, axes=tuple(range(-len(radices), 0)))
     return values.reshape(*columns.shape[:-1], -1)
@@ -163,15 +113,12 @@ def transformed(columns: npt.NDArray[np.float64], radices: Sequence[int]) -> npt
 
 def _multiplicity(radices: Sequence[int]) -> npt.NDArray[np.float64]:
     """For how many frequencies each that `transformed` gives stands."""
-    n = prod(radices)
-    if set(radices) == {2}:
-        return np.ones(n)
     last = radices[-1]
     along = np.full(last // 2 + 1, 2.0)
     along[0] = 1.0
     if last % 2 == 0:
         along[-1] = 1.0
-    return np.tile(along, n // last)
+    return np.tile(along, prod(radices[:-1]))
 
 
 def _how(radices: Sequence[int]) -> str:
@@ -186,8 +133,6 @@ def _difference(
     ranks: npt.NDArray[np.int64], others: npt.NDArray[np.int64], radices: Sequence[int]
 ) -> npt.NDArray[np.int64]:
     """The differences of ranks in a group, digit by digit."""
-    if set(radices) == {2}:
-        return ranks ^ others
     result, place = np.zeros_like(ranks - others), 1
     for radix in reversed(radices):
         result += (ranks // place - others // place) % radix * place
@@ -222,16 +167,3 @@ def _runs(sizes: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     """Consecutive nodes of one size: the size, and how many they are."""
     starts = np.flatnonzero(np.diff(sizes, prepend=-1))
     return [(int(sizes[a]), int(b - a)) for a, b in pairwise([*starts.tolist(), len(sizes)])]
-
-
-def _walsh(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The Walsh–Hadamard transform of the last axis, whose length is a power of two. O(n log n)."""
-    shape = values.shape
-    result = np.array(values, dtype=np.float64)
-    half = 1
-    while half < shape[-1]:
-        pairs = result.reshape(*shape[:-1], -1, 2, half)
-        result = np.stack([pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]], axis=-2)
-        result = result.reshape(shape)
-        half *= 2
-    return result

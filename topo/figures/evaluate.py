@@ -12,11 +12,11 @@ from partreduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors
 from partreduce.topo.figures.growth import refuse_growth
 from partreduce.topo.figures.large import Large
 from partreduce.topo.figures.pipeline import pipeline_figures
-from partreduce.topo.figures.rate import ZERO, contraction_of, contraction_per_start, radius_of, rounds_until
+from partreduce.topo.figures.rate import ZERO, contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.retimed import Retimed
 from partreduce.topo.figures.sectors import spectral_norms
 from partreduce.topo.figures.spectral_gaps import GapKind, spectral_gap
-from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of, effective_neighbours_of
+from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import is_doubly_stochastic, period_product
 
 if TYPE_CHECKING:
@@ -95,30 +95,6 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Figur
     )
 
 
-def n_eff(schedule: Schedule, gamma: float = 0.95, *, limit: FigureLimits = DEFAULT) -> float:
-    """The effective number of neighbours at γ: 1 without averaging, n for all-reduce in every step.
-
-    Raises:
-        InputError: γ outside [0, 1), or no steady state.
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
-        UnknownError: the schedule is too large for each direct method.
-    """
-    return effective_neighbours_of(_direct(schedule, limit, "n_eff"), gamma)
-
-
-def rounds_to(schedule: Schedule, epsilon: float = 1e-6, *, limit: FigureLimits = DEFAULT) -> int | None:
-    """The least number of rounds after which ‖W_t … W_1 − J‖₂ ≤ epsilon; None if that never happens.
-
-    Raises:
-        InputError: epsilon is not positive.
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
-        UnknownError: the schedule is too large for each direct method.
-    """
-    if not epsilon > 0:
-        raise InputError(f"epsilon: is {epsilon}; it is a positive number, 1e-6 say")
-    return rounds_until(_direct(schedule, limit, "rounds"), epsilon)
-
-
 def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
     """All figures. What cannot be computed has value None and says why; nothing is refused.
 
@@ -167,17 +143,6 @@ def _none(schedule: Schedule, reason: str) -> Figures:
         distinct = None
     gaps = Gaps(nothing, nothing, nothing)
     return Figures(period, schedule.num_workers, distinct, nothing, nothing, nothing, Drift(nothing, nothing), gaps)
-
-
-def _direct(schedule: Schedule, limit: FigureLimits, name: str) -> Sectors:
-    refuse_growth(schedule)
-    sectors = sectors_of(schedule, limit)
-    if sectors is None:
-        raise UnknownError(
-            f"{name}: {schedule.num_workers} workers in explicit groups; at most {limit.dense_workers} are solved; "
-            "write the schedule as a rule, or raise the limit"
-        )
-    return sectors
 
 
 def _contraction(schedule: Schedule, sectors: Sectors | Large, start: int) -> Figure:

@@ -10,7 +10,6 @@ import numpy as np
 
 from partreduce.topo.figures.base import Figure, Kind, absent
 from partreduce.topo.figures.chain import Chain
-from partreduce.topo.figures.group_sampling import GroupMotion, group_consensus_distance, group_drift
 from partreduce.topo.figures.lanczos import lanczos_norm
 from partreduce.topo.figures.rate import ZERO
 from partreduce.topo.figures.sampling import Motion, Sampled, ritz_radius, sampled_consensus_distance, sampled_drift
@@ -47,11 +46,6 @@ class Large:
         return frozenset(self.steps)
 
     @cached_property
-    def quick(self) -> GroupMotion | None:
-        """The schedule on group means, None if it is not made of plain means at one pace."""
-        return GroupMotion.of(self.schedule)
-
-    @cached_property
     def motion(self) -> Motion:
         """The schedule on the workers."""
         return Motion.of(self.schedule)
@@ -59,8 +53,6 @@ class Large:
     @cached_property
     def chain(self) -> Chain:
         """The chain whose norm is the contraction."""
-        if self.quick:
-            return Chain(self.quick.transfers[:-1], self.quick.units[0], self.quick.units[-1])
         return Chain.of_norm(self.steps)
 
     @cached_property
@@ -114,10 +106,7 @@ class Large:
             chain = Chain.of_norm(self.steps * POWER)
             norm = lanczos_norm(chain, seed=seed, max_steps=self.limit.lanczos_steps, tolerance=0.0)
             upper = min(upper, norm.upper ** (1 / POWER))
-        if self.quick:
-            value = ritz_radius(self.quick.onward, self.quick.period, len(self.quick.units[0]), seed=seed)
-        else:
-            value = ritz_radius(self.motion.average, self.motion.period, self.schedule.num_workers, seed=seed)
+        value = ritz_radius(self.motion.average, self.motion.period, self.schedule.num_workers, seed=seed)
         how = "largest of 24 Ritz values: an estimate, nothing is guaranteed from below"
         if upper is not None:
             how += "; the upper bound, by norms, fails with probability 2e-6 at most"
@@ -127,22 +116,16 @@ class Large:
         """Hutchinson's estimate with its standard error."""
         if self._is_split():
             return self._infinite()
-        seed, seconds = self.limit.seed, self.limit.seconds
-        if self.quick:
-            sampled = group_consensus_distance(self.quick, probes=self.probes, seed=seed, seconds=seconds)
-        else:
-            sampled = sampled_consensus_distance(self.motion, probes=self.probes, seed=seed, seconds=seconds)
+        limit = self.limit
+        sampled = sampled_consensus_distance(self.motion, probes=self.probes, seed=limit.seed, seconds=limit.seconds)
         return self._figure(sampled, "Hutchinson's estimate")
 
     def drift(self, push: Literal["worker", "node"]) -> Figure:
         """The mean over random pushes with its standard error."""
         if self._is_split():
             return self._infinite()
-        seed, seconds = self.limit.seed, self.limit.seconds
-        if self.quick:
-            sampled = group_drift(self.quick, push, probes=self.probes, seed=seed, seconds=seconds)
-        else:
-            sampled = sampled_drift(self.motion, push, probes=self.probes, seed=seed, seconds=seconds)
+        limit = self.limit
+        sampled = sampled_drift(self.motion, push, probes=self.probes, seed=limit.seed, seconds=limit.seconds)
         return self._figure(sampled, "mean over random pushes")
 
     def _is_split(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from partreduce.topo.figures.chain import Chain, inner
+from partreduce.topo.figures.chain import Step, inner, on_workers
 from partreduce.topo.figures.round_steps import RoundSteps, group_paces
 from partreduce.topo.strategies.base import Averaging
 
@@ -44,7 +44,7 @@ class Sampled:
 class Motion:
     """A schedule ready to be run on vectors: its factors and each worker's steps per round."""
 
-    chain: Chain
+    rounds: tuple[Step, ...]
     paces: npt.NDArray[np.int64]
     scale: npt.NDArray[np.float64] | None
     overlap: bool
@@ -57,12 +57,12 @@ class Motion:
         scale = None
         if strategy.averaging is Averaging.STEP_NORMALISED:
             scale = group_paces(steps, paces) / paces
-        return cls(Chain.of_workers(steps), paces, scale, strategy.mixes_late, schedule.cluster.node_of())
+        return cls(on_workers(steps), paces, scale, strategy.mixes_late, schedule.cluster.node_of())
 
     @property
     def period(self) -> int:
         """T, the number of rounds in a period."""
-        return len(self.chain.factors)
+        return len(self.rounds)
 
     def push(self, t: int) -> Vector:
         """What the steps push before round t averages, per worker."""
@@ -76,7 +76,7 @@ class Motion:
 
     def average(self, t: int, x: Vector) -> Vector:
         """Apply the mixing matrix of round t, then take out the mean that rounding put in."""
-        moved = self.chain.factors[t % self.period].forward(x)
+        moved = self.rounds[t % self.period].forward(x)
         result: Vector = moved - moved.mean()
         return result
 
@@ -85,23 +85,25 @@ def sampled_consensus_distance(motion: Motion, *, probes: int, seed: int, second
     """Hutchinson's estimate of the average of tr Σ / n: probes of random signs, one per phase in which noise arises.
 
     E‖Φ D^½ z‖² = tr(Φ D Φᵀ) for signs z, so following a probe through the rounds and adding its squared lengths gives
-    the noise that is still there. Relative spread about √(2/n) per probe. O(probes · T · rounds · n).
+    the noise that is still there. What its first round leaves of it is known from W's columns, and only what survives
+    further rounds is sampled. Relative spread about √(2/n) per probe of that. O(probes · T · rounds · n).
     """
     n, period, instants = len(motion.paces), motion.period, int(motion.paces.max())
-    constant = (1 - 1 / n) * _inner_sum(motion.paces) / (n * instants)
+    known = (1 - 1 / n) * _inner_sum(motion.paces) / (n * instants)
+    for t in range(period):
+        left = motion.rounds[t].column_squares() + ((1 - 1 / n) if motion.overlap else 0.0)
+        known += inner(motion.deviation(t) ** 2, left) / (period * n)
     generator, deadline = np.random.default_rng(seed), time.monotonic() + seconds
     values: list[float] = []
     finished = True
     for _ in range(probes):
         total, complete = 0.0, True
         for start in range(period):
-            probe = motion.deviation(start) * generator.choice((-1.0, 1.0), size=n)
-            probe -= probe.mean()
-            part, done = follow(motion.average, period, probe, start, deadline)
-            own = inner(probe, probe) if motion.overlap else 0.0
-            total, complete = total + own + part, complete and done
+            probe = motion.average(start, motion.deviation(start) * generator.choice((-1.0, 1.0), size=n))
+            part, done = follow(motion.average, period, probe, start + 1, deadline)
+            total, complete = total + part, complete and done
         if complete or not values:  # a probe that time cut off counts only if there is no other
-            values.append(constant + total / (period * n))
+            values.append(known + total / (period * n))
             finished = complete
         if time.monotonic() > deadline:
             break

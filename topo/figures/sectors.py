@@ -7,7 +7,7 @@ direction is projected out, so that J acts as zero everywhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +52,6 @@ class Batch:
         for t in range(1, self.period):
             result = self.matrices[(start + t) % self.period] @ result
         return result
-
-    def scaled(self, factor: float) -> Batch:
-        """The same sectors with every matrix multiplied by `factor`."""
-        return replace(self, matrices=self.matrices * factor)
 
     def off_mean(self, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """`columns` (C, g, k) with the mean's direction taken out."""

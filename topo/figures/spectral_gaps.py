@@ -132,6 +132,6 @@ def _square(matrix: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 def _refuse_size(n: int) -> None:
     if n > MAX_WORKERS:
         raise InputError(
-            f"spectral gap: {n} workers; at most {MAX_WORKERS} as one matrix; circulant_spectrum, torus_spectrum and "
-            "walsh_spectrum have no such limit"
+            f"spectral gap: {n} workers; at most {MAX_WORKERS} as one matrix; `partreduce verify` has those of larger "
+            "schedules that look the same from every worker"
         )

@@ -45,7 +45,10 @@ def minimise(cost: Array, barrier: Barrier, start: Array, *, parameter: float, g
 
 def _centre(cost: Array, barrier: Barrier, point: Array) -> Array:
     """Newton's method with backtracking on cost·x + barrier(x)."""
-    from scipy.linalg import cho_factor, cho_solve  # late: `partreduce catalogue` reads the tables that name this file
+    from scipy.linalg import (  # late: `partreduce design --list` reads the tables that name this file
+        cho_factor,
+        cho_solve,
+    )
 
     state = barrier(point)
     assert state is not None, "the starting point lies inside"

@@ -7,9 +7,10 @@ what a reduce takes is decided while the job runs: there is no matrix, and only 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
-from .gaps.events import EventGraph
+from .events import EventGraph
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_object
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 LIMIT = 2**31
+MAX_WORKERS = 2**20
+MAX_STALENESS = 2**16
 
 DEFAULTS: dict[str, object] = {
     "max_ig": None,
@@ -60,6 +63,10 @@ class KeptGap(NamedTuple):
         """Whether every reduce takes the update of its own step of every in-neighbour."""
         return not self.staleness and not self.has_backup and self.skip is None
 
+    def backups(self, num_workers: int) -> list[int]:
+        """A number for each worker."""
+        return self.backup if isinstance(self.backup, list) else [self.backup] * num_workers
+
 
 def read_gap(raw: object, place: str) -> KeptGap:
     """A closed object; members that equal their default are left out of it, in place."""
@@ -68,7 +75,7 @@ def read_gap(raw: object, place: str) -> KeptGap:
         as_choice(members.get(name, DEFAULTS[name]), f"{place}.{name}", choices)
     if members.get("max_ig") is not None:
         as_integer(members["max_ig"], f"{place}.max_ig", 1, LIMIT)
-    staleness = as_integer(members.get("staleness", 0), f"{place}.staleness", 0, LIMIT)
+    staleness = as_integer(members.get("staleness", 0), f"{place}.staleness", 0, MAX_STALENESS)
     given = members.get("backup", 0)
     backup = as_integers(given if isinstance(given, list) else [given], f"{place}.backup", 0, LIMIT)
     skip = _read_skip(members["skip"], f"{place}.skip") if members.get("skip") is not None else None
@@ -106,31 +113,66 @@ def _read_skip(raw: object, place: str) -> tuple[int, int]:
 
 
 def event_graph(gap: KeptGap, num_workers: int, edges: Sequence[tuple[int, int, Fraction]]) -> EventGraph:
-    """The events of the workers of a round, whose `edges` are (target, source, weight).
+    """The events of the workers of a round, whose `edges` are (target, source, weight)."""
+    return EventGraph(
+        sorted((source, target) for target, source, _ in edges),
+        gap.backups(num_workers),
+        staleness=gap.staleness,
+        max_ig=gap.max_ig,
+        notify_ack=gap.notify_ack,
+    )
+
+
+def require_fit(gap: KeptGap, num_workers: int, edges: Sequence[tuple[int, int, Fraction]]) -> None:
+    """Refuse a graph that a setting does not fit.
+
+    As many backup workers as in-neighbours at most. Where all updates count the same and all are taken, the file's
+    weights must say so: claims speak about them. And no worker may get ahead of an out-neighbour without limit, for no
+    queue would be long enough: token queues see to that, or a way back over every edge.
 
     Raises:
-        Refusal: the setting does not fit the graph.
+        Refusal: the first thing that does not fit.
     """
-    spare = gap.backup if isinstance(gap.backup, list) else [gap.backup] * num_workers
-    setting: dict[str, Any] = {"staleness": gap.staleness, "backup": spare, "notify_ack": int(gap.notify_ack)}
-    if gap.max_ig is not None:
-        setting["max_ig"] = gap.max_ig
-    if gap.skip is not None:
-        setting["skip"] = list(gap.skip)
-    listed = sorted([source, target] for target, source, _ in edges)
-    return EventGraph({"num_workers": num_workers, "edges": listed}, setting)
+    place = "strategy.when.gap"
+    require(num_workers <= MAX_WORKERS, place, f"over {MAX_WORKERS} workers")
+    backups, number = gap.backups(num_workers), Counter(target for target, _, _ in edges)
+    fits = len(backups) == num_workers and all(spare <= number[v] for v, spare in enumerate(backups) if spare)
+    require(fits, f"{place}.backup", "1 number, or 1 a worker, and none above its in-neighbours")
+    is_uniform = all(weight * (number[target] + 1) == 1 for target, _, weight in edges)
+    is_told = gap.weights == "graph" or not gap.takes_all or is_uniform
+    require(is_told, f"{place}.weights", "is uniform; the weights of the round are others")
+    if gap.max_ig is None:
+        parts = _strong_parts(num_workers, edges)
+        way_back = all(parts[target] == parts[source] for target, source, _ in edges)
+        require(way_back, "strategy.rounds[0]", "without max_ig a path leads back over every edge")
 
 
-def require_own_weights(gap: KeptGap, num_workers: int, edges: Sequence[tuple[int, int, Fraction]]) -> None:
-    """Where all updates count the same and all are taken, the file's weights must say so: claims speak about them.
-
-    Raises:
-        Refusal: they do not.
-    """
-    if gap.weights == "graph" or not gap.takes_all:
-        return
-    number = [1] * num_workers
-    for target, _, _ in edges:
-        number[target] += 1
-    is_uniform = all(weight * number[target] == 1 for target, _, weight in edges)
-    require(is_uniform, "strategy.when.gap.weights", "is uniform; the weights of the round are others")
+def _strong_parts(num_workers: int, edges: Sequence[tuple[int, int, Fraction]]) -> list[int]:
+    """A number for every worker, the same for two iff each is reached from the other (Kosaraju; Sharir 1981)."""
+    onward: list[list[int]] = [[] for _ in range(num_workers)]
+    backward: list[list[int]] = [[] for _ in range(num_workers)]
+    for target, source, _ in edges:
+        onward[source].append(target)
+        backward[target].append(source)
+    order: list[int] = []  # by the time at which a depth-first search leaves a worker
+    seen = [False] * num_workers
+    for start in range(num_workers):
+        path = [(start, iter(onward[start]))] if not seen[start] else []
+        seen[start] = True
+        while path:
+            worker, targets = path[-1]
+            fresh = next((target for target in targets if not seen[target]), None)
+            if fresh is None:
+                order.append(worker)
+                path.pop()
+            else:
+                seen[fresh] = True
+                path.append((fresh, iter(onward[fresh])))
+    part = [-1] * num_workers
+    for start in reversed(order):
+        waiting = [start] if part[start] < 0 else []
+        while waiting:
+            worker = waiting.pop()
+            part[worker] = start
+            waiting += [source for source in backward[worker] if part[source] < 0]
+    return part

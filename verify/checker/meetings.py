@@ -28,8 +28,6 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
-from .refusal import confirm
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -40,14 +38,20 @@ Families = list[set[int]]
 """For every local rank sets of digits, as bits of an integer."""
 
 
-def rounds_to_meet(schedule: Schedule, place: str, work: Work) -> int:
-    """R, over all rounds of the period in which it can begin.
+def rounds_to_meet(schedule: Schedule, place: str, work: Work) -> int | None:
+    """R, over all rounds of the period in which it can begin; None where some workers never meet.
 
     Raises:
-        Refusal: some workers never meet, or the work is too much.
+        TooLarge: the work is too much.
     """
     find = _of_rule if schedule.form == "rule" else _of_all
-    return max(find(schedule, start, place, work) for start in range(schedule.period))
+    found = 0
+    for start in range(schedule.period):
+        rounds = find(schedule, start, place, work)
+        if rounds is None:
+            return None
+        found = max(found, rounds)
+    return found
 
 
 def reached_sets(schedule: Schedule, start: int, place: str, work: Work) -> Iterator[list[int]]:
@@ -85,16 +89,15 @@ def reached_sets(schedule: Schedule, start: int, place: str, work: Work) -> Iter
         yield arrived
 
 
-def _of_all(schedule: Schedule, start: int, place: str, work: Work) -> int:
+def _of_all(schedule: Schedule, start: int, place: str, work: Work) -> int | None:
     everybody = (1 << schedule.num_workers) - 1
     for number, arrived in enumerate(reached_sets(schedule, start, place, work), 1):
         if all(bits == everybody for bits in arrived):
             return number
-    confirm(False, place, "rounds", "workers who all meet, directly or through others")
-    raise AssertionError
+    return None
 
 
-def _of_rule(schedule: Schedule, start: int, place: str, work: Work) -> int:
+def _of_rule(schedule: Schedule, start: int, place: str, work: Work) -> int | None:
     size, period = schedule.width, schedule.period
     work.spend(size * size * 10, place)
     phases = [
@@ -118,6 +121,7 @@ def _of_rule(schedule: Schedule, start: int, place: str, work: Work) -> int:
             number += 1
             quiet = 0 if changed else quiet + 1
             work.spend(size * 10, place)
-            confirm(quiet < period, place, "rounds", "workers who all meet, directly or through others")
+            if quiet >= period:
+                return None
         slowest = max(slowest, number)
     return slowest

@@ -1,15 +1,16 @@
-"""The command line of the checker: one line for every claim that holds, or one that says what is wrong.
+"""The command line of the checker: a line for every fact and every claim that holds, or one that says what is wrong.
 
 Exit status: 0 every claim holds, 1 an entry does not hold, 65 a file cannot be read.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
 from .certificate import check
-from .gaps import check_gaps, is_gap_certificate
+from .facts import facts
 from .refusal import REFUTED, UNREADABLE, Refusal, one_line, require
 from .schedule import read_schedule
 from .strict_json import MAX_BYTES, read_file
@@ -17,13 +18,16 @@ from .strict_json import MAX_BYTES, read_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-USAGE = "python -I checker [--max-bytes N] certificate.json schedule.json (no schedule for a certificate of gaps)"
+    from .facts import Numbers
+
+USAGE = "python -I checker [--max-bytes N] certificate.json schedule.json"
+MAX_SHOWN = 200
 
 
 def main(arguments: Sequence[str]) -> int:
     """Check the files that the arguments name, print the answer, and return the exit status."""
     try:
-        for line in _proved(arguments):
+        for line in _answers(arguments):
             print(line, flush=True)  # noqa: T201 - this is a program
     except Refusal as refusal:
         verdict = "refuted" if refusal.status == REFUTED else "unreadable"
@@ -35,25 +39,29 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _proved(arguments: Sequence[str]) -> Iterator[str]:
-    """A line for every claim, once it is seen to hold."""
+def _answers(arguments: Sequence[str]) -> Iterator[str]:
+    """A line for every claim, once it is seen to hold, and for all that follows without a certificate."""
     limit, paths = _command_line(arguments)
     certificate = read_file(paths[0], is_certificate=True, limit=limit)
-    if is_gap_certificate(certificate):
-        require(len(paths) == 1, "usage", "a certificate of gaps names its graph itself; leave the schedule out")
-        for claim, statement in check_gaps(certificate):
-            yield f"{claim}: proved: {statement}"
-        return
-    require(len(paths) == 2, "usage", "a certificate of a schedule is checked against the schedule; name its file too")
     schedule = read_schedule(read_file(paths[1], is_certificate=False, limit=limit))
     for claim in check(certificate, schedule):
         yield f"{claim}: proved"
+    for fact in facts(schedule):
+        kind = "follows from the protocol's rules" if fact.follows else "fact"
+        yield one_line(f"{fact.name}: {kind}{_shown(fact.numbers)}")
+
+
+def _shown(numbers: Numbers | None) -> str:
+    if numbers is None:
+        return ", but its numbers take too long to compute"
+    shown = (f"{name} {json.dumps(value)[:MAX_SHOWN]}" for name, value in numbers.items())
+    return "".join(f"{', ' if number else ': '}{part}" for number, part in enumerate(shown))
 
 
 def _command_line(arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """The limit on the size of a file, and one or two paths."""
+    """The limit on the size of a file, and two paths."""
     limit, paths = MAX_BYTES, list(arguments)
     if len(paths) > 2 and paths[0] == "--max-bytes" and re.fullmatch("[0-9]{1,15}", paths[1]):
         limit, paths = int(paths[1]), paths[2:]
-    require(len(paths) in (1, 2) and not paths[0].startswith("--"), "usage", USAGE)
+    require(len(paths) == 2 and not paths[0].startswith("--"), "usage", USAGE)
     return limit, paths

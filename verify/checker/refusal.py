@@ -75,17 +75,22 @@ def confirm_equal(place: str, value: object, expected: object) -> None:
     confirm(False, place, value, length + json.dumps(expected)[:160])
 
 
+class TooLarge(Refusal):
+    """A check that would take too long."""
+
+
 class Work:
     """What one claim has cost so far, counted rather than timed, so that the answer is the same on every machine."""
 
-    def __init__(self) -> None:
-        self.spent = 0
+    def __init__(self, limit: int = MAX_WORK) -> None:
+        self.spent, self.limit = 0, limit
 
     def spend(self, amount: int, place: str) -> None:
         """Add to the cost, *before* the work is done.
 
         Raises:
-            Refusal: the claim costs more than MAX_WORK.
+            TooLarge: it costs more than the limit.
         """
         self.spent += amount
-        require(self.spent <= MAX_WORK, place, "too large for this check; use another method")
+        if self.spent > self.limit:
+            raise TooLarge(f"{place}: too large for this check; use another method", UNREADABLE)

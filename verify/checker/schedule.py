@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .axes import HOW, read_how, read_when
-from .kept_gap import event_graph, require_own_weights
+from .kept_gap import event_graph, require_fit
 from .quorum import require_in_groups
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text
@@ -28,7 +28,7 @@ from .tables import Tables, read_what
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .gaps.events import EventGraph
+    from .events import EventGraph
     from .kept_gap import KeptGap
     from .quorum import StartedRounds
 
@@ -50,6 +50,10 @@ DEFAULTS: dict[str, object] = {
 }
 
 
+Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "groups by quorum"]
+"""In lockstep, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups."""
+
+
 class Average(NamedTuple):
     """x ← x + relax · (mean − x) for every one of some groups of workers.
 
@@ -68,6 +72,14 @@ class Edge(NamedTuple):
     target: int
     source: int
     weight: Fraction
+
+
+def keeps_something(edges: Sequence[Edge]) -> bool:
+    """No weight of a round is negative, and every worker keeps a positive weight on itself."""
+    keeps: dict[int, Fraction] = {}  # only of targets: there may be far more workers than the file has lines
+    for target, _, weight in edges:
+        keeps[target] = keeps.get(target, Fraction(1)) - weight
+    return all(weight > 0 for weight in keeps.values()) and all(edge.weight >= 0 for edge in edges)
 
 
 @dataclass(frozen=True)
@@ -103,20 +115,17 @@ class Schedule:
     tables: Tables = field(default_factory=lambda: Tables([], is_local=True))
 
     @property
-    def has_matrices(self) -> bool:
-        """Whether what a round averages is known before the job runs."""
-        return self.quorum is None and (self.gap is None or self.gap.takes_all)
-
-    @property
-    def kept(self) -> str:
-        """What claims may speak about."""
+    def mode(self) -> Mode:
+        """How workers wait for one another, which decides what can be said."""
         if self.quorum is not None:
-            return "groups that a quorum starts" if self.phases else "rounds that a quorum starts"
-        return "workers that keep such a gap" if self.gap is not None else "rounds"
+            return "groups by quorum" if self.phases else "rounds by quorum"
+        if self.gap is None:
+            return "rounds"
+        return "gap" if self.gap.takes_all else "lossy gap"
 
     @cached_property
     def events(self) -> EventGraph:
-        """The events of workers that keep a gap, with the bounds that were proved of them."""
+        """The events of workers that keep a gap."""
         assert self.gap is not None, "asked of nothing else"
         return event_graph(self.gap, self.num_workers, self.rounds[0])
 
@@ -207,7 +216,9 @@ def read_schedule(document: object) -> Schedule:
     raw = as_object(document, "schedule", ("format", "version", "name", "cluster", "strategy"), ("certificate",))
     as_choice(raw["format"], "schedule.format", ("partreduce.schedule",))
     as_choice(raw["version"], "schedule.version", (1,))
-    as_text(raw["name"], "schedule.name")
+    name = as_text(raw["name"], "schedule.name")
+    is_name = 0 < len(name) <= 1000 and name.isprintable()
+    require(is_name, "schedule.name", "has 1 to 1000 printable characters")
     require(isinstance(raw.pop("certificate", {}), dict), "schedule.certificate", "must be an object")
     require(isinstance(raw["cluster"], dict), "schedule.cluster", "must be an object")
     require(isinstance(raw["strategy"], dict), "schedule.strategy", "must be an object")
@@ -234,8 +245,7 @@ def read_schedule(document: object) -> Schedule:
         has_one_pace = len(schedule.paces) == 1 and not isinstance(raw["strategy"].get("pace"), list)
         is_fixed = schedule.form == "graph" and len(schedule.rounds) == 1 and has_one_pace
         require(is_fixed, "strategy.when.gap", "goes with 1 weighted graph, and 1 pace for all")
-        require_own_weights(schedule.gap, schedule.num_workers, schedule.rounds[0])
-        schedule.events  # noqa: B018 - reads it, and refuses what does not fit the graph
+        require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
     may_round = schedule.how["codec"] == "none" or schedule.averages_of_all()
     require(may_round, "strategy.how.codec", "parameters are rounded where a round of the period averages over all")
     return schedule

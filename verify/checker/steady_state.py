@@ -28,7 +28,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from .claims.stochastic import weights_of_round
+from .facts.stochastic import weights_of_round
 from .period import after_phase, classes, growth_bits
 from .refusal import confirm, require
 from .schedule import Average
@@ -104,7 +104,9 @@ def read_steps(schedule: Schedule, place: str, work: Work) -> Steps:
         is_tame = all(0 <= relax <= 2 for _, relax in sizes)
         confirm(is_tame, place, "relax", "0 <= relax <= 2 in every group")
     for t, edges in enumerate(schedule.rounds):
-        smallest = min(weights_of_round(edges, f"schedule: round {t}"))
+        weights = weights_of_round(edges)
+        confirm(weights is not None, f"schedule: round {t}", "a column", "columns that sum to 1")
+        smallest = min(weights or [])
         confirm(smallest >= 0, place, str(smallest), "no negative weight")
     width = schedule.width
     longest = 2 * max(growth_bits(schedule, t) for t in range(schedule.period))  # W acts from both sides

@@ -90,7 +90,7 @@ def as_integers(value: object, place: str, low: int, high: int) -> list[int]:
 
 def as_number(value: object, place: str) -> Fraction:
     """An exact number of a schedule: an integer, or a text such as "4/3", which need not be in lowest terms."""
-    if type(value) is int:
+    if type(value) is int and abs(value) < 2**53:  # others would round a longer one
         return Fraction(value)
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,64}(/\d{1,64})?", value, re.ASCII):
         numerator, _, denominator = value.partition("/")

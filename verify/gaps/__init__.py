@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from partreduce.schedulers.protocols.hop import check_setting
-from partreduce.verify.gaps.attained import attained_gaps, gaps_by_holding_back
-from partreduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
 from partreduce.verify.gaps.event_graph import event_graph
-from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gaps.exact import exact_bounds, token_queue_capacity, update_queue_capacity
 from partreduce.verify.gaps.liveness import dead_cycle
 from partreduce.verify.gaps.one_worker import Capacities, capacities_of
 from partreduce.verify.gaps.paper import paper_bounds
@@ -52,7 +50,7 @@ class Gaps:
     exhausted: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object that `partreduce gaps --json` prints."""
+        """The JSON object that `partreduce verify --gaps --json` prints."""
 
         def listed(matrix: Matrix | None) -> list[list[int | None]] | None:
             return None if matrix is None else [list(row) for row in matrix]
@@ -78,6 +76,8 @@ def gaps(graph: Digraph, setting: Gap, *, max_states: int = 30_000) -> Gaps:
     Raises:
         ScheduleError: the setting does not fit the graph.
     """
+    from partreduce.verify.gaps.attained import attained_gaps, gaps_by_holding_back  # loads the model checker
+
     check_setting(graph, setting)
     events = event_graph(graph, setting)
     cycle = dead_cycle(events)

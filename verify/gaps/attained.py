@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from partreduce.schedulers.protocols.digraph import Digraph
     from partreduce.topo.strategies.gap import Gap
     from partreduce.verify.explore import Exploration
-    from partreduce.verify.gaps.lengths import Length
-    from partreduce.verify.gaps.paper import Matrix
+    from partreduce.verify.gaps.paper import Length, Matrix
 
 
 def attained_gaps(

@@ -1,4 +1,4 @@
-"""The exact bounds: how often every event can happen while one worker stands still.
+"""The exact bounds: how often every event can happen while one worker stands still, and the queues that this takes.
 
 For marked graphs this is the classical shortest path over all arcs together, forward and backward. Backup workers turn
 the minimum over sources into "the (spare+1)-th smallest", and Dijkstra's algorithm still finds the answer: an event is
@@ -9,6 +9,10 @@ event: of the spare+1 sources that settled x, a run has waited for at least one.
 and let everything else run until nothing moves. The counts then satisfy the same equations as D, and these have one
 solution only, because every cycle carries a token: take the event with the smallest count X(x) < D(x); its need is
 exhausted by sources with smaller counts, which are equal to their D, so D(x) ≤ X(x).
+
+Both queues of an edge j → i stand at worker i. Its update queue holds j's updates of steps Step(i) … Step(j), at most
+bound[j][i] + 1 (older ones are thrown away, and under staleness a newer one replaces them). Its token queue for j holds
+max_ig + Step(i) − Step(j) tokens, at most bound[i][j] + max_ig.
 """
 
 from __future__ import annotations
@@ -19,10 +23,11 @@ from typing import TYPE_CHECKING
 from partreduce.verify.gaps.event_graph import EventGraph, event_graph
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from partreduce.schedulers.protocols.digraph import Digraph
     from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.gaps.lengths import Length
-    from partreduce.verify.gaps.paper import Matrix
+    from partreduce.verify.gaps.paper import Length, Matrix
 
 
 class Distances:
@@ -60,3 +65,23 @@ def exact_bounds(graph: Digraph, setting: Gap) -> Matrix:
     distances = Distances(event_graph(graph, setting))
     columns = [distances.from_event(j)[:n] for j in range(n)]
     return tuple(tuple(columns[j][i] for j in range(n)) for i in range(n))
+
+
+def update_queue_capacity(graph: Digraph, bounds: Matrix) -> Matrix:
+    """Entry [i][j] is the capacity at i for updates of its in-neighbour j; None without an edge j → i or a bound."""
+    return _per_edge(graph, lambda i, j: _plus(bounds[j][i], 1))
+
+
+def token_queue_capacity(graph: Digraph, bounds: Matrix, max_ig: int | None) -> Matrix:
+    """Entry [i][j] is the capacity of the token queue at i for its in-neighbour j; None where there is no queue."""
+    return _per_edge(graph, lambda i, j: None if max_ig is None else _plus(bounds[i][j], max_ig))
+
+
+def _plus(bound: Length, amount: int) -> Length:
+    return None if bound is None else bound + amount
+
+
+def _per_edge(graph: Digraph, entry: Callable[[int, int], Length]) -> Matrix:
+    n = graph.num_workers
+    edges = set(graph.edges)
+    return tuple(tuple(entry(i, j) if (j, i) in edges else None for j in range(n)) for i in range(n))

@@ -11,7 +11,7 @@ from partreduce.verify.gaps.one_worker import distances_near
 if TYPE_CHECKING:
     from partreduce.schedulers.protocols.digraph import Digraph
     from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.gaps.lengths import Length
+    from partreduce.verify.gaps.paper import Length
 
 
 MAX_FAR = 1024

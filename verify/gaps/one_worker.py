@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from partreduce.schedulers.protocols.digraph import Digraph
     from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.gaps.lengths import Length
+    from partreduce.verify.gaps.paper import Length
 
 ENTER, SEND, REDUCE = range(3)
 Event = tuple[int, int]

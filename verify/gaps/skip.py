@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from partreduce.schedulers.protocols.digraph import Digraph
     from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.gaps.lengths import Length
-    from partreduce.verify.gaps.paper import Matrix
+    from partreduce.verify.gaps.paper import Length, Matrix
 
 
 def longest_skips(graph: Digraph, setting: Gap, bounds: Matrix) -> tuple[int, ...]:

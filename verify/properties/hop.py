@@ -18,8 +18,7 @@ from partreduce.schedulers.protocols.hop import (
     Token,
     Update,
 )
-from partreduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
-from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gaps.exact import exact_bounds, token_queue_capacity, update_queue_capacity
 from partreduce.verify.gaps.skip import longest_skips
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.lab.crew import LabError
-from benchmarks.lab.job import Job
+from benchmarks.lab.standing import FAST
 from benchmarks.papers.tables.models import BATCH, CLICK_BATCH
 from benchmarks.papers.tables.sweep import ROWS
 from benchmarks.papers.tables.ways import BASELINES, DENSE, HOROVOD, TF_PS_CUT, data_of, model_of
@@ -32,8 +32,7 @@ from partreduce.topo.strategies.routes import Routes, Way
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.lab.crew import Crew
-    from benchmarks.lab.network import Network
+    from benchmarks.lab import standing
     from benchmarks.papers.tables.models import WithTables
     from partreduce.planner.routes import Chosen
     from partreduce.topo.timing.tables import Touched
@@ -54,8 +53,6 @@ LATENCY = 3e-4
 """Of a message between workers, for the planner, where nobody measured it (`latency_of`)."""
 HANDLING = 6.8e-6
 """Seconds per row that a worker hands on, for the planner: 0.85e-6 of one core, which eight workers share."""
-FAST = "1gbit"
-"""Links until the timed steps begin."""
 APPLYING = 1.2e-8
 """Seconds per byte that Adagrad visits, for the planner: 1.5e-9 of one core, eight workers to a core."""
 FEW = 3
@@ -320,30 +317,21 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Where sessions run."""
+    """Where sessions run: the lab that stands, and what a message takes in it."""
 
-    network: Network
-    crew: Crew
-    scratch: Path
+    held: standing.Lab
     latency: float = LATENCY
 
     @property
     def text(self) -> Path:
         """The words, as `text.py` numbers them."""
-        return self.scratch / "text.npy"
-
-    def shape(self, rate: str) -> None:
-        """All links alike."""
-        for node in range(self.network.num_nodes):
-            self.network.shape(node, rate)
+        return self.held.scratch / "text.npy"
 
 
 def latency_of(lab: Lab, shape: tuple[int, int]) -> float:
     """Seconds of one message between workers that all talk at once: an empty all_to_all's over its messages."""
     session = Session(name="probe", task="sweep 0.01", shape=shape, rate=FAST, compute=0.0, ways=(), turns=0)
-    folder = lab.scratch / f"probe-{time.monotonic_ns()}"
-    lab.shape(FAST)
-    said, problem = _carry_out(session, [], {}, lab, folder)
+    said, problem = _carry_out(session, [], {}, lab)
     if problem or not said:
         raise RuntimeError(f"the probe failed: {problem}")
     return float(np.median([worker["probes"] for worker in said])) / (session.cluster.num_workers - 1)
@@ -375,16 +363,16 @@ def run(session: Session, lab: Lab, end: float) -> Found:
         if left < least_seconds(session):
             break
         known.session = replace(session, limit=min(session.limit, left))
-        blamed = _attempt(known, ways, lab, lab.scratch / f"session-{time.monotonic_ns()}", found)
+        blamed = _attempt(known, ways, lab, found)
         ways = [way for way in ways if way not in blamed and not found.timed(way)]
         if not blamed or not ways:
             break
     return found
 
 
-def _attempt(known: Known, ways: list[str], lab: Lab, folder: Path, found: Found) -> list[str]:
+def _attempt(known: Known, ways: list[str], lab: Lab, found: Found) -> list[str]:
     """Run the ways; what they left goes to `found`. Returns those that are to blame for a failure."""
-    said, problem = _carry_out(known.session, ways, known.schedules, lab, folder)
+    said, problem = _carry_out(known.session, ways, known.schedules, lab)
     blamed = _collect(said, known.session, found)
     if problem:
         found.notes.append(f"{known.session.name}: {problem}")
@@ -392,44 +380,36 @@ def _attempt(known: Known, ways: list[str], lab: Lab, folder: Path, found: Found
 
 
 def _carry_out(
-    session: Session, ways: list[str], schedules: dict[str, Schedule], lab: Lab, folder: Path
+    session: Session, ways: list[str], schedules: dict[str, Schedule], lab: Lab
 ) -> tuple[list[dict[str, Any]], str]:
     """What the workers said, and what went wrong with the job itself."""
-    folder.mkdir(parents=True)
+    options: dict[str, Any] = {
+        "seconds": session.limit,
+        "ways": ways,
+        "text": str(lab.text),
+        "steps": session.steps,
+        "turns": {way: min(FEW, session.turns) if way in session.few else session.turns for way in ways},
+        "judge": session.judge,
+        "target": session.target,
+    }
+    limit = 2 * session.limit + SET_UP_SECONDS
+    job = lab.held.job(
+        session.name, "tables", session.shape[1], task=session.task, compute=session.compute, limit=limit
+    )
+    folder = job.path
     paths = {way: str(folder / f"schedule-{index}.json") for index, way in enumerate(ways) if way in schedules}
     for way, path in paths.items():
         write_schedule(path, schedules[way])
-    job = Job(
-        name=session.name,
-        folder=str(folder),
-        how="tables",
-        num_nodes=session.shape[0],
-        workers_per_node=session.shape[1],
-        address="",
-        port=0,
-        task=session.task,
-        compute=session.compute,
-        limit=2 * session.limit + SET_UP_SECONDS,
-        options={
-            "seconds": session.limit,
-            "ways": ways,
-            "schedules": paths,
-            "text": str(lab.text),
-            "steps": session.steps,
-            "turns": {way: min(FEW, session.turns) if way in session.few else session.turns for way in ways},
-            "judge": session.judge,
-            "target": session.target,
-        },
-    )
+    job = replace(job, options={**options, "schedules": paths})
     problem, over = "", threading.Event()
-    lab.shape(FAST)
+    lab.held.shape(FAST)
     shaper = threading.Thread(target=_shape_when_ready, args=(lab, session.rate, folder, over), daemon=True)
     shaper.start()
     try:
-        lab.crew.run(job)
+        lab.held.crew.run(job)
     except LabError as error:
         problem = str(error)
-        lab.crew.restart()
+        lab.held.crew.restart()
     finally:
         over.set()
         shaper.join()
@@ -447,7 +427,7 @@ def _shape_when_ready(lab: Lab, rate: str, folder: Path, over: threading.Event) 
     """Links are fast until the workers are ready for steps that are timed."""
     while not over.wait(0.02):
         if (folder / READY).exists():
-            lab.shape(rate)
+            lab.held.shape(rate)
             (folder / SHAPED).touch()
             return
 

@@ -1,4 +1,4 @@
-"""Deadline: how long a worker that keeps a gap waits for what it lacks, and whom it names when that cannot come.
+"""Limits of waiting under a gap: when a worker that keeps one gives up what it waits for.
 
 Somebody's end is of no concern as long as what this worker needs now can come from others: with backup workers or
 staleness it goes on as far as its setting allows, and whoever is gone far away is found out by who needs him.
@@ -9,73 +9,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.liveness.wait_chain import listed
-from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.waiting import GoneError, PeerWatch
+from partreduce.runtime.strategies.missing import Limits
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     from partreduce.runtime.liveness.heartbeat import Heartbeat
-    from partreduce.runtime.strategies.gap.driver import Missing
+    from partreduce.runtime.strategies.missing import Missing
 
 
-class LackError(GoneError):
-    """Something that a worker needs cannot come, or did not within the timeout; `missing` says what."""
-
-    def __init__(self, text: str, missing: Missing) -> None:
-        super().__init__(text)
-        self.missing = missing
-
-
-def wait_until(
-    done: Callable[[], bool],
-    missing: Callable[[], Missing | None],
-    condition: threading.Condition,
+def gap_limits(
     heartbeat: Heartbeat,
     *,
     step: int,
     timeout: float,
-    failed: Callable[[], None],
+    refuse_failure: Callable[[], None],
     pausing: bool = False,
     paused: Callable[[], frozenset[int]] = frozenset,
-) -> None:
-    """Wait until `done`, which is asked under the condition's lock; `missing` says what for, None if for nothing.
+) -> Limits:
+    """As long as enough of those that are waited for can come.
 
     Args:
-        done: what the wait is for.
-        missing: what is lacking for it.
-        condition: told of every message.
         heartbeat: knows of the others, and tells them.
         step: that this worker is in.
         timeout: seconds.
-        failed: raises if no message can come any more.
-        paused: who has begun a meeting of all that this worker, in a step, has not come to.
+        refuse_failure: raises if no message can come any more.
         pausing: whether all meet, so that one who has taken his last step still sends what is waited for.
-
-    Raises:
-        LackError: as said, with the worker whose message is missing.
+        paused: who has begun a meeting of all that this worker, in a step, has not come to.
     """
-    with condition:
-        if done():
-            return
-    deadline = Deadline(heartbeat, timeout)
-    watch: PeerWatch | None = None
-    lack: Missing | None = None
-    while not deadline.glance(condition, done):
-        failed()
-        known, lack = lack, missing()
-        if lack is None:
-            continue  # it has just come
-        if watch is None or known != lack:
-            heartbeat.doing(f"waits in step {step} for {lack.what}", lack.of)
-            watch = PeerWatch(heartbeat, lack.of)
-        if watch.is_due():
-            why = _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, paused())
-            if why is not None:
-                raise LackError(_told(why, heartbeat.rank, step, lack), lack)
-        if deadline.is_over(lack.of):
-            raise LackError(_told(heartbeat.waits_for(lack.of, timeout), heartbeat.rank, step, lack), lack)
+
+    def why(lack: Missing) -> str | None:
+        return _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, paused())
+
+    def told(lack: Missing) -> str:
+        return f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {listed(lack.of)}"
+
+    return Limits(heartbeat, timeout, why, refuse_failure, told, place=f"in step {step} ")
 
 
 def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
@@ -102,7 +71,3 @@ def _unequal(heartbeat: Heartbeat, lack: Missing, paused: frozenset[int]) -> str
         f"worker {waiting[0]} waits for all in mean_model(), save_checkpoint() or another place where all meet, which "
         f"this worker has passed: {heartbeat.unequal}"
     )
-
-
-def _told(why: str, rank: int, step: int, lack: Missing) -> str:
-    return f"{why} (worker {rank} waited in step {step} for {lack.what} from {listed(lack.of)})"

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.strategies.missing import Missing
 from partreduce.runtime.transport.payload_rings import Arrival
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import (
@@ -69,15 +70,6 @@ class Outcome:
     averaged: Averaged | None = None
     by: int = 0
     """Steps by which the worker moved on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """What a worker lacks to go on: of whom, how many of these must still come, and the words for it."""
-
-    what: str
-    of: tuple[int, ...]
-    needed: int
 
 
 Totals = Counter[tuple[int, str]]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
-from partreduce.runtime.strategies.gap.deadline import LackError, wait_until
-from partreduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
+from partreduce.runtime.strategies.gap.deadline import gap_limits
+from partreduce.runtime.strategies.gap.driver import GapDriver, Outcome
 from partreduce.runtime.strategies.gap.log import GapLog
 from partreduce.runtime.strategies.gap.sizes import message_bound
 from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
+from partreduce.runtime.strategies.missing import LackError, Missing, wait_for_missing
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.transport.payload_rings import PayloadRings
 from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
@@ -290,18 +291,16 @@ class GapMeans(OneSided):
             if self._mailbox.has_failed:  # says of what
                 self._mailbox.until(lambda: False, reducer.heartbeat, (), None)
 
+        limits = gap_limits(
+            reducer.heartbeat,
+            step=self._round,
+            timeout=reducer.timeout,
+            refuse_failure=refuse_failure,
+            pausing=pausing,
+            paused=frozenset if pausing else self.driver.paused,
+        )
         try:
-            wait_until(
-                done,
-                missing,
-                self.driver.condition,
-                reducer.heartbeat,
-                step=self._round,
-                timeout=reducer.timeout,
-                failed=refuse_failure,
-                pausing=pausing,
-                paused=frozenset if pausing else self.driver.paused,
-            )
+            wait_for_missing(done, missing, self.driver.condition, limits)
         except GoneError as error:
             if isinstance(error, LackError):
                 operation.members = tuple(sorted({self.run.rank, *error.missing.of}))

@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from partreduce.runtime.strategies.missing import Missing
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.partial import (
     COMPUTING,
@@ -115,14 +116,6 @@ class Word:
     numbers: tuple[int, int]
     """Segment and round."""
     to: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """What the training waits for, and of whom."""
-
-    what: str
-    of: tuple[int, ...]
 
 
 class QuorumDriver(Generic[Sum]):

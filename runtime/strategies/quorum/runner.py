@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.strategies.base import Runner
-from partreduce.runtime.strategies.quorum.deadline import wait_until
+from partreduce.runtime.strategies.missing import Limits, Missing, wait_for_missing
 from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
 from partreduce.runtime.strategies.quorum.log import QuorumLog
 from partreduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
@@ -167,20 +167,23 @@ class QuorumRunner(Runner, Generic[Sum]):
     def wait(self, done: Callable[[], bool]) -> None:
         """Wait for what another thread brings about.
 
+        A sum needs every worker's process, so the end of any of them is everybody's; how slow one may be is another
+        matter. A round that runs has a limit of its own, which the collective thread keeps.
+
         Raises:
             PeerLostError: it cannot come.
         """
-        reducer = self.run.reducer
+        reducer, everyone = self.run.reducer, self.run.everyone
+
+        def why(_: Missing) -> str | None:
+            return reducer.heartbeat.gone(everyone)
+
+        def told(lack: Missing) -> str:
+            return f"this worker waited for {lack.what}"
+
+        limits = Limits(reducer.heartbeat, reducer.timeout, why, self._look, told)
         try:
-            wait_until(
-                done,
-                self.driver.missing,
-                self.driver.condition,
-                reducer.heartbeat,
-                self.run.everyone,
-                timeout=reducer.timeout,
-                refuse_failure=self._look,
-            )
+            wait_for_missing(done, self.driver.missing, self.driver.condition, limits)
         except GoneError as error:
             round_ = self.clock()
             operation = reducer.recorder.begin("wait for a partial sum", round_, round_, self.run.everyone, 0)

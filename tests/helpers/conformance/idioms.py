@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from helpers.conformance.cells import ASIDE, TOGETHER
 from helpers.conformance.kinds import KINDS
@@ -22,6 +24,8 @@ EARLY = [name for name, kind in KINDS.items() if kind.early]
 WHOLE = [name for name in GRADIENTS if name not in EARLY]
 QUORUMS = [name for name, kind in KINDS.items() if kind.quorum]
 PIPELINES = [name for name, kind in KINDS.items() if kind.lag]
+APART = [name for name, kind in KINDS.items() if not kind.gradients and kind.pace == 1]
+"""Whose workers hold models of their own after four steps; at pace 2 all have just met."""
 _building = threading.Lock()
 
 
@@ -46,6 +50,8 @@ class Idiom:
     loop: Callable
     says: str
     otherwise: dict[str, Outcome] = field(default_factory=dict)
+    in_group: bool = False
+    """Whether it uses a default process group, which is this process's alone."""
 
     def outcome(self, kind):
         return self.otherwise.get(kind, EQUAL)
@@ -54,11 +60,12 @@ class Idiom:
 IDIOMS: dict[str, Idiom] = {}
 
 
-def idiom(name, says, **otherwise):
+def idiom(name, says, *, in_group=False, **otherwise):
     """Register a loop; `otherwise` is (kinds, outcome) by any name."""
 
     def register(loop):
-        IDIOMS[name] = Idiom(loop, says, {kind: outcome for kinds, outcome in otherwise.values() for kind in kinds})
+        outcomes = {kind: outcome for kinds, outcome in otherwise.values() for kind in kinds}
+        IDIOMS[name] = Idiom(loop, says, outcomes, in_group)
         return loop
 
     return register
@@ -414,10 +421,7 @@ def saving(cell):
 @idiom(
     "rollback",
     "model and optimizer loaded from two rounds ago",
-    late=(
-        PIPELINES,
-        Outcome("warned", "in flight, are dropped", "what is given up includes them", compared=True),
-    ),
+    apart=(APART, Outcome("warned", "'s own model", "each loads its own again", compared=True)),
 )
 def rollback(cell):
     model = network()
@@ -460,6 +464,76 @@ def loading(cell):
         step(cell, optimizer, model, number)
     yield TOGETHER
     finished(cell, optimizer, model)
+
+
+@idiom(
+    "live model",
+    "`model.eval()` with a forward pass, and `model.state_dict()`, in mid-run",
+    apart=(APART, Outcome("warned", "'s own model", "it is one worker's, not the mean", compared=True)),
+)
+def live(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(STEPS):
+        yield
+        step(cell, optimizer, model, number)
+        if number == 3:
+            model.eval()
+            with torch.no_grad():
+                model(batch(cell.rank, number))
+            model.train()
+            model.state_dict()
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("gradients by hand", "`torch.autograd.grad`; views of one array and an expanded number put into `.grad`")
+def by_hand(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    parameters = list(model.parameters())
+    for number in range(STEPS):
+        yield
+        found = torch.autograd.grad(loss_of(model, batch(cell.rank, number)), parameters)
+        whole = torch.cat([gradient.reshape(-1) for gradient in found])
+        for parameter, part in zip(parameters, whole.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = part.view(parameter.shape)
+        model[0].bias.grad = found[1].mean().expand(4)
+        model[2].weight.grad = found[2]
+        optimizer.step()
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom(
+    "ZeroRedundancyOptimizer",
+    "torch's sharded optimizer as the inner one",
+    in_group=True,
+    all=(KINDS, Outcome("refused", "ZeroRedundancyOptimizer steps its share", "it writes other workers' parameters")),
+)
+def zero(cell):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch uses its own torch.jit there
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    model = network()
+    cell.wrap(ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05), model)
+    yield
+
+
+@idiom(
+    "DDP elsewhere",
+    "the forward pass through a `DistributedDataParallel`, the bare model given to us (Accelerate, Lightning)",
+    in_group=True,
+    all=(KINDS, Outcome("refused", "runs inside a DistributedDataParallel", "gradients are averaged already")),
+)
+def ddp(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    yield
+    with _building:  # torch notes for the whole process which wrapper is running
+        loss_of(DistributedDataParallel(model), batch(cell.rank, 0)).backward()
+    optimizer.step()
 
 
 @idiom("uneven data", "`join()`; the first worker has two batches fewer")

@@ -162,12 +162,13 @@ class PlainOptimizer:
         self.put(sum(self.table.exchange(self.rank, self.get())) / N)
 
     def state_dict(self):
-        return {"inner": self.inner.state_dict(), "steps": self.steps}
+        late = [[None if g is None else g.clone() for g in gradients] for gradients in self.late]
+        return {"inner": self.inner.state_dict(), "steps": self.steps, "late": late}
 
     def load_state_dict(self, state):
         self.inner.load_state_dict(copy.deepcopy(state["inner"]))
         self.follow(at_end=False)
-        self.steps, self.start, self.late = state["steps"], None, []
+        self.steps, self.start, self.late = state["steps"], None, list(state["late"])
 
     # What a kind does
 

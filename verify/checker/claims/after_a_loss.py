@@ -40,8 +40,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..period import averages_on_class
 from ..refusal import Work, confirm
+from ..schedule import keeps_something
 from ..strict_json import as_integers
-from .consensus import ZERO, Components, keeps_something
+from .consensus import ZERO, Components
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,7 +1,8 @@
 """Claim `consensus`: averaging alone, repeated period after period, brings all workers to one common value.
 
 It is the mean where `doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is
-connected and doubly stochastic, and never converges. There are three ways to prove it.
+connected and doubly stochastic, and never converges. There are three ways to prove it
+(and a fact, facts/without_backup.py, where workers do without some of their in-neighbours).
 
 **Method `trees`, for groups.** Let 0 ≤ t < 2 in every group. *Theorem:* if a spanning tree of the workers can be made
 of pairs that some group with 0 < t < 2 holds, then P contracts everything off the mean. A group replaces d = x − mean
@@ -27,8 +28,9 @@ in-neighbour is. *Theorem:* the same tree suffices. A reduce of step k needs of 
 k − s or later. The newest that it holds has been averaged, in this reduce or in an earlier one since it came, with a
 positive weight; it is not older than s steps, and not newer than the gap allows; so in every stretch of so many steps
 as staleness, gap and longest skip are together each edge of the tree is followed at least once, with a delay bounded
-likewise, and own weights stay positive. The weights are one of finitely many: those of the file and what is left of
-them, 1/(number taken + 1), or quotients of ages, which the gap bounds. Write the values of the last so many steps of
+likewise, and own weights stay positive. That gap is finite, since the reader refuses a graph
+with an edge over which it is not. The weights are one of finitely many: those of the file and what is left of them,
+1/(number taken + 1), or quotients of ages, which gap and staleness bound. Write the values of the last so many steps of
 all workers into one vector: a stretch is a row-stochastic matrix of finitely many, and n successive ones have a
 positive column, that of the root, so max − min of the vector shrinks by a factor below 1 (with delays: Cao, Morse and
 Anderson, Agreeing asynchronously, IEEE Transactions on Automatic Control 53, 2008). Not the mean, but one common value.
@@ -44,18 +46,17 @@ disjoint, which `conflict-free` confirms.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ..period import averages_on_class, confirm_norm
 from ..refusal import confirm
-from ..schedule import PLAIN
+from ..schedule import PLAIN, keeps_something
 from ..strict_json import as_integer, as_integers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..schedule import Edge, Schedule
+    from ..schedule import Schedule
 
 ZERO = -1
 """The vertex of a tree that stands for the value 0."""
@@ -143,8 +144,8 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
     """`root`, and `tree`: n − 1 edges [round, source, target], each from a reached worker to a new one."""
     confirm(schedule.form == "graph", place, "graph", "trees")
     needs_all = schedule.gap is None or not schedule.gap.has_backup
-    confirm(needs_all, place, "graph", "search or degrees, where workers do without some of their in-neighbours")
-    counts_weights = schedule.has_matrices or schedule.gap is None or schedule.gap.weights == "graph"
+    confirm(needs_all, place, "graph", "workers that do without none of their in-neighbours")
+    counts_weights = schedule.mode != "lossy gap" or schedule.gap is None or schedule.gap.weights == "graph"
     are_positive = not counts_weights or all(map(keeps_something, schedule.rounds))
     confirm(are_positive, "schedule", "a weight", "positive weights on oneself, and none negative")
     positive = [
@@ -169,16 +170,8 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
         reached.add(numbers[2])
 
 
-def keeps_something(edges: Sequence[Edge]) -> bool:
-    """No weight of a round is negative, and every worker keeps a positive weight on itself."""
-    keeps: dict[int, Fraction] = {}  # only of targets: there may be far more workers than the file has lines
-    for target, _, weight in edges:
-        keeps[target] = keeps.get(target, Fraction(1)) - weight
-    return all(weight > 0 for weight in keeps.values()) and all(edge.weight >= 0 for edge in edges)
-
-
 def check_by_power(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`periods` (k), `squared` (a bound on ‖Pᵏ − J‖₂², below 1), `classes`, `pivots`."""
+    """`periods` (k), `squared` (a bound on ‖Pᵏ − J‖₂², below 1)."""
     num_periods = as_integer(entry["periods"], f"{place}.periods", 1, MAX_PERIODS + 1)
     squared = confirm_norm(schedule, entry, num_periods, place)
     confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")

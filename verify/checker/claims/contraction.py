@@ -8,7 +8,7 @@ a class is the norm, for every number of nodes with this number of digits.
 integers L instead of exact pivots: c²·I − MᵀM is L·Lᵀ up to a rest that is bounded (`linear_algebra.confirm_norm`). The
 check makes L itself, so the entry holds nothing but c².
 
-**Method `norms`.** ‖M‖₂² is the spectral radius of MᵀM, which no norm undercuts: ‖M‖₂² ≤ ‖MᵀM‖₁ ≤ ‖M‖₁·‖M‖∞.
+**Method `norms`.** ‖M‖₂² is the spectral radius of MᵀM, which no norm undercuts: ‖M‖₂² ≤ ‖MᵀM‖₁ ≤ ‖M‖₁·‖M‖∞ ≤ c².
 
 *The check is sound because* it multiplies the matrices of the schedule itself, in integers. *It assumes* that groups
 are disjoint, which `conflict-free` confirms. Pace, prologue and lateness do not enter: they say when new gradients
@@ -22,27 +22,23 @@ from typing import TYPE_CHECKING, Any
 from .. import linear_algebra
 from ..linear_algebra import largest_absolute_sum
 from ..period import confirm_norm, distance_from_mean
-from ..refusal import Work, confirm, confirm_equal, require
+from ..refusal import Work, confirm, require
 from ..strict_json import as_fraction
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
-
-OPERATOR = "W_T...W_1 - J, one period from phase 0"
 
 MAX_ROWS = 1024
 """Factors are made for matrices of up to so many rows."""
 
 
 def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`operator` (which matrix), `squared` (c²), `classes`, `pivots`."""
-    confirm_equal(f"{place}.operator", entry["operator"], OPERATOR)
+    """`squared` (c²)."""
     confirm_norm(schedule, entry, 1, place)
 
 
 def check_by_factor(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`operator`, `squared`."""
-    confirm_equal(f"{place}.operator", entry["operator"], OPERATOR)
+    """`squared`."""
     confirm(schedule.form != "rule", place, "factor", "pivots on the classes of a rule")
     require(schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
     squared = as_fraction(entry["squared"], f"{place}.squared")
@@ -52,12 +48,9 @@ def check_by_factor(schedule: Schedule, entry: dict[str, Any], place: str) -> No
 
 
 def check_by_norms(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`operator`, `one`, `infinity` (the two norms), `squared` (their product)."""
-    confirm_equal(f"{place}.operator", entry["operator"], OPERATOR)
+    """`squared`."""
     confirm(schedule.form != "rule", place, "norms", "pivots on the classes of a rule")
+    squared = as_fraction(entry["squared"], f"{place}.squared")
     rows, scale = distance_from_mean(schedule, (), 1, place, Work())
-    infinity = largest_absolute_sum(rows, scale)
-    one = largest_absolute_sum(list(zip(*rows, strict=True)), scale)
-    confirm_equal(f"{place}.one", entry["one"], str(one))
-    confirm_equal(f"{place}.infinity", entry["infinity"], str(infinity))
-    confirm_equal(f"{place}.squared", entry["squared"], str(one * infinity))
+    product = largest_absolute_sum(rows, scale) * largest_absolute_sum(list(zip(*rows, strict=True)), scale)
+    confirm(product <= squared, f"{place}.squared", entry["squared"], f"at least {product}")

@@ -1,0 +1,94 @@
+"""`partreduce design --list`: what `design --using` can build."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from partreduce.schedulers.entry import Entry
+    from partreduce.topo.cluster import Cluster
+
+
+def list_entries(cluster: str | None, name: str | None, *, as_json: bool) -> None:
+    """List the schedules that can be built by name, or explain one; on a cluster, say which exist there.
+
+    Raises:
+        ScheduleError: no entry of that name.
+        InputError: no such cluster.
+    """
+    from partreduce.console import emit_json
+    from partreduce.schedulers import registry
+    from partreduce.topo.document.cluster import load_cluster
+
+    place = None if cluster is None else load_cluster(cluster)
+    chosen = [registry.entry(name)] if name is not None else [registry.entry(each) for each in registry.names()]
+    if as_json:
+        documents = [_document(entry, place) for entry in chosen]
+        emit_json(documents[0] if name is not None else {"entries": documents})
+    elif name is not None:
+        _explain(chosen[0], place)
+    else:
+        _list(chosen, place)
+
+
+def _document(entry: "Entry", place: "Cluster | None") -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "name": entry.name,
+        "kind": entry.kind,
+        "summary": entry.summary,
+        "source": entry.source,
+        "condition": entry.condition,
+        "degree": entry.degree,
+        "period": entry.period,
+        "figures": entry.figures,
+        "parameters": [
+            {"name": p.name, "kind": p.kind, "default": p.default, "help": p.help, "choices": list(p.choices)}
+            for p in entry.parameters
+        ],
+    }
+    if place is not None:
+        reason = entry.why_not(place)
+        document["fits"] = reason is None
+        if reason is not None:
+            document["why_not"] = reason
+    return document
+
+
+def _list(entries: "list[Entry]", place: "Cluster | None") -> None:
+    from rich.markup import escape
+
+    from partreduce.console import console
+    from partreduce.report.table import Column, Table
+
+    columns = [
+        Column("name", justify="left"),
+        Column("parameters", drop=1, justify="left", wraps=True),
+        Column("summary", justify="left", wraps=True),
+    ]
+    rows = Table("Catalogue", columns + ([Column(f"fits {place}")] if place is not None else []))
+    for entry in entries:
+        row = [entry.name, ", ".join(p.name for p in entry.parameters), escape(entry.summary)]
+        if place is not None:
+            row.append("no" if entry.why_not(place) else "yes")
+        rows.add(*row)
+    console().print(rows)
+    console().print(
+        "`partreduce design --list --using NAME` explains one; `partreduce design CLUSTER --using NAME` builds it.",
+        style="dim",
+    )
+
+
+def _explain(entry: "Entry", place: "Cluster | None") -> None:
+    from rich.markup import escape
+
+    from partreduce.console import console
+
+    out = console()
+    out.print(f"[bold]{entry.name}[/]: {escape(entry.summary)}")
+    for label in ("source", "condition", "degree", "period", "figures"):
+        if value := getattr(entry, label):
+            out.print(f"  {label}: {escape(str(value))}")
+    for parameter in entry.parameters:
+        default = "chosen for the cluster" if parameter.default is None else parameter.default
+        out.print(f"  --param {parameter.name}=...: {escape(parameter.help)} (default: {default})")
+    if place is not None:
+        reason = entry.why_not(place)
+        out.print(f"  on {place}: " + ("can be built" if reason is None else escape(reason)))

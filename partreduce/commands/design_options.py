@@ -1,0 +1,128 @@
+"""The options of `partreduce design` that no other verb has, and what its limits mean."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from partreduce.commands import options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from partreduce.schedulers.synthesis.problem import Limits
+
+OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting", "exact")
+DATA = ("shuffled", "per-worker", "per-node")
+LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "queues")
+MAX_PERIOD = 512
+
+ClusterOrNone = Annotated[
+    str | None, typer.Argument(help="4x4, 3,3,2, or a cluster file (.yaml, .json).", metavar="CLUSTER")
+]
+Using = Annotated[
+    str | None,
+    typer.Option(
+        help="Build this catalogue entry instead of searching.", metavar="NAME", autocompletion=options.catalogue_names
+    ),
+]
+Param = Annotated[
+    list[str] | None, typer.Option("--param", "-p", help="A parameter of that entry.", metavar="KEY=VALUE")
+]
+Listing = Annotated[
+    bool,
+    typer.Option(
+        "--list", help="List what --using can build, or with it explain one; with CLUSTER say what exists there."
+    ),
+]
+Name = Annotated[str | None, typer.Option(help="Name to write into the file.")]
+ModelFile = Annotated[
+    str | None,
+    typer.Option(
+        help="Read the model's size, its tables and what a step touches of them from FILE.py, whose function NAME "
+        "returns the model, or (model, batches).",
+        metavar="FILE.py:NAME",
+    ),
+]
+ObjectiveName = Annotated[
+    str,
+    typer.Option(
+        help=f"What the recommendation minimises: {', '.join(OBJECTIVES)}.",
+        autocompletion=options.members(*OBJECTIVES),
+    ),
+]
+DataName = Annotated[
+    str, typer.Option(help=f"How samples are spread: {', '.join(DATA)}.", autocompletion=options.members(*DATA))
+]
+DriftCorrection = Annotated[
+    bool, typer.Option("--drift-correction", help="Count on it for sorted data; it needs plain SGD.")
+]
+PilotFile = Annotated[
+    Path | None, typer.Option(help="Prices of your own job, which partreduce measure found.", metavar="FILE")
+]
+Most = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--max",
+        help="A limit; may be repeated. KEY=VALUE is one of communication=110ms (per step), consensus-distance=8/7, "
+        "period=24 (phases; the default), group=8 (workers), phases=6 (distinct ones: communicator splits), queues=4GB "
+        "(of a gap or a quorum).",
+        metavar="KEY=VALUE",
+        autocompletion=options.members(*(f"{key}=" for key in LIMITS)),
+    ),
+]
+Curvature = Annotated[
+    float | None,
+    typer.Option(
+        help="Learning rate times the largest curvature of the loss, if known; prices a pipeline.", metavar="H"
+    ),
+]
+Effort = Annotated[
+    str | None,
+    typer.Option(
+        help="How much to compute: quick, normal (unless --time-limit is given), thorough, or a number of nominal "
+        "seconds. Counted, so the same answer each time.",
+        autocompletion=options.members("quick", "normal", "thorough"),
+        metavar="EFFORT",
+    ),
+]
+TimeLimit = Annotated[
+    str | None, typer.Option(help="Ends it after so long, whatever the effort; such as 30s.", metavar="TIME")
+]
+Seed = Annotated[int, typer.Option(help="Of the search.", min=0)]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")]
+FrontFile = Annotated[Path | None, typer.Option(help="Where to write the whole front as JSON.")]
+PlotFile = Annotated[
+    Path | None, typer.Option(help="Picture of the front, or of quorums against imbalance: .png, .svg, .pdf.")
+]
+
+
+def limits_of(entries: list[str] | None) -> "tuple[Limits, int | None]":
+    """The limits that `--max` states, and the most bytes of queues.
+
+    Raises:
+        InputError: a key that is not there, or a value that is not understood.
+    """
+    from partreduce.schedulers.synthesis.problem import Limits
+    from partreduce.topo.units import parse_number, parse_size, parse_time
+
+    readers: dict[str, Callable[[str], object]] = dict(
+        zip(LIMITS, (parse_time, parse_number, _period, options.whole(2), options.whole(1), parse_size), strict=True)
+    )
+    most = options.settings_of("--max", entries, readers, "communication=110ms")
+    limits = Limits(
+        max_communication=most.get("communication"),
+        max_consensus_distance=most.get("consensus-distance"),
+        max_period=most.get("period", 24),
+        max_group=most.get("group"),
+        max_distinct_phases=most.get("phases"),
+    )
+    return limits, most.get("queues")
+
+
+def _period(text: str) -> int:
+    from partreduce.topo.errors import InputError
+
+    if (phases := options.whole(1)(text)) > MAX_PERIOD:
+        raise InputError(f"{text!r} is more than {MAX_PERIOD} phases")
+    return phases

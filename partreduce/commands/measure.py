@@ -1,0 +1,77 @@
+"""`partreduce measure`: the cluster that a job runs on, or what averaging less costs a job of yours."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partreduce.commands import options
+
+DATA = ("shuffled", "per-worker", "per-node")
+OF_CLUSTER = ("model_bytes", "step", "repetitions", "checks", "seed")
+OF_JOB = ("steps", "seeds", "warm_up", "data")
+
+
+def command(
+    context: typer.Context,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            help="Makes your job from a seed: returns a partreduce.PilotJob. Left out, the cluster is measured.",
+            metavar="[FILE.py:NAME]",
+        ),
+    ] = None,
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write (default cluster.yaml; of a job pilot.json)."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-n", help="Start so many local workers first.", min=2)
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="Pretend so many machines, with --workers.", min=1)] = 1,
+    model_bytes: Annotated[
+        str, typer.Option(help="Cluster: size to move, that of your model.", metavar="SIZE")
+    ] = "8MB",
+    step: Annotated[
+        str | None,
+        typer.Option(help="Cluster: function that runs one training step, to time it.", metavar="FILE.py:NAME"),
+    ] = None,
+    repetitions: Annotated[int, typer.Option(help="Cluster: of every measurement; medians count.", min=1)] = 7,
+    checks: Annotated[int, typer.Option(help="Cluster: random phases to check the fit on.", min=0)] = 10,
+    seed: Annotated[int, typer.Option(help="Cluster: of those phases.", min=0)] = 0,
+    steps: Annotated[int, typer.Option(help="Job: steps of every run.", min=24)] = 60,
+    seeds: Annotated[int, typer.Option(help="Job: repetitions of every run.", min=2, max=1000)] = 4,
+    warm_up: Annotated[int, typer.Option(help="Job: steps of All-Reduce before every run.", min=0)] = 0,
+    data: Annotated[
+        str,
+        typer.Option(help=f"Job: how samples are spread: {', '.join(DATA)}.", autocompletion=options.members(*DATA)),
+    ] = "shuffled",
+    as_json: options.Json = False,
+) -> int:
+    """Measure links and step time of a cluster, or price averaging less and late for a job; under torchrun or srun.
+
+    Without an argument a cluster file is written. With FILE.py:NAME your own job trains for a few dozen steps under a
+    few schedules, and a pilot file is written. Both go to design.
+    """
+    from partreduce.console import claim_stdout
+    from partreduce.topo.extras import require
+
+    file = output or Path("cluster.yaml" if job is None else "pilot.json")
+    if job is None:
+        options.refuse(context, OF_JOB, "is about a job; name its FILE.py:NAME, or leave the option out")
+    else:
+        options.refuse(context, OF_CLUSTER, "is about the cluster; leave it out, or FILE.py:NAME")
+    claim_stdout(file, as_json=as_json)
+    require("torch", purpose="running workers")
+    if job is None:
+        from partreduce.commands.measure_cluster import cluster_measurement
+
+        measure = cluster_measurement(
+            file, model_bytes=model_bytes, step=step, repetitions=repetitions, checks=checks, seed=seed, as_json=as_json
+        )
+    else:
+        from partreduce.commands.measure_job import job_measurement
+
+        measure = job_measurement(file, job, steps=steps, seeds=seeds, warm_up=warm_up, data=data, as_json=as_json)
+    return options.on_every_worker(measure, f"{job or ''} -o {file}".strip(), workers=workers, nodes=nodes)

@@ -1,0 +1,90 @@
+"""`partreduce measure FILE.py:NAME`: a few dozen steps of your own job under a few schedules, and their prices."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partreduce.commands import options
+
+if TYPE_CHECKING:
+    from partreduce.topo.pilot import Pilot, Price
+
+
+def job_measurement(
+    output: Path, function: str, *, steps: int, seeds: int, warm_up: int, data: str, as_json: bool
+) -> Callable[[], None]:
+    """What every worker calls to train the job under a few schedules; rank 0 writes the pilot file.
+
+    Raises:
+        BadParameter: no such way to spread samples.
+        FileProblem: there is no folder for the output.
+    """
+    from partreduce.planner.job import Data
+    from partreduce.topo.errors import FileProblem
+    from partreduce.user_function import function_of
+
+    kind = options.choice(Data, data, "--data")
+    if not output.absolute().parent.is_dir():
+        raise FileProblem(f"{output}: cannot be written: there is no folder {output.parent}; make it first")
+
+    def measure() -> None:
+        build = function_of(function, "FILE.py:NAME")
+        pilot = _measured(build, str(kind), steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
+        if pilot is not None:
+            _report(pilot, output, as_json=as_json)
+
+    return measure
+
+
+def _measured(
+    build: Callable[..., Any], data: str, *, steps: int, seeds: int, warm_up: int, quiet: bool
+) -> "Pilot | None":
+    """Runs on every worker; the pilot on rank 0, None elsewhere."""
+    from partreduce.planner.calibration import calibrated
+    from partreduce.runtime.pilot.run import run_pilot
+    from partreduce.runtime.transport.rendezvous import place
+
+    first = place()[0] == 0
+    say: Callable[[str], None] | None = None
+    if first and not quiet:
+        from partreduce.console import console
+
+        say = console(errors=True).print
+    curves = run_pilot(build, steps=steps, seeds=range(seeds), warm_up=warm_up, data=data, progress=say)
+    return calibrated(curves, data=data, steps=steps) if first else None
+
+
+def _report(pilot: "Pilot", output: Path, *, as_json: bool) -> None:
+    from partreduce.console import console, emit_json, number
+    from partreduce.planner.calibration import steps_model
+    from partreduce.planner.steps_model import FITTED
+    from partreduce.report.table import Column, Table
+    from partreduce.topo.document.pilot import dump_pilot, write_pilot
+
+    write_pilot(output, pilot)
+    if as_json:
+        emit_json(dump_pilot(pilot))
+        return
+    model = steps_model(pilot)
+    columns = [Column("schedule", justify="left"), *map(Column, ("distance", "drift", "measured", "lowest", "highest"))]
+    rows = Table("Steps over All-Reduce's", [*columns, Column("by these prices"), Column("shipped model")])
+    for probe in pilot.probes:
+        figures = (probe.consensus_distance, probe.drift)
+        rows.add(
+            probe.schedule, *map(number, figures), f"{probe.steps_ratio:.3f}", f"{min(probe.steps_ratios):.3f}",
+            f"{max(probe.steps_ratios):.3f}", f"{model.steps_ratio(*figures, late=probe.late):.3f}",
+            f"{FITTED.steps_ratio(*figures, late=probe.late):.3f}",
+        )  # fmt: skip
+    screen = console()
+    screen.print(rows)
+    prices = pilot.prices
+    screen.print(f"price of a unit of consensus distance: {_words(prices.consensus_distance)}; shipped {FITTED.a:.4f}")
+    if prices.drift is not None:
+        screen.print(f"price of drift^{FITTED.p:.3g}: {_words(prices.drift)}; shipped {FITTED.c:.4f}")
+    screen.print(f"price of averaging a round late: {_words(prices.late)}; shipped {FITTED.late:.4f}")
+    screen.print(f"Schedules that were left out of the fit were predicted within {prices.error:.0%}.")
+    screen.print(f"written to {output}; next: partreduce design CLUSTER --data {pilot.data} --pilot {output}")
+
+
+def _words(price: "Price") -> str:
+    return f"{price.value:.4f} [{price.low:.4f}, {price.high:.4f}]"

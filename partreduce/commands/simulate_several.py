@@ -1,0 +1,142 @@
+"""`partreduce simulate` of several files: schedules side by side on one cluster."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partreduce.commands.simulate_tables import touched_of
+
+if TYPE_CHECKING:
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.axes import Form
+    from partreduce.topo.timing.tables import Touched
+
+
+def simulate_several(
+    schedules: list[Path],
+    place: "Cluster",
+    hardware: "Hardware",
+    *,
+    form: "Form | None",
+    touched: list[str] | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Put communication, step time, consensus distance and drift of schedules for one cluster side by side.
+
+    Args:
+        schedules: their files.
+        place: the cluster of all of them.
+        hardware: with the size of the model.
+        form: how groups average; as each file says where it is None.
+        touched: shares of rows of tables that go their own way.
+        output: where to draw them.
+        as_json: print a document instead of a table.
+
+    Raises:
+        InputError: a schedule for a cluster of another shape.
+    """
+    from partreduce.console import console, emit_json
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.topo.errors import InputError
+
+    loaded = [load_schedule(path) for path in schedules]
+    for path, schedule in zip(schedules, loaded, strict=True):
+        if not schedule.cluster.same_shape(place):
+            raise InputError(f"{path}: is for {schedule.cluster}, the others are compared on {place}")
+    if output is not None:
+        from partreduce.report.comparison import draw_comparison
+        from partreduce.report.picture import check, save
+
+        check(output)
+    shares = None if touched is None else touched_of(touched, place)
+    rows = [row_of(schedule, whole_for(schedule, loaded, hardware), form, shares) for schedule in loaded]
+    if output is not None:
+        save(draw_comparison(rows), output)
+    if as_json:
+        emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
+        return
+    _print(rows, place, hardware)
+    if output is not None:
+        console().print(f"written to {output}")
+
+
+def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -> None:
+    from partreduce.console import console, number, seconds, size
+    from partreduce.report.table import Column, table
+    from partreduce.report.terminal import switch_levels
+
+    comparison = table(
+        f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
+        f"{seconds(hardware.compute)} computing per step",
+        "schedule", Column("runs", drop=6, justify="left"), Column("period", drop=4), "comm.",
+        Column("step", drop=1), Column("NIC bytes", drop=5), Column("age", drop=7), Column("memory", drop=8),
+        Column("contr.", drop=3), "distance", "drift", Column("node drift", drop=2),
+    )  # fmt: skip
+    for row in rows:
+        comparison.add(
+            row["name"], row["runs"], str(row["period"] or "-"), seconds(row["communication_seconds_per_step"]),
+            seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["largest_age_steps"]),
+            size(row["memory_bytes"]), number(row["contraction"]), number(row["consensus_distance"]),
+            number(row["drift"]["worker"]), number(row["drift"]["node"]),
+        )  # fmt: skip
+    console().print(comparison)
+    console().print(
+        "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Age: steps of "
+        "another worker by which what is averaged may be behind. Memory: of the busiest worker, beside its parameters. "
+        "Per period: contraction. In steady state: consensus distance under gradient noise, drift when workers (or "
+        "nodes) see different data. Kinds without fixed rounds are simulated, and have no figures of mixing.",
+        style="dim",
+    )
+
+
+def whole_for(schedule: "Schedule", compared: "list[Schedule]", hardware: "Hardware") -> "Hardware":
+    """The hardware with what a schedule averages: besides the model, tables that others let go their own way."""
+    from dataclasses import replace
+
+    from partreduce.topo.timing.tables import ELEMENT_BYTES
+
+    apart = {route.parameter: route for other in compared for route in other.routes.apart}
+    own = {route.parameter for route in schedule.routes.apart}
+    more = sum(route.rows * route.columns * ELEMENT_BYTES for name, route in apart.items() if name not in own)
+    return replace(hardware, model_bytes=(hardware.model_bytes or 0) + more) if more else hardware
+
+
+def row_of(
+    schedule: "Schedule",
+    hardware: "Hardware",
+    form: "Form | None",
+    touched: "dict[str, Touched] | None" = None,
+) -> dict[str, Any]:
+    """One line of the comparison."""
+    from partreduce.commands.verify import figures_of
+    from partreduce.report.runs import runs
+    from partreduce.runtime.virtual_time.predict import predict
+
+    shares = {name: one for name, one in (touched or {}).items() if schedule.route_of(name) is not None}
+    costs = predict(schedule, hardware, form=form, touched=shares)
+    figures, strategy = figures_of(schedule), schedule.strategy
+    return {
+        "name": schedule.name,
+        "kind": strategy.kind,
+        "form": str(form or strategy.how.form),
+        "when": strategy.when.word,
+        "lag": strategy.when.lag,
+        "codec": str(strategy.how.codec),
+        "where": str(strategy.how.where),
+        "sending": str(strategy.how.sending),
+        "runs": runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what),
+        "pace": strategy.pace if isinstance(strategy.pace, int) else list(strategy.pace),
+        "period": schedule.period if schedule.is_mixing else None,
+        "communication_seconds_per_step": costs.communication_seconds,
+        "seconds_per_step": costs.step_seconds,
+        "nic_bytes_per_step": costs.nic_bytes,
+        "largest_age_steps": costs.largest_age,
+        "mean_age_steps": costs.mean_age,
+        "memory_bytes": costs.memory_bytes,
+        "predicted": costs.how,
+        "contraction": figures.get("contraction"),
+        "consensus_distance": figures.get("consensus_distance"),
+        "drift": figures.get("drift") or {"worker": None, "node": None},
+    }

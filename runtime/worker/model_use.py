@@ -1,0 +1,94 @@
+"""ModelUse: what a script does with the model between steps that a schedule cannot bear, or that it may not mean.
+
+A forward pass inside DistributedDataParallel ends in gradients that are averaged already, so that the schedule does
+nothing. Evaluating or saving the live model gives one worker's own, where the schedule averages parameters.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from partreduce.runtime.averaging.foreign import averaged_elsewhere, refuse_averaged_gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from partreduce.runtime.strategies.base import Run, Runner
+    from partreduce.runtime.worker.stepper import Stepper
+
+
+class ModelUse:
+    """Watches one model from `attach` to `detach`; a model is watched for the newest optimizer around it."""
+
+    def __init__(self, run: Run, runner: Runner, stepper: Stepper) -> None:
+        self.run, self.runner, self.stepper = run, runner, stepper
+        self._averaged_elsewhere = self._warned = False
+        self._hooks: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Watch, until `detach`."""
+        if not self.run.alone and not self._hooks:
+            model = self.run.flat.model
+            _watched[model] = ref(self)
+            self._hooks = [
+                model.register_forward_pre_hook(_before_forward),
+                model.register_state_dict_pre_hook(_before_state_dict),  # type: ignore[no-untyped-call]
+            ]
+
+    def detach(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def refuse(self) -> None:
+        """Before a step.
+
+        Raises:
+            InputError: its gradients are averaged already.
+        """
+        if self._averaged_elsewhere:
+            refuse_averaged_gradients()
+
+    def forward(self) -> None:
+        """The model's forward pass begins."""
+        if torch.is_grad_enabled():
+            self._averaged_elsewhere = self._averaged_elsewhere or averaged_elsewhere(self.run.flat.model)
+        elif not self.run.flat.model.training:
+            self.own_model("model.eval() and a forward pass evaluate")
+
+    def own_model(self, what: str) -> None:
+        """Say once that `what` is done with this worker's own model, where it may differ from the mean."""
+        if self._warned or not self.stepper.steps or self.runner.averages_gradients or self.runner.are_equal:
+            return
+        self._warned = True
+        warnings.warn(
+            f"partreduce: step {self.stepper.steps}: {what} worker {self.run.rank}'s own model, not the mean of all; "
+            "do it inside `with optimizer.mean_model():`, which all workers enter, or after optimizer.finish()",
+            stacklevel=6,
+        )
+
+
+# The hooks must be plain functions, since models are pickled and deep-copied with their hooks.
+_watched: WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse | None]] = WeakKeyDictionary()
+
+
+def _before_forward(module: torch.nn.Module, _arguments: object) -> None:
+    if not torch.compiler.is_compiling() and (use := _of(module)) is not None:
+        use.forward()
+
+
+def _before_state_dict(module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
+    if (use := _of(module)) is not None:
+        use.own_model("model.state_dict() holds")
+
+
+def _of(module: torch.nn.Module) -> ModelUse | None:
+    found = _watched.get(module)
+    return None if found is None else found()

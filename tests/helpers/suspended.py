@@ -1,0 +1,364 @@
+"""Jobs that are suspended while one worker waits for another, each of both in a process of its own.
+
+`python -m helpers.suspended TIMEOUT NAME …` does what each name stands for, all side by side, and prints as JSON how it
+ended. The other one is stopped by SIGSTOP first, so that the waiter has to wait, then the waiter for longer than its
+timeout; then both go on, as after a night with the lid closed.
+"""
+
+# ruff: noqa: T201 - its output is what the tests read
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+
+from helpers.scenarios import network
+from helpers.signs import Signs
+from partreduce.runtime.generator.client import GeneratorClient
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.service import GeneratorService
+from partreduce.runtime.launcher.launch import _import_once
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport.credit import Bound
+from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store_line import fresh_line
+from partreduce.runtime.transport.torch_api import TCPStore
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.generated import Division
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.static import Static
+
+AT, STEPS = 20, 60
+"""The step in which the other worker is stopped, and how many there are."""
+STILL_SECONDS = 0.7
+"""A waiter that does nothing for so long waits."""
+LONGER = 2.0
+"""Seconds for which it is stopped beyond its timeout."""
+LIMIT = 30.0
+"""Seconds for which a job may go on after it was resumed."""
+
+PAIR = Cluster.regular(1, 2)
+EDGES = Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
+SCHEDULES = {
+    "all-reduce": lambda: AllReduce(),
+    "groups": lambda: Static(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))),
+    "neighbours": lambda: Neighbor(rounds=(EDGES,)),
+    "gap": lambda: Neighbor(rounds=(EDGES,), when=Gap(max_ig=2)),
+    "quorum": lambda: AllReduce(when=Quorum(quorum=Start.SOLO)),
+    "quorum of groups": lambda: Static(
+        phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),)), when=Quorum(quorum=Start.SOLO)
+    ),
+    "pairwise": lambda: Pairwise(active=(0,)),
+    "server": lambda: Server(hosts=(1,)),
+    "asynchronous server": lambda: Server(hosts=(1,), synchronous=False),
+}
+
+
+class Job:
+    """What the processes of one job share: how far the waiter has come, and the way to stop oneself."""
+
+    def __init__(self, name, timeout):
+        self.name, self.timeout = name, timeout
+        self._shared = mmap.mmap(-1, 16)
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the job
+        self.pids, self.was_suspended = {}, False
+
+    def moved(self):
+        """Called by the waiter between two waits."""
+        self._shared[0] = (self._shared[0] + 1) % 256
+
+    @property
+    def place(self):
+        return self._shared[0]
+
+    def fork(self, role, action):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.dup2(self.output.fileno(), 1)
+                os.dup2(self.output.fileno(), 2)
+                torch.set_num_threads(1)
+                action()
+                code = 0
+            except BaseException:  # noqa: BLE001 - shown in the output
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        self.pids[role] = pid
+
+    def suspend(self):
+        """Wait until the waiter waits for the other, which has stopped itself; then stop it, too, and resume both."""
+        waiter, other = self.pids["waiter"], self.pids["other"]
+        if not _stopped(other):
+            return
+        since, place = time.monotonic(), self.place
+        while time.monotonic() < since + STILL_SECONDS:
+            if place != self.place:
+                since, place = time.monotonic(), self.place
+            time.sleep(0.01)
+        os.kill(waiter, signal.SIGSTOP)
+        self.was_suspended = _stopped(waiter)
+        time.sleep(self.timeout + LONGER)
+        for pid in (other, waiter):
+            os.kill(pid, signal.SIGCONT)
+
+    def told(self):
+        """The exit codes, and what was said."""
+        codes, end = {}, time.monotonic() + LIMIT
+        for role, pid in self.pids.items():
+            while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                if time.monotonic() > end:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+            codes[role] = os.waitstatus_to_exitcode(ended[1])
+        self.output.seek(0)
+        said = self.output.read().decode(errors="replace")
+        return {"suspended": self.was_suspended, "codes": codes, "output": said}
+
+
+def _stopped(pid):
+    """Wait until a process is stopped; False if it ended before, or was not in time."""
+    end = time.monotonic() + LIMIT
+    while (state := Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]) not in "TZ":
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return state == "T"
+
+
+def stop_oneself():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def train(job, rank, port):
+    """Both train; in one step the other is stopped."""
+    os.environ.update(
+        WORLD_SIZE="2", RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
+        TORCHELASTIC_USE_AGENT_STORE="True", TORCH_CPP_LOG_LEVEL="ERROR",
+    )  # fmt: skip
+    model, schedule = network(), Schedule(job.name, PAIR, SCHEDULES[job.name]())
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model, schedule, timeout=job.timeout)
+    with optimizer.join():
+        for step in range(STEPS):
+            if rank == 1 and step == AT:
+                stop_oneself()
+            time.sleep(0.005)
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            if rank == 0:
+                job.moved()
+    optimizer.finish()
+
+
+def start_training(job, stores):
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    stores.append(store)
+    for rank, role in enumerate(("waiter", "other")):
+        job.fork(role, lambda rank=rank: train(job, rank, store.port))
+
+
+def connected(port):
+    return TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+
+
+def start_room(job, stores):
+    """The waiter waits for room to send to one that takes nothing."""
+    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    stores.append(server)
+    bound = Bound(4, 4_000)
+
+    def waiter():
+        store = connected(server.port)
+        box = Mailbox(store, 0, "m", lambda _: None, max_bytes=1_000, timeout=job.timeout, bound=bound)
+        box.start()
+        for number in range(12):
+            box.send(1, "array", (number,), [bytes(1_000)])
+            job.moved()
+        Notes(store, "test").wait_for("end")
+        box.close()
+
+    def other():
+        came, all_came = [], threading.Event()
+
+        def deliver(message):
+            if not came:
+                stop_oneself()
+            came.append(message.numbers)
+            if len(came) == 12:
+                all_came.set()
+
+        store = connected(server.port)
+        box = Mailbox(store, 1, "m", deliver, max_bytes=1_000, timeout=job.timeout, bound=bound)
+        box.start()
+        assert all_came.wait(60)
+        Notes(store, "test").write("end", "1")
+        box.close()
+
+    job.fork("waiter", waiter)
+    job.fork("other", other)
+
+
+def start_message(job, stores):
+    """The waiter waits for a message."""
+    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    stores.append(server)
+
+    def waiter():
+        came = []
+        box = Mailbox(connected(server.port), 0, "m", came.append, max_bytes=1_000, timeout=job.timeout)
+        box.start()
+        box.send(1, "hello")
+        box.until(lambda: bool(came), Signs(), (1,), None)
+        box.close()
+
+    def other():
+        answered = threading.Event()
+
+        def deliver(message):
+            stop_oneself()
+            box.send(message.source, "answer")
+            answered.set()
+
+        box = Mailbox(connected(server.port), 1, "m", deliver, max_bytes=1_000, timeout=job.timeout)
+        box.start()
+        assert answered.wait(60)
+        box.close()
+
+    job.fork("waiter", waiter)
+    job.fork("other", other)
+
+
+def start_store(job, _):
+    """The waiter asks a store whose server is stopped."""
+    reading, writing = os.pipe()
+
+    def other():
+        store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        os.write(writing, f"{store.port}\n".encode())
+        notes = Notes(store, "test", own_server=True)
+        while notes.read("ready") is None:
+            time.sleep(0.01)
+        stop_oneself()
+        while notes.read("end") is None:
+            time.sleep(0.01)
+        time.sleep(0.2)
+
+    def waiter():
+        store = connected(int(os.read(reading, 16)))
+        fresh_line(store, job.timeout)
+        notes = Notes(store, "test")
+        notes.write("ready", "1")
+        end = time.monotonic() + 2 * STILL_SECONDS + job.timeout
+        while time.monotonic() < end:
+            notes.has("ready")
+            job.moved()
+            time.sleep(0.05)
+        notes.write("end", "1")
+        notes.has("end")
+
+    job.fork("other", other)
+    job.fork("waiter", waiter)
+
+
+def start_note(job, stores):
+    """The waiter waits for a note of the other."""
+    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    stores.append(server)
+
+    def waiter():
+        store = connected(server.port)
+        fresh_line(store, job.timeout)
+        Notes(store, "test").wait_for("late")
+
+    def other():
+        notes = Notes(connected(server.port), "test")
+        stop_oneself()
+        notes.write("late", "1")
+        notes.has("late")
+
+    job.fork("waiter", waiter)
+    job.fork("other", other)
+
+
+def start_generator(job, _):
+    """The waiter asks a group generator that is stopped."""
+    reading, writing = os.pipe()
+    keys = JobKeys.make()
+
+    def other():
+        setting = GeneratorSetting(nodes=(0, 0), group_size=2, division=Division.GLOBAL, slow_threshold=None)
+        service = GeneratorService(setting, keys, lease=None)
+        os.write(writing, f"{service.address}\n".encode())
+        threading.Timer(1.0, stop_oneself).start()
+        service.run(120)
+        service.close()
+
+    def waiter():
+        address = os.read(reading, 200).decode().strip()
+        own = JobKeys.parse(keys.for_workers().text(), "test")
+        clients = [GeneratorClient(address, own, rank, timeout=job.timeout) for rank in range(2)]
+        end = time.monotonic() + 2 * STILL_SECONDS + job.timeout
+        while time.monotonic() < end:
+            for client in clients:
+                client.begin()
+            for client in clients:
+                client.group()
+            job.moved()
+            time.sleep(0.02)
+        for client in clients:
+            client.close()
+
+    job.fork("other", other)
+    job.fork("waiter", waiter)
+
+
+OTHERS = {
+    "room in a mailbox": start_room,
+    "message": start_message,
+    "store": start_store,
+    "note": start_note,
+    "generator": start_generator,
+}
+
+
+def main():
+    timeout, *names = sys.argv[1:]
+    _import_once()
+    jobs, stores = [Job(name, float(timeout)) for name in names], []
+    for job in jobs:
+        OTHERS.get(job.name, start_training)(job, stores)
+    suspending = [threading.Thread(target=job.suspend) for job in jobs]
+    for thread in suspending:
+        thread.start()
+    for thread in suspending:
+        thread.join()
+    print(json.dumps({job.name: job.told() for job in jobs}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Other libraries beside the run-time: what averages or shards by itself is refused by name."""
+
+import copy
+import threading
+import types
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.nn.parallel import DistributedDataParallel
+
+from partreduce.runtime.averaging.foreign import WRITE_OTHERS
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Static
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch uses its own torch.jit there
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+
+PAIRS = Schedule("pairs", Cluster.regular(1, 2), Static(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))))
+GRADIENTS = Schedule("gradients", Cluster.regular(1, 2), AllReduce())
+SHARDS = {"device_id": torch.device("cpu"), "sharding_strategy": ShardingStrategy.NO_SHARD}
+one_at_a_time = threading.Lock()
+"""Torch notes for the whole process which wrapper's forward pass is running; here workers are threads."""
+
+
+@pytest.fixture(scope="module")
+def group():
+    """A default process group of this process alone, which torch's wrappers want."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def refusal(ranks, act):
+    errors = ranks.run(2, act, catch=InputError)
+    assert all(isinstance(error, InputError) and "\n" not in str(error) for error in errors)
+    assert len({str(error) for error in errors}) == 1
+    return str(errors[0])
+
+
+class Holds(torch.optim.SGD):
+    """A wrapper, as frameworks make them."""
+
+    def __init__(self, inner):
+        super().__init__([p for group in inner.param_groups for p in group["params"]], lr=0.1)
+        self.optim = inner
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("kind", ["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"])
+@pytest.mark.usefixtures("group")
+def test_optimizers_of_torch_that_write_other_workers_parameters_are_refused_by_name(ranks, kind, held):
+    def act(world):
+        model = network()
+        if kind == "ZeroRedundancyOptimizer":
+            inner = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        else:
+            inner = PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(4))
+        DistributedOptimizer(Holds(inner) if held else inner, model, PAIRS, world=world)
+
+    said = refusal(ranks, act)
+    assert said.startswith(f"optimizer: {kind} ")
+    assert "pass the plain optimizer" in said
+
+
+@pytest.mark.parametrize("name", sorted(WRITE_OTHERS))
+def test_copies_of_such_classes_are_known_by_their_name_also_as_ancestors(ranks, name):
+    copied = type("Mine", (type(name, (torch.optim.SGD,), {}),), {})
+
+    def act(world):
+        model = network()
+        DistributedOptimizer(copied(model.parameters(), lr=0.1), model, PAIRS, world=world)
+
+    assert refusal(ranks, act).startswith(f"optimizer: {name} ")
+
+
+def test_an_optimizer_that_synchronises_gradients_itself_is_refused_although_it_bears_the_inner_ones_name(ranks):
+    wrapped = type("SGD", (torch.optim.SGD,), {"skip_synchronize": lambda _: None})
+
+    def act(world):
+        model = network()
+        DistributedOptimizer(wrapped(model.parameters(), lr=0.1), model, PAIRS, world=world)
+
+    assert "Horovod" in refusal(ranks, act)
+
+
+def trained(world, schedule, *, before, part=False, closure=False, syncs=True):
+    """Two steps with a DistributedDataParallel around the model, or around what holds it, made before or after."""
+    model = network()
+    outer = torch.nn.Sequential(model) if part else model
+    wrapper = DistributedDataParallel(outer) if before else None
+    optimizer = DistributedOptimizer(sgd(model), model, schedule, world=world)
+    wrapper = wrapper or DistributedDataParallel(outer)
+
+    def evaluate():
+        optimizer.zero_grad()
+        with one_at_a_time:
+            loss = wrapper(torch.ones(4, 3)).square().mean()
+            loss.backward()
+        return loss
+
+    for _ in range(2):
+        if closure:
+            optimizer.step(evaluate)
+        elif syncs:
+            evaluate()
+            optimizer.step()
+        else:
+            with wrapper.no_sync():
+                evaluate()
+            optimizer.step()
+    optimizer.finish()
+    return optimizer.steps
+
+
+@pytest.mark.parametrize("schedule", [PAIRS, GRADIENTS], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "how",
+    [{"before": True}, {"before": False}, {"before": True, "part": True}, {"before": True, "closure": True}],
+    ids=str,
+)
+@pytest.mark.usefixtures("group")
+def test_a_data_parallel_wrapper_elsewhere_is_noticed_in_the_first_step(ranks, schedule, how):
+    said = refusal(ranks, lambda world: trained(world, schedule, **how))
+    assert "runs inside a DistributedDataParallel, which has averaged the gradients before step()" in said
+    assert said.endswith("train the bare model")
+
+
+@pytest.mark.usefixtures("group")
+def test_a_data_parallel_wrapper_that_never_synchronises_may_stay(ranks):
+    assert ranks.run(2, lambda world: trained(world, PAIRS, before=True, syncs=False)) == [2, 2]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_data_parallel_wrapper_around_another_model_is_nobodys_business(ranks):
+    def act(world):
+        model, other = network(), DistributedDataParallel(network())
+        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+        with one_at_a_time:
+            other(torch.ones(4, 3)).sum().backward()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        optimizer.finish()
+        return optimizer.steps
+
+    assert ranks.run(2, act) == [1, 1]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.usefixtures("group")
+def test_sharding_after_wrapping_names_who_did_it(ranks, whole):
+    def act(world):
+        model = network()
+        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+        FullyShardedDataParallel(model, **SHARDS, use_orig_params=whole)
+        optimizer.step()
+
+    assert "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made" in refusal(ranks, act)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.usefixtures("group")
+def test_a_sharded_model_is_refused_at_wrapping(ranks, whole):
+    def act(world):
+        model = FullyShardedDataParallel(network(), **SHARDS, use_orig_params=whole)
+        DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+
+    assert "model: is sharded by FullyShardedDataParallel; pass the bare module" in refusal(ranks, act)
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("accelerate.optimizer", "Accelerate's prepare()"),
+        ("lightning.pytorch.loops", "strategy='auto' and devices=1"),
+        ("pytorch_lightning.loops", "strategy='auto' and devices=1"),
+        ("transformers.trainer", "the Transformers Trainer wraps and moves models by itself"),
+    ],
+)
+def test_a_model_that_a_framework_moved_names_the_framework_that_calls(ranks, package, words):
+    """As these packages do it: a function of theirs moves the model, and one of theirs calls step()."""
+    library = types.ModuleType(package)
+    exec("def move_and_step(model, optimizer):\n    model.double()\n    optimizer.step()\n", library.__dict__)
+
+    def act(world):
+        model = network()
+        library.move_and_step(model, DistributedOptimizer(sgd(model), model, PAIRS, world=world))
+
+    said = refusal(ranks, act)
+    assert "the storage of parameter '0.weight' was replaced" in said
+    assert words in said
+    assert "model.to()" not in said
+
+
+def test_a_model_that_the_script_moved_is_told_what_moves_models(ranks):
+    def act(world):
+        model = network()
+        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+        model.double()
+        optimizer.step()
+
+    assert "model.to(), .half(), .cuda()" in refusal(ranks, act)
+
+
+def said_by(ranks, schedule, act, *, n=2):
+    """Warnings of a run of three steps, in which `act(model, optimizer)` is done after the second, twice."""
+
+    def work(world):
+        model = network()
+        optimizer = DistributedOptimizer(sgd(model), model, schedule, world=world)
+        act(model, optimizer)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.full((4, 3), 1.0 + world.rank)).square().mean().backward()
+            optimizer.step()
+            if step == 1:
+                act(model, optimizer)
+                act(model, optimizer)
+        optimizer.finish()
+        act(model, optimizer)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ranks.run(n, work)
+    return sorted(str(warning.message) for warning in caught if "partreduce" in str(warning.message))
+
+
+ONE_OF_THREE = Schedule(
+    "one of three",
+    Cluster.regular(1, 3),
+    Static(phases=GroupPhases((Phase.from_groups(3, [[0, 1]]),) * 2 + (Phase.from_groups(3, [[0, 1, 2]]),))),
+)
+
+
+def evaluates(model, _optimizer):
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    model.train()
+
+
+def saves(model, _optimizer):
+    model.state_dict()
+
+
+@pytest.mark.parametrize(("act", "what"), [(evaluates, "a forward pass evaluate"), (saves, "model.state_dict() holds")])
+def test_using_the_live_model_in_mid_run_is_warned_of_once_on_each_worker(ranks, act, what):
+    said = said_by(ranks, ONE_OF_THREE, act, n=3)
+    assert len(said) == 3
+    for rank, text in enumerate(said):
+        assert "partreduce: step 2: " in text
+        assert f"{what} worker {rank}'s own model, not the mean of all" in text
+        assert "with optimizer.mean_model():" in text
+        assert "optimizer.finish()" in text
+
+
+@pytest.mark.parametrize("act", [evaluates, saves])
+@pytest.mark.parametrize(
+    "schedule",
+    [GRADIENTS, PAIRS, Schedule("every 2", Cluster.regular(1, 2), AllReduce(pace=2))],
+    ids=lambda one: one.name,
+)
+def test_using_the_live_model_where_all_are_equal_needs_no_warning(ranks, schedule, act):
+    """Averaged gradients keep models equal; a mean over all makes them so until the next step."""
+    assert said_by(ranks, schedule, act) == []
+
+
+def test_inside_the_mean_model_and_with_gradients_nothing_is_said(ranks):
+    def act(model, optimizer):
+        with optimizer.mean_model() if not optimizer.ending.is_finished else warnings.catch_warnings():
+            evaluates(model, optimizer)
+            saves(model, optimizer)
+        model.eval()  # frozen statistics in training
+        model(torch.ones(2, 3))
+        model.train()
+
+    assert said_by(ranks, ONE_OF_THREE, act, n=3) == []
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_copies_of_a_watched_model_and_scripts_of_the_mean_are_as_of_any_model(ranks):
+    def act(model, optimizer):
+        other = copy.deepcopy(model)
+        evaluates(other, optimizer)
+        saves(other, optimizer)
+        if not optimizer.ending.is_finished:
+            with optimizer.mean_model():
+                torch.jit.script(model)
+
+    assert said_by(ranks, ONE_OF_THREE, act, n=3) == []

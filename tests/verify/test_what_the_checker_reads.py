@@ -1,0 +1,149 @@
+"""The checker reads and refuses what the loader does: the same canonical hash, or no schedule for either."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from benchmarks.forgery.attempt import fresh
+from benchmarks.forgery.corruptions import aimed_schedule, blind
+from benchmarks.forgery.schedules import SCHEDULES
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.errors import PartreduceError
+from partreduce.verify import checker
+
+
+def loaded(text):
+    """The hash that the loader computes, and why it refuses."""
+    try:
+        return schedule_sha256(parse_schedule(text.encode())), ""
+    except PartreduceError as error:
+        return None, str(error)
+
+
+def read(text):
+    """The hash that the checker computes, and why it refuses; what its program calls unreadable is a refusal."""
+    try:
+        return checker.read_schedule(json.loads(text)).sha256, ""
+    except checker.Refusal as refusal:
+        return None, refusal.sentence
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        return None, type(error).__name__
+
+
+def agree(raw, seen):
+    text = json.dumps(raw)
+    (expected, why), (found, refusal) = loaded(text), read(text)
+    assert found == expected, (text, why, refusal)
+    seen[expected is not None] += 1
+
+
+def test_of_corrupted_documents():
+    draw, seen = random.Random("documents"), Counter()
+    raws = {name: dump_schedule(schedule) for name, schedule in SCHEDULES.items()}
+    while seen.total() < 2500:
+        raw = fresh(draw.choice(list(raws.values())))
+        whole = raw if draw.random() < 0.5 else {name: raw[name] for name in ("strategy", "cluster")}
+        try:
+            for _ in range(draw.choice((1, 1, 2, 3))):
+                (aimed_schedule if draw.random() < 0.5 else blind)(draw, whole)
+        except (TypeError, ValueError, AttributeError, KeyError, IndexError, ZeroDivisionError):
+            continue
+        agree(raw, seen)
+    assert min(seen.values()) > 500
+
+
+def gap_document(draw):
+    """A weighted graph with any setting of a gap."""
+    n = draw.randrange(2, 6)
+    pairs = sorted({(u, v) for u in range(n) for v in range(n) if u != v and draw.random() < 0.45})
+    number = Counter(v for _, v in pairs)
+    values = {
+        "max_ig": lambda: draw.choice([0, 1, 2, 2, None, 2**31 - 1, 2**31]),
+        "staleness": lambda: draw.choice([0, 1, 2, 65535, 65536]),
+        "backup": lambda: draw.choice([0, 1, 1, 2, [draw.randrange(2) for _ in range(draw.choice([n, n, n + 1]))], []]),
+        "skip": lambda: draw.choice(
+            [None, {"limit": draw.randrange(1, 5)}, {"limit": 3, "trigger": draw.randrange(5)}]
+        ),
+        "order": lambda: draw.choice(["parallel", "serial"]),
+        "notify_ack": lambda: draw.choice([True, False]),
+        "weights": lambda: draw.choice(["uniform", "iteration", "graph"]),
+        "reduce": lambda: draw.choice(["received", "newest"]),
+        "inquire": lambda: draw.choice([True, False]),
+    }
+    gap = {name: values[name]() for name in draw.sample(list(values), draw.choice([0, 1, 1, 2, 3]))}
+    if draw.random() < 0.5:
+        gap["max_ig"] = 3
+    uniform = [f"1/{number[v] + 1}" for _, v in pairs]
+    rounds = [{"edges": list(map(list, pairs)), "weights": draw.choice(["1/4", "1/5", 1, 0, "-1/5", uniform, "2/8"])}]
+    strategy = {"kind": "neighbor", "rounds": rounds * draw.choice([1, 1, 1, 1, 2]), "when": {"gap": gap}}
+    if draw.random() < 0.2:
+        strategy["pace"] = draw.choice([2, [1] * n, [2] * n, [*[1] * (n - 1), 2]])
+    cluster = {"num_nodes": n, "workers_per_node": 1}
+    return {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
+
+
+def test_of_graphs_and_gaps_drawn_at_random():
+    draw, seen = random.Random("gaps"), Counter()
+    for _ in range(3000):
+        agree(gap_document(draw), seen)
+    assert min(seen.values()) > 300
+
+
+def with_gap(edges, gap, n=3):
+    cluster = {"num_nodes": n, "workers_per_node": 1}
+    strategy = {"kind": "neighbor", "rounds": [{"edges": edges, "weights": "1/3"}], "when": {"gap": gap}}
+    return {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
+
+
+RING = [[0, 1], [1, 2], [2, 0]]
+REFUSED = {
+    "an edge without a way back": (with_gap([*RING[:2], [1, 0]], {}), "a path leads back over every edge"),
+    "a part that hears another": (with_gap([[0, 1], [1, 0], [1, 2]], {"staleness": 1}), "a path leads back"),
+    "no token at all": (with_gap(RING, {"max_ig": 0}), "max_ig"),
+    "more backup workers than in-neighbours": (with_gap(RING, {"max_ig": 1, "backup": 2}), "none above its in-neigh"),
+    "backup workers of strangers": (with_gap(RING, {"max_ig": 1, "backup": [0] * 4}), "1 number, or 1 a worker"),
+    "backup workers without tokens": (with_gap(RING, {"backup": 1}), "backup needs max_ig"),
+    "staleness beyond all queues": (with_gap(RING, {"staleness": 2**16}), "staleness"),
+    "uniform weights that are not": (with_gap([*RING, [0, 2]], {"weights": "uniform"}), "is uniform"),
+    "a name that is none": ({**with_gap(RING, {}), "name": ""}, "schedule.name"),
+    "a name of two lines": ({**with_gap(RING, {}), "name": "a\nb"}, "schedule.name"),
+    "a long name": ({**with_gap(RING, {}), "name": "x" * 1001}, "schedule.name"),
+}
+"""Beside each of them lies one that both read."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_loader_refuses_the_checker_refuses(name):
+    raw, says = REFUSED[name]
+    assert loaded(json.dumps(raw))[0] is None
+    found, refusal = read(json.dumps(raw))
+    assert (found, says in refusal) == (None, True), refusal
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        with_gap(RING, {}),
+        with_gap([*RING[:2], [1, 0]], {"max_ig": 1}),
+        with_gap([[0, 1], [1, 0]], {"staleness": 1}),
+        with_gap([*RING, [1, 0]], {"max_ig": 1, "backup": 1}),
+        with_gap(RING, {"staleness": 2**16 - 1}),
+        {**with_gap(RING, {}), "name": "x" * 1000},
+    ],
+)
+def test_what_is_just_allowed_both_read(raw):
+    agree(raw, seen := Counter())
+    assert seen[True] == 1
+
+
+@pytest.mark.parametrize(("relax", "reads"), [(2**53 - 1, True), (2**53, False), (1 - 2**53, True), (-(2**53), False)])
+def test_an_integer_that_others_would_round_is_refused(relax, reads):
+    raw = dump_schedule(SCHEDULES["explicit"])
+    raw["strategy"]["phases"][0][0]["relax"] = relax
+    agree(raw, seen := Counter())
+    assert seen[reads] == 1

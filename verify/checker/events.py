@@ -1,0 +1,113 @@
+"""The event graph of workers that keep a gap: who waits for whom, and how far events can run ahead.
+
+Worker v has three events: v is its *enter* (of a round), n + v its *send*, 2n + v its *reduce*. N(x) counts how often
+event x has happened; all counts start at 0. A *need* of x lists sources y, a number of tokens and a number `spare`: x
+may happen for the (N+1)-th time when N + 1 ≤ N(y) + tokens holds for all sources but `spare` of them. The needs below
+are the definition of docs/gaps.md, and what the program is assumed to obey:
+
+| need | for | sources | tokens | spare |
+|---|---|---|---|---|
+| send v | every v | enter v | 1 | 0 |
+| reduce v | every v | send v | 0 | 0 |
+| enter v | every v | reduce v | 0 | 0 |
+| reduce v | every v with backup < number of in-neighbours | send u, all in-neighbours u | staleness | backup of v |
+| send u (NOTIFY-ACK) | every edge (u, v) | reduce v | 1 | 0 |
+| enter u (token queues) | every edge (u, v) | enter v | max_ig ≥ 1 | 0 |
+
+A worker that *skips* d rounds enters all of them at once. Count their updates as sent and their reduces as done at that
+instant: it took d tokens of each out-neighbour, and it has what the last of these reduces needs, updates of round k + d
+− 1 less `staleness` or newer; whoever sent one of those counts as having sent all before. So the counts obey the needs
+above, and the theorems below hold. A skip passes no out-neighbour: each update that it leaves out is of a round that
+all who could reduce it have left. Whoever waits therefore waits for an event that has not happened.
+
+**Nobody waits for ever.** Needs without tokens lead from a send to a reduce to an enter, and never back. Of the events
+that have happened least often take the first in this order: nothing that it waits for is missing.
+
+**How far ahead.** Let D(x) ≥ 0 be defined for some events x, with D(enter j) = 0, and let every other such D(x) be the
+smallest, over the needs of x, of the (spare+1)-th smallest D(y) + tokens over the sources y, those without a D being
+infinite. *Theorem:* N(x) ≤ N(enter j) + D(x) at every instant. It holds at the start, where all counts are 0. An event
+at j's enter raises the right side only. When x happens, one of the spare + 1 sources y of that need with D(y) + tokens
+≤ D(x) is not spared, so N(x) ≤ N(y) + tokens ≤ N(enter j) + D(y) + tokens ≤ N(enter j) + D(x). Such a D is what a
+search gives that settles the nearest event first, wherever it ends: all sources of a need carry the same tokens, so
+the (spare+1)-th of them to settle is the one that lets the event happen.
+
+**It is attained.** Hold j in round 0 and let everybody else run until nothing moves. The counts X then solve the same
+equations, which have one solution: of the events with X(x) < D(x) take one with the smallest count and, among those,
+the first of send, reduce, enter; the sources that stop it have smaller counts, or come before it, so theirs are not
+below D, and D(x) ≤ X(x) after all.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .refusal import Work
+
+
+class Need(NamedTuple):
+    """An event waits for all of its sources but `spare`; each of them carries the same number of tokens."""
+
+    event: int
+    tokens: int
+    spare: int
+
+
+class EventGraph:
+    """The needs of workers with such in-neighbours; `uses[y]` are the numbers of those that event y is a source of."""
+
+    def __init__(
+        self,
+        edges: Iterable[Sequence[int]],
+        backups: Sequence[int],
+        *,
+        staleness: int,
+        max_ig: int | None,
+        notify_ack: bool,
+    ) -> None:
+        """`edges` are (source, target); `backups` has a number for each worker."""
+        self.num_workers = n = len(backups)
+        self.needs: list[Need] = []
+        self.uses: list[list[int]] = [[] for _ in range(3 * n)]
+        senders: list[list[int]] = [[] for _ in range(n)]
+        for v in range(n):
+            self._add(n + v, [v], tokens=1)
+            self._add(2 * n + v, [n + v], tokens=0)
+            self._add(v, [2 * n + v], tokens=0)
+        for u, v in edges:
+            senders[v].append(n + u)
+            if notify_ack:
+                self._add(n + u, [2 * n + v], tokens=1)
+            if max_ig is not None:
+                self._add(u, [v], tokens=max_ig)
+        for v, spare in enumerate(backups):
+            if spare < len(senders[v]):
+                self._add(2 * n + v, senders[v], tokens=staleness, spare=spare)
+
+    def _add(self, event: int, sources: Sequence[int], *, tokens: int, spare: int = 0) -> None:
+        for source in sources:
+            self.uses[source].append(len(self.needs))
+        self.needs.append(Need(event, tokens, spare))
+
+    def leads(self, start: int, ends: Iterable[int], work: Work, place: str) -> dict[int, int]:
+        """The most rounds that each of `ends` can be ahead of the worker `start`; without those that have no limit."""
+        settled: dict[int, int] = {}
+        missing = set(ends)
+        left: dict[int, int] = {}  # of a need, the sources that must settle before it lets its event happen
+        heap = [(0, start)]
+        while heap and missing:
+            distance, event = heappop(heap)
+            if event in settled:
+                continue
+            settled[event] = distance
+            missing.discard(event)
+            work.spend(40 * (1 + len(self.uses[event])), place)
+            for number in self.uses[event]:
+                need = self.needs[number]
+                left[number] = left.get(number, need.spare + 1) - 1
+                if left[number] == 0:
+                    heappush(heap, (distance + need.tokens, need.event))
+        return {end: settled[end] for end in ends if end in settled}

@@ -1,0 +1,142 @@
+"""What follows from a schedule alone: computed here, stated as a fact, and in no certificate.
+
+One topic a file: the statement and its proof above, the numbers below. A function answers None where there is nothing
+to state. What holds of every program that obeys a protocol's rules, and of none that does not, is no fact about the
+file but an assumption about what runs: it is stated as following from the rules (`FOLLOWS`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..refusal import TooLarge, Work
+from . import (
+    codec_error,
+    deadlock_free,
+    end,
+    equal_replicas,
+    kept_gap,
+    lag,
+    memory,
+    queues,
+    quorum,
+    quorum_groups,
+    rounds,
+    staleness,
+    stochastic,
+    tables,
+    without_backup,
+)
+from .conflict_free import confirm_disjoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..schedule import Mode, Schedule
+
+    Stated = Callable[[Schedule, Work], "Numbers | None"]
+
+Numbers = dict[str, Any]
+
+MAX_WORK = 10**9
+"""What one fact may cost: seconds. One that costs more is left out, and said to be."""
+
+
+class Fact(NamedTuple):
+    """`numbers` are those of its file, None where they cost too much; `follows`: from the rules, not from the file."""
+
+    name: str
+    numbers: Numbers | None
+    follows: bool
+
+
+SUMS: dict[str, Stated] = {
+    "doubly-stochastic": stochastic.doubly_stochastic,
+    "unit-sums": stochastic.unit_sums,
+}
+GAP: dict[str, Stated] = {
+    "deadlock-free": kept_gap.live,
+    "queues": kept_gap.queues,
+    "gap": kept_gap.gap,
+    "gap-of-pairs": kept_gap.gap_of_pairs,
+    "memory": kept_gap.memory,
+}
+QUORUM: dict[str, Stated] = {
+    "rounds-in-order": quorum.nothing_besides,
+    "quorum": quorum.contributors,
+    "conservation": quorum.nothing_besides,
+}
+FACTS: dict[Mode, dict[str, Stated]] = {
+    "rounds": {
+        **SUMS,
+        "deadlock-free": deadlock_free.numbers,
+        "rounds": rounds.numbers,
+        "staleness": staleness.numbers,
+        "end": end.numbers,
+        "queues": queues.numbers,
+        "lag": lag.numbers,
+        "equal-replicas": equal_replicas.numbers,
+        "codec-error": codec_error.numbers,
+        "memory": memory.numbers,
+        "one-route": tables.one_route,
+        "one-owner": tables.one_owner,
+        "table-order": tables.table_order,
+        "nic-bytes": tables.nic_bytes,
+        "row-error": tables.row_error,
+    },
+    "gap": {**SUMS, **GAP, "staleness": staleness.numbers, "end": end.numbers},
+    "lossy gap": {
+        **GAP,
+        "consensus": without_backup.numbers,
+        "skip": kept_gap.skip,
+        "staleness": kept_gap.staleness,
+    },
+    "rounds by quorum": {
+        **QUORUM,
+        "deadlock-free": quorum.live,
+        "staleness": quorum.staleness,
+        "equal-replicas": quorum.equal_replicas,
+    },
+    "groups by quorum": {
+        **SUMS,
+        **QUORUM,
+        "deadlock-free": quorum_groups.live,
+        "mean-preserved": quorum.nothing_besides,
+        "staleness": quorum_groups.staleness,
+    },
+}
+"""What is stated of a schedule, by how its workers wait for one another."""
+
+OF_THE_FILE = {
+    "conflict-free",
+    "doubly-stochastic",
+    "unit-sums",
+    "rounds",
+    "codec-error",
+    "memory",
+    "one-route",
+    "one-owner",
+    "nic-bytes",
+    "row-error",
+}
+"""Facts. All others follow from the rules of a protocol, and so does all that is said of a gap or a quorum but sums."""
+
+
+def facts(schedule: Schedule) -> Iterator[Fact]:
+    """Everything that can be stated of a schedule.
+
+    Raises:
+        Refusal: two groups of a phase share a worker, so that there is no round to speak about.
+    """
+    confirm_disjoint(schedule)
+    if schedule.phases:
+        yield Fact("conflict-free", {}, follows=False)
+    for name, stated in FACTS[schedule.mode].items():
+        follows = name not in OF_THE_FILE or stated in GAP.values()
+        try:
+            numbers = stated(schedule, Work(MAX_WORK))
+        except TooLarge:
+            yield Fact(name, None, follows)
+        else:
+            if numbers is not None:
+                yield Fact(name, numbers, follows)

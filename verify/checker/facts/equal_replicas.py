@@ -1,0 +1,40 @@
+"""`equal-replicas`, by the rules of rounds: after these rounds all workers hold the same parameters, bit for bit.
+
+**Gradients** (`of` = "gradients"). Each round is one step of every worker, and what it averages over all of them are
+gradients, in lockstep or in a pipeline. *Theorem:* all workers hold the same parameters and the same optimizer state
+after every step. For they start so; in each step all apply the same bits or none (in a pipeline the queues of all hold
+the same averages in the same order, see `lag`), at the same learning rate; and an update that is a function of
+parameters, state and gradient makes equal out of equal. So do the updates that drain a pipeline, or their absence.
+
+**Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all
+workers (relax 1), in lockstep, all hold the same parameters: the average. With a codec it is decoded from the same
+bytes by all, and added to a reference that is the same for all. In the other rounds, and after steps, they may differ;
+so may optimizer state, always. The rounds of the prologue are such averages as well.
+
+Why all take the same bits. A sum is made once for each part of the array and copied to all, in the ring (each part has
+one end of its way around, from where it goes round finished) as in the hierarchical form; with the codec int8 a part is
+summed by one member, rounded once, and its bytes go to all: the member that made the sum decodes its own bytes too, and
+does not keep the sum that it had before rounding. In 16 bits the finished sum is a 16-bit number, which everybody
+widens alike. So a codec is no exception.
+
+*Assumed of the program:* the same parameters and state at the
+start (the runtime broadcasts them), a deterministic optimizer that is set up alike on all workers, and that groups are
+disjoint, which `conflict-free` confirms. It says nothing about what is not averaged, such as buffers of the model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..refusal import Work
+    from ..schedule import Schedule
+    from . import Numbers
+
+
+def numbers(schedule: Schedule, _: Work) -> Numbers | None:
+    """`of` what the averages are, `rounds` of the period after which all are equal."""
+    rounds = [t for t, relax in schedule.averages_of_all().items() if relax == 1]
+    if not rounds or schedule.is_late:
+        return None
+    return {"of": "gradients" if schedule.averages_gradients else "parameters", "rounds": rounds}

@@ -1,0 +1,131 @@
+"""Workers that keep a gap, by the rules of Hop: how far apart they are, what waits, and what a reduce averages.
+
+The needs of events.py are the rules; the theorems stand there. A worker is in a round from the instant it enters it.
+
+* `deadlock-free`: nobody waits for ever.
+* `gap`: the two ends of an edge are never more than `bound` rounds apart; −1 where one can get ahead without limit.
+  `gap-of-pairs`: worker `to` is at most `bound` rounds ahead of worker `from`, and no two are further apart. Both are
+  attained.
+* `queues`: at v, for every edge (u, v) in order, as many updates wait as there are rounds Round(v) … Round(u), at most
+  (Round(u) − Round(v)) + 1 = `update`; of tokens max_ig + Round(v) − Round(u), at most `token`, −1 without limit.
+* `skip`: a worker skips at most `longest` rounds at once, 0 if never. It passes no out-neighbour, so it skips no
+  further than an out-neighbour can be ahead; and the reduce before it enters needs an update of its last round, at most
+  `staleness` older, from all in-neighbours but the backup workers, which can have sent so far only.
+* `staleness`: a reduce of round k averages updates of round k − `steps` at the earliest, and k + `ahead` at the latest:
+  of no other round without staleness; with it, of one that the setting admits, and that a worker so far ahead can have
+  sent. In the parallel order an update holds what its worker did before it entered the round, so one round less.
+* `memory`: the most `places` for payloads that one worker has for all its in-neighbours, and its `connections`. An
+  in-neighbour has as many places as updates of it can wait; under staleness one, because a newer update takes the place
+  of an older one, and no reduce asks for any but the newest. Models in flight are not counted.
+
+*Assumed of the program:* it obeys the needs of events.py.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..kept_gap import KeptGap
+    from ..refusal import Work
+    from ..schedule import Schedule
+    from . import Numbers
+
+NONE = -1
+"""There is no bound."""
+
+MAX_PAIRS = 256
+"""Workers up to which the gap of every two of them is stated."""
+
+Bounds = dict[tuple[int, int], tuple[float, float]]
+"""For every edge (u, v) the most that Round(u) − Round(v) and Round(v) − Round(u) can be, or infinity."""
+
+
+def live(_: Schedule, __: Work) -> Numbers:
+    """Nothing besides: it holds of every setting that can be read."""
+    return {}
+
+
+def gap(schedule: Schedule, work: Work) -> Numbers:
+    """`bound`."""
+    return {"bound": _number(max((bound for pair in _bounds(schedule, work).values() for bound in pair), default=0))}
+
+
+def gap_of_pairs(schedule: Schedule, work: Work) -> Numbers | None:
+    """`from`, `to`, `bound`: of the worst pairs the first."""
+    n = schedule.num_workers
+    if n > MAX_PAIRS:
+        return None
+    worst: tuple[float, int, int] = (-1, 0, 0)
+    for start in range(n):
+        leads = schedule.events.leads(start, range(n), work, "gap-of-pairs")
+        for end in range(n):
+            if leads.get(end, inf) > worst[0]:
+                worst = leads.get(end, inf), start, end
+    return {"from": worst[1], "to": worst[2], "bound": _number(worst[0])}
+
+
+def queues(schedule: Schedule, work: Work) -> Numbers:
+    """`update`, with token queues `token`: a number for each edge."""
+    bounds, max_ig = _bounds(schedule, work), _setting(schedule).max_ig
+    update = {"update": [_number(ahead + 1) for ahead, _ in bounds.values()]}
+    return update if max_ig is None else update | {"token": [_number(back + max_ig) for _, back in bounds.values()]}
+
+
+def skip(schedule: Schedule, work: Work) -> Numbers | None:
+    """`longest`: a number for every worker."""
+    setting, n = _setting(schedule), schedule.num_workers
+    if setting.skip is None:
+        return None
+    limit, trigger = setting.skip
+    leads: list[list[float]] = [[] for _ in range(n)]
+    sent: list[list[float]] = [[] for _ in range(n)]
+    for (u, v), (ahead, back) in _bounds(schedule, work).items():
+        sent[v].append(ahead)
+        leads[u].append(back)
+    longest = []
+    for worker, spare in enumerate(setting.backups(n)):
+        needed = len(sent[worker]) - spare
+        served = [sorted(sent[worker])[-needed] + 1 + setting.staleness] if needed else []
+        most = min([limit, *leads[worker], *served])
+        longest.append(int(most) if leads[worker] and most >= trigger else 0)
+    return {"longest": longest}
+
+
+def staleness(schedule: Schedule, work: Work) -> Numbers:
+    """`steps`, `ahead`."""
+    late = _setting(schedule).staleness
+    ahead = max((pair[0] for pair in _bounds(schedule, work).values()), default=0) if late else 0
+    return {"steps": late + schedule.lag, "ahead": int(ahead)}
+
+
+def memory(schedule: Schedule, work: Work) -> Numbers:
+    """`places`, `connections`."""
+    places = [0] * schedule.num_workers
+    neighbours: list[set[int]] = [set() for _ in places]
+    for (u, v), (ahead, _) in _bounds(schedule, work).items():
+        places[v] += 1 if _setting(schedule).staleness else int(ahead) + 1
+        neighbours[u].add(v)
+        neighbours[v].add(u)
+    return {"places": max(places), "connections": max(map(len, neighbours))}
+
+
+def _setting(schedule: Schedule) -> KeptGap:
+    assert schedule.gap is not None, "these facts are of nothing else"
+    return schedule.gap
+
+
+def _bounds(schedule: Schedule, work: Work) -> Bounds:
+    """Of every edge, in order; that an update queue has a bound was seen when the file was read."""
+    edges = sorted((source, target) for target, source, _ in schedule.rounds[0])
+    neighbours: list[set[int]] = [set() for _ in range(schedule.num_workers)]
+    for u, v in edges:
+        neighbours[u].add(v)
+        neighbours[v].add(u)
+    leads = [schedule.events.leads(v, near, work, "queues") for v, near in enumerate(neighbours)]
+    return {(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in edges}
+
+
+def _number(bound: float) -> int:
+    return NONE if bound == inf else int(bound)

@@ -1,0 +1,105 @@
+"""Fact `memory`: what a run of this schedule asks of its busiest worker.
+
+* `groups`: the most distinct groups (communicators) that one worker is in, over the period and the prologue, whose
+  rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers. With the codec int8 a
+  group that goes as a ring counts twice: a thread sums it over a communicator of its own.
+* `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
+  weighted graphs the most workers that it sends to or hears from.
+* `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
+* `arrays`: arrays of the size of the parameters that are kept beside them, at most. One takes the sums; another keeps
+  the parameters with which a round began, where averages are late or progress is normalised; and a weighted graph
+  keeps one for each in-neighbour of the largest round. A pipeline of width K keeps K arrays for sums: those of K − 1 in
+  flight, and one that is being applied or filled. A codec of parameters keeps the reference that all share, and error
+  feedback two: what roundings left over of the worker's own gradient, and of the shards that it sums and hands on (a
+  half and a quarter at most). So `arrays` is also scratch bytes for each byte of parameters.
+
+Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
+are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
+
+*Assumed of the runtime:* it makes one communicator for each distinct set of members (the form `hierarchical` makes
+three for a group that fits it) and keeps the arrays above; what is allocated inside an operation is not counted (a
+codec's codes are up to half of what they code), nor are activations, gradients and optimizer state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from math import prod
+from typing import TYPE_CHECKING
+
+from ..schedule import PLAIN, Average
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..refusal import Work
+    from ..schedule import Edge, Schedule
+    from . import Numbers
+
+
+def numbers(schedule: Schedule, _: Work) -> Numbers:
+    """`groups`, `connections`, `splits`, `arrays`."""
+    how = schedule.how
+    sums = schedule.lag + 1 if schedule.pipeline else 1
+    has_reference = how["codec"] != "none" and not schedule.averages_gradients
+    arrays = sums + int(schedule.is_late or schedule.is_step_normalised) + int(has_reference)
+    arrays += 2 * int(how["error_feedback"])
+    if schedule.form == "graph":
+        groups, connections = 0, _most_neighbours(schedule.rounds)
+        splits = len({tuple(edges) for edges in schedule.rounds if edges})
+        arrays += max(map(_most_sources, schedule.rounds))
+    else:
+        groups, connections = _most_groups(schedule)
+        splits = _distinct_phases(schedule)
+    return {"groups": groups, "connections": connections, "splits": splits, "arrays": arrays}
+
+
+def _distinct_groups(phase: Sequence[Average]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(members, across) of everything in a phase that makes groups."""
+    return ((tuple(members), tuple(across)) for members, across, _ in phase if len(members) > 1 or across)
+
+
+def _most_groups(schedule: Schedule) -> tuple[int, int]:
+    """The most distinct groups of a worker (of a local rank, for rules), and the most other members in them."""
+    groups: dict[int, int] = {}
+    others: dict[int, int] = {}
+    prologue_is_new = schedule.prologue > 0
+    for members, across in {group for phase in schedule.phases for group in _distinct_groups(phase)}:
+        size = len(members) * prod(schedule.radices[digit] for digit in across)
+        prologue_is_new = prologue_is_new and size < schedule.num_workers
+        times = _communicators(schedule, Average(members, across, PLAIN))
+        for worker in members:
+            groups[worker] = groups.get(worker, 0) + times
+            others[worker] = others.get(worker, 0) + times * (size - 1)
+    most = max(groups.values(), default=0), max(others.values(), default=0)
+    times = _communicators(schedule, None) if prologue_is_new else 0
+    return most[0] + times, most[1] + times * (schedule.num_workers - 1)
+
+
+def _communicators(schedule: Schedule, average: Average | None) -> int:
+    """How many a group has (None: the group of all workers): a second one where int8 sums it as a ring."""
+    if schedule.how["codec"] != "int8":
+        return 1
+    inside, nodes = schedule.on_nodes(average)
+    has_stages = schedule.how["form"] == "hierarchical" and inside > 1 and nodes > 1
+    return 1 if has_stages else 2
+
+
+def _distinct_phases(schedule: Schedule) -> int:
+    """How many phases differ in their groups, of those that have any; the relax makes no difference."""
+    return len({groups for phase in schedule.phases if (groups := frozenset(_distinct_groups(phase)))})
+
+
+def _most_neighbours(rounds: Sequence[Sequence[Edge]]) -> int:
+    """The most different workers that one worker exchanges with in a period."""
+    neighbours: dict[int, set[int]] = {}
+    for target, source, _ in chain.from_iterable(rounds):
+        neighbours.setdefault(target, set()).add(source)
+        neighbours.setdefault(source, set()).add(target)
+    return max(map(len, neighbours.values()), default=0)
+
+
+def _most_sources(edges: Sequence[Edge]) -> int:
+    """The most workers that one worker hears from in a round."""
+    return max(Counter(edge.target for edge in edges).values(), default=0)

@@ -1,0 +1,44 @@
+"""Fact `staleness`: how old what a worker averages can be, in rounds and in steps.
+
+*Directly.* With lockstep averages a member contributes its parameters after all of its steps of the round, so nothing
+is missing. A late average (`when`) is one of the parameters with which the round began: it lacks the newest `late` =
+1 rounds of its worker, which are `late` times its pace in steps, at most `steps`. A pipeline averages gradients that
+were taken `late` steps before (`lag` says when exactly): it lacks those of the newest `late` steps.
+
+*Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
+the end of their round r, with a positive weight. For let R = `reach` be such that any R successive rounds lead from
+everybody to everybody (meetings.py). With no weight negative and a positive one on oneself, what has arrived
+somewhere stays there and goes on with every meeting. In lockstep the steps of round k enter the average of round k
+and have arrived everywhere R − 1 rounds later; a late average takes them in `late` rounds later: `age` = R − 1 +
+`late`. (In a pipeline R = 1, and what a worker did in step k is the gradient that it took.) In steps
+these are at most `age_steps`, `age` times the largest pace.
+
+It is stated where the weights are such, and everybody meets everybody. A round of the prologue averages over everybody,
+so none of the numbers grows by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..meetings import rounds_to_meet
+from ..schedule import keeps_something
+
+if TYPE_CHECKING:
+    from ..refusal import Work
+    from ..schedule import Schedule
+    from . import Numbers
+
+
+def numbers(schedule: Schedule, work: Work) -> Numbers | None:
+    """`late`, `steps`, `reach`, `age`, `age_steps`."""
+    sizes = [pair for phase_sizes in schedule.group_sizes() for pair in phase_sizes]
+    keeps_own = all(relax >= 0 and relax * (size - 1) < size for size, relax in sizes)
+    if not (keeps_own and all(map(keeps_something, schedule.rounds))):
+        return None
+    reach = rounds_to_meet(schedule, "staleness", work)
+    if reach is None:
+        return None
+    late, pace = schedule.lag, max(schedule.paces)
+    age = reach - 1 + late
+    return {"late": late, "steps": late * pace, "reach": reach, "age": age, "age_steps": age * pace}

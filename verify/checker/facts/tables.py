@@ -1,0 +1,173 @@
+"""Facts about tables that go their own way: `one-route`, `one-owner`, `table-order`, `nic-bytes` and `row-error`.
+
+`one-route`: `ways` lists every table that `what` names, with its way, in the order of the file.
+
+*Theorem.* Each parameter goes exactly one way: that of its table, or the strategy's own. *Proof.* No name stands in the
+list twice, and what is not in it, or has way `dense`, is averaged by the strategy.
+
+`one-owner`: for each sharded table its number of owners H, and the least and the most rows that one of them has.
+
+*Theorem.* Every row lies on exactly one worker, and no worker has more rows than said. *Proof.* Row r lies in part
+r mod P and part p on the host at place p mod H of a list that names no worker twice: one part, one place, one worker.
+The host at place h has the parts h, h + H, … below P, and part p has ⌊R/P⌋ rows, one more if p < R mod P. Both numbers
+do not grow with h: so the first host has the most rows, the last one the least.
+
+`table-order`: the collective operations of a `lookup`, of the `gradients` at the end of a backward pass, and of the end
+of a `step`, each as `all` workers or those of each `node`. A lookup's second of a node, and second of all, are left out
+where their row numbers have room in the one before, which hangs on what all members were told there.
+
+*Theorem.* No worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order
+and each of them is the same list of operations; number them all as they come. An operation has the same number at all
+its members, and numbers grow along each worker: `deadlock-free` says why all of them complete then. Groups of one
+number are disjoint, being nodes. A worker that is alone on its node has no operation where the others have one of
+their nodes, which takes none away from anybody. They travel on communicators that nothing else uses, so operations of
+the strategy that are in flight meanwhile come between none of them.
+
+`nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
+lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no
+step sends more. How many rows follow is told beside, and whether they fit their codec, which is not counted.
+
+*Proof.* Let R_A rows of a table lie on node A, and m_A be the workers there, or 1 where they agree on rows first; M is
+the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most (M −
+m_A)R_A, each of 4c bytes for c columns, 2c in 16 bits, c + 4 in int8. The gradients of what was asked for go back, each
+row with its number. The rows of a gathered table go around a ring of all workers in the order of their ranks, in n − 1
+messages as long as the longest of what one of them brings: all R rows; or, where those of a node agree first, the rows
+r of which the worker at place r mod k of k collects all, at most R/k rounded up, k the smallest node. They leave node A
+as often as a worker of A has its successor elsewhere.
+
+`row-error`: for each table with a codec how far what crosses may be off, as [parameter, relative, absolute]. `rows` are
+those of sharded tables: a number x that a lookup gives is off by at most relative·m + absolute, where m is |x|, or for
+int8 the largest of its row. `gradients`: the sum of what the workers bring for one row is off the exact sum by at most
+relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row.
+
+*Proof.* The file of `codec-error` says what one rounding may take, and how a bound is followed through roundings and
+additions in float32. A row is rounded once. Of gradients each of n workers rounds its own, and n are added; or, where
+the workers of a node agree first, at most k of the largest node are added, one rounds the sum, and those of all nodes
+are added. The largest are rounded up: `relative` to a multiple of 2⁻³², `absolute` to a power of 2.
+
+*Assumed of the program:* all workers run one program, which makes the same lookups in the same order (the runtime
+compares that before rows move, and ends the run where it differs), that the runtime places rows and cuts its operations
+as said, and of `row-error` that tables are of float32, which keeps subnormal numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from .codec_error import ROUNDING, SINGLE, FollowedSum, rounded_up
+
+if TYPE_CHECKING:
+    from ..refusal import Work
+    from ..schedule import Schedule
+    from ..tables import Table
+    from . import Numbers
+
+
+def one_route(schedule: Schedule, _: Work) -> Numbers | None:
+    """`ways`: [parameter, way] of every table."""
+    listed = schedule.tables.listed
+    return {"ways": [[table.parameter, table.way] for table in listed]} if listed else None
+
+
+def one_owner(schedule: Schedule, _: Work) -> Numbers | None:
+    """`tables`: [parameter, owners, least, most] of every sharded table."""
+    rows = [(table, len(table.hosts)) for table in schedule.tables.by("sharded")]
+    listed = [[table.parameter, hosts, table.rows_of(hosts - 1), table.rows_of(0)] for table, hosts in rows]
+    return {"tables": listed} if listed else None
+
+
+def table_order(schedule: Schedule, _: Work) -> Numbers | None:
+    """`lookup`, `gradients`, `step`: lists of "node" and "all"."""
+    sharded, gathered = (len(schedule.tables.by(way)) > 0 for way in ("sharded", "gather"))
+    if not (sharded or gathered):
+        return None
+    node = ["node"] * _aggregates(schedule)
+    # Of each group first what all tell each other, then what follows.
+    return {
+        "lookup": [*node * 2, *["all"] * 3, *node] if sharded else [],
+        "gradients": [*node * 2, "all", *["all"] * (sharded + gathered)],
+        "step": [*node, "all"],
+    }
+
+
+def nic_bytes(schedule: Schedule, _: Work) -> Numbers | None:
+    """`tables`: [parameter, lookup, gradients] of every table that goes its own way."""
+    apart = [table for table in schedule.tables.listed if table.way != "dense"]
+    return {"tables": [[table.parameter, *_most_bytes(schedule, table)] for table in apart]} if apart else None
+
+
+def row_error(schedule: Schedule, _: Work) -> Numbers | None:
+    """`rows` and `gradients`: [parameter, relative, absolute] of tables with a codec, the first of sharded ones."""
+    coded = [table for table in schedule.tables.listed if table.codec != "none"]
+    if not coded:
+        return None
+    aggregates = _aggregates(schedule)
+    rows, gradients = [], []
+    for table in coded:
+        rounding = ROUNDING[table.codec, "nearest"]
+        row, total = FollowedSum(), FollowedSum()
+        row.round(1, *rounding)
+        terms = schedule.num_workers
+        if aggregates:
+            total.add(max(map(len, schedule.nodes), default=schedule.node_size), SINGLE)
+            terms = len(schedule.nodes) or terms // schedule.node_size
+        total.round(terms, *rounding)
+        total.add(terms, SINGLE)
+        if table.way == "sharded":
+            rows.append([table.parameter, *rounded_up(row)])
+        gradients.append([table.parameter, *rounded_up(total)])
+    return {"rows": rows, "gradients": gradients}
+
+
+def _aggregates(schedule: Schedule) -> bool:
+    """Whether the workers of a node agree on rows first: where several nodes are, and several workers on one."""
+    sizes = list(map(len, schedule.nodes)) or [schedule.node_size]
+    return schedule.tables.is_local and 1 < max(sizes) < schedule.num_workers
+
+
+def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
+    """(of a lookup, of gradients) out of the busiest node's NICs."""
+    row, rows, n = table.row_bytes, table.rows, schedule.num_workers
+    num_nodes = len(schedule.nodes) or n // schedule.node_size
+    if num_nodes == 1:
+        return 0, 0
+    aggregates = _aggregates(schedule)
+    if table.way == "gather":
+        longest = -(-rows // min(map(len, schedule.nodes), default=schedule.node_size)) if aggregates else rows
+        return 0, _crossings(schedule) * (n - 1) * longest * (row + 4)
+    everyone = num_nodes if aggregates else n
+    lookups, gradients = [0], [0]
+    for size, held in _nodes(schedule, table):
+        asking = 1 if aggregates else size
+        asked, given = asking * (rows - held), (everyone - asking) * held
+        lookups.append(4 * asked + row * given)
+        gradients.append((4 + row) * asked)
+    return max(lookups), max(gradients)
+
+
+def _crossings(schedule: Schedule) -> int:
+    """How many workers of one node have a successor elsewhere, at most; 1 where nodes hold neighbouring ranks."""
+    most = 1
+    for node in schedule.nodes:
+        own = set(node)
+        most = max(most, sum((worker + 1) % schedule.num_workers not in own for worker in node))
+    return most
+
+
+def _nodes(schedule: Schedule, table: Table) -> list[tuple[int, int]]:
+    """(workers, rows of the table) of the nodes, or of some of them that show the most and the least rows.
+
+    Where all workers of equal nodes are hosts, rows do not grow from a host to the next, nor from a node to the next.
+    """
+    size, n = schedule.node_size, schedule.num_workers
+    if not schedule.nodes and isinstance(table.hosts, range):
+        ends = (0, n // size - 1)
+        return [(size, sum(table.rows_of(size * node + local) for local in range(size))) for node in ends]
+    node_of = {worker: number for number, node in enumerate(schedule.nodes) for worker in node}
+    held: Counter[int] = Counter()
+    for place, worker in enumerate(table.hosts):
+        held[node_of[worker] if node_of else worker // size] += table.rows_of(place)
+    if schedule.nodes:
+        return [(len(node), held[number]) for number, node in enumerate(schedule.nodes)]
+    return [(size, rows) for rows in held.values()] + [(size, 0)] * (len(held) < n // size)
