@@ -104,8 +104,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.reasons: tuple[str, ...] = ()
         """Why each table goes its way, where `partreduce.parallelize` chose."""
-        if world is None:
-            end_in_one_line()
+        end_in_one_line(own_process=world is None)
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
@@ -119,10 +118,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
         facts["form"] = group_form.value
         plan = with_codec(self.schedule, group_form, codec, device)
-        facts["codec"] = fact_of(plan.strategy.how)
         policies.refuse_codec(plan)
         alpha = chosen_alpha(drift_correction, plan, self.optimizer)
-        facts["drift correction"] = "none" if alpha is None else f"{alpha:.12g}"
+        facts |= {
+            "codec": fact_of(plan.strategy.how),
+            "drift correction": "none" if alpha is None else f"{alpha:.12g}",
+        }
         agreed = agree(facts, flat.layout(), world, device, timeout)
         alone = isinstance(agreed.world, AloneWorld)
         if alone:

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-def end_in_one_line() -> None:
+def end_in_one_line(*, own_process: bool = True) -> None:
     """From now on; not where the program shows errors in a way of its own, nor where somebody types it in."""
-    if sys.excepthook is sys.__excepthook__ and not hasattr(sys, "ps1") and not sys.flags.interactive:
+    is_typed = hasattr(sys, "ps1") or sys.flags.interactive
+    if own_process and not is_typed and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
 
 
