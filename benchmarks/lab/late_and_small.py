@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import LOCKSTEP, Codec, Form, How, Pipeline, Sending, When, Where
+from partreduce.topo.strategies.axes import LOCKSTEP, Codec, CodecScope, Form, How, Pipeline, Sending, When
 from partreduce.topo.strategies.server import Server
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WARM_UP = 8
 """Steps in lockstep before gradients come late."""
-HIERARCHICAL_INT8 = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=Where.ACROSS_NODES)
+HIERARCHICAL_INT8 = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
 
 
 def everyone(name: str, how: How, when: When = LOCKSTEP) -> Make:

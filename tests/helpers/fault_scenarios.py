@@ -42,7 +42,7 @@ from partreduce.topo.strategies.gap import Gap, Order
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
 
@@ -81,9 +81,9 @@ def of_kind(kind) -> Schedule:
         "static": pairs,
         "allreduce": everyone,
         "pipeline": lambda: Schedule("pipeline", cluster, AllReduce(when=Pipeline())),
-        "quorum": lambda: Schedule("quorum", cluster, AllReduce(when=Quorum(quorum=Start.SOLO))),
+        "quorum": lambda: Schedule("quorum", cluster, AllReduce(when=Quorum(quorum=QuorumStart.SOLO))),
         "quorum of groups": lambda: Schedule(
-            "groups", cluster, Static(phases=pairs().strategy.phases, when=Quorum(quorum=Start.SOLO))
+            "groups", cluster, Static(phases=pairs().strategy.phases, when=Quorum(quorum=QuorumStart.SOLO))
         ),
         "pairwise": lambda: Schedule("pairs", cluster, Pairwise(active=(0, 1))),
         "server": lambda: Schedule("server", cluster, Server(hosts=(0, 1))),
