@@ -22,6 +22,8 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Route, Routes, TableWay
 from partreduce.topo.timing.tables import Touched
 from partreduce.user_function import function_of
+from partreduce.verify import prove
+from partreduce.verify.base import Status
 from partreduce.verify.certificate import confirm
 
 CLUSTER = Cluster.regular(2, 2)
@@ -208,7 +210,8 @@ def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(pl
     schedule = load_schedule(output)
     assert schedule.name == "hybrid"
     assert schedule.route_of("words.weight").way is TableWay.SHARDED
-    assert "one-owner" in confirm(schedule)
+    assert "consensus" in confirm(schedule)
+    assert prove(schedule)["one-owner"].status is Status.FACT
     tables = json.loads(done.stdout)["tables"]
     assert tables["measured_steps"] == 2
     assert tables["reasons"][0].startswith("words.weight (20,000 x 32, 2.56 MB; a worker touches 0.01% of its rows")
