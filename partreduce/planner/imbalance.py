@@ -9,7 +9,7 @@ import numpy as np
 
 from partreduce.planner.quorum_runs import by, costs_of, measured, rounds_of, run, setting_of, words_of, work_of_run
 from partreduce.planner.quorums import all_reduce, settings
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.quorum import balance, in_step, sampled
 
@@ -83,7 +83,7 @@ def imbalances(job: Job, options: Sequence[Option] = ()) -> Imbalances:
         rows.append(row)
     speeds = {words: np.array([row[words] for row in rows]) for words in rows[0] if all(words in row for row in rows)}
     usual = count / (float(as_is.max(axis=1).mean()) + costs.sum_seconds)
-    numbers: list[Start | int] = [Start.SOLO, *range(2, count)]
+    numbers: list[QuorumStart | int] = [QuorumStart.SOLO, *range(2, count)]
     both = [
         [
             many(as_is, Quorum(quorum=number), word=costs.word, sum_seconds=costs.sum_seconds).gradients_per_second

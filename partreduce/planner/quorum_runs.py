@@ -25,7 +25,7 @@ from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import QuorumFacts
 from partreduce.topo.figures.base import Figure, Kind, absent
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.strategies.static import GroupPhases, Static
 from partreduce.topo.timing.quorum import balance
 
@@ -134,7 +134,7 @@ def period_of(seconds: npt.NDArray[np.float64], schedule: Schedule, setting: Quo
     return float(np.mean(periods)) if periods else float(means.max())
 
 
-def setting_of(base: Option, start: Start | int, job: Job, seconds: npt.NDArray[np.float64]) -> Quorum:
+def setting_of(base: Option, start: QuorumStart | int, job: Job, seconds: npt.NDArray[np.float64]) -> Quorum:
     """With a queue that holds the rounds which pass during the longest call, so that nobody waits for it.
 
     It is shorter where memory does not allow that. `seconds` (samples, num_workers) are those of steps; so in
@@ -168,7 +168,7 @@ def work_of_run(schedule: Schedule, setting: Quorum, num_rounds: int) -> float:
     In groups a state says something of every worker, and there are figures.
     """
     count = schedule.num_workers
-    told = [phase.sizes if isinstance(setting.quorum, Start) else phase.sizes**2 for phase in phases_of(schedule)]
+    told = [phase.sizes if isinstance(setting.quorum, QuorumStart) else phase.sizes**2 for phase in phases_of(schedule)]
     messages = float(np.mean([sizes.sum() for sizes in told]))
     if schedule.strategy.averages_everyone:
         return num_rounds * PER_MESSAGE * (messages + 4 * count)
@@ -185,7 +185,7 @@ def memory_bytes(strategy: Strategy, job: Job) -> float:
 def memory_of_groups(job: Job) -> float:
     """The same under a quorum of groups, whatever they are and however long its queue."""
     everybody = GroupPhases((Phase.from_groups(job.cluster.num_workers, [range(job.cluster.num_workers)]),))
-    return memory_bytes(Static(phases=everybody, when=Quorum(quorum=Start.SOLO)), job)
+    return memory_bytes(Static(phases=everybody, when=Quorum(quorum=QuorumStart.SOLO)), job)
 
 
 def figures_of(schedule: Schedule, calls: npt.NDArray[np.int64], node_of: npt.NDArray[np.int32]) -> Figures:
@@ -220,7 +220,7 @@ def figures_of(schedule: Schedule, calls: npt.NDArray[np.int64], node_of: npt.ND
 
 def words_of(setting: Quorum, base: Option) -> str:
     """A setting as tables call it."""
-    is_number = not isinstance(setting.quorum, Start)
+    is_number = not isinstance(setting.quorum, QuorumStart)
     if base.is_plain:
         return f"{setting.quorum} of {base.schedule.num_workers}" if is_number else str(setting.quorum)
     return f"{f'{setting.quorum} of' if is_number else 'solo in'} each group of {base.name}"

@@ -32,7 +32,7 @@ from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import payer
 from partreduce.schedulers import registry
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.timing.quorum import sampled
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def settings(base: Option, job: Job, seconds: npt.NDArray[np.float64]) -> list[Q
     """
     count, slow = job.cluster.num_workers, len(Slowdown.of(job).slow)
     numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
-    starts: list[Start | int] = [*dict.fromkeys(numbers), Start.MAJORITY, Start.SOLO]
+    starts: list[QuorumStart | int] = [*dict.fromkeys(numbers), QuorumStart.MAJORITY, QuorumStart.SOLO]
     return [setting_of(base, start, job, seconds) for start in starts]
 
 
@@ -140,7 +140,7 @@ def based(options: Sequence[Option], job: Job) -> list[Option]:
     return sorted(able, key=time)
 
 
-def starts_of(schedule: Schedule, slow: Sequence[int]) -> list[Start | int]:
+def starts_of(schedule: Schedule, slow: Sequence[int]) -> list[QuorumStart | int]:
     """Who starts rounds: all members but the slow ones of every group, or all but one; half of the smallest; the first.
 
     Args:
@@ -152,7 +152,7 @@ def starts_of(schedule: Schedule, slow: Sequence[int]) -> list[Start | int]:
     left = [int((~is_slow[list(group.members)]).sum()) for phase in phases_of(schedule) for group in phase]
     usual = min((number for number in left if number), default=1) if len(slow) else sizes[0] - 1
     numbers = [number for number in (usual, sizes[0] // 2) if 2 <= number < sizes[-1]]
-    return [*dict.fromkeys(numbers), Start.SOLO]
+    return [*dict.fromkeys(numbers), QuorumStart.SOLO]
 
 
 @dataclass

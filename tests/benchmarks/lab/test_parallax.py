@@ -27,7 +27,7 @@ from benchmarks.papers.tables.text import text
 from benchmarks.papers.tables.ways import HOROVOD, TF_PS
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from helpers.thread_ranks import ThreadRanks
-from partreduce.topo.strategies.routes import Way
+from partreduce.topo.strategies.routes import TableWay
 
 SIZE, STEPS = 4, 3
 
@@ -169,8 +169,8 @@ def test_wire_counts_what_the_papers_count():
         shares = touched(model, lambda step, worker: data.batch(0, step, worker), shape, range(2))
         one = shares["deep.weight"]
         num_bytes = one.worker * model.deep.weight.numel() * 4
-        only_deep = routes_of(model, Way.SHARDED, aggregated=False, gradient="sparse")
-        for way, times in ((Way.SHARDED, sharded), (Way.GATHER, gathered)):
+        only_deep = routes_of(model, TableWay.SHARDED, aggregated=False, gradient="sparse")
+        for way, times in ((TableWay.SHARDED, sharded), (TableWay.GATHER, gathered)):
             tables = tuple(replace(route, way=way) for route in only_deep.tables if route.parameter == "deep.weight")
             sent = tables_bytes(replace(only_deep, tables=tables), shares, shape)
             assert sent == pytest.approx(times * num_bytes, rel=0.05)

@@ -77,7 +77,7 @@ def test_the_exit_code_is_that_of_the_cause_whoever_of_those_that_miss_it_ends_f
     script = tmp_path / "script.py"
     script.write_text(
         "import os, time, partreduce\nrank = int(os.environ['RANK'])\ntime.sleep(0.4 * rank)\n"
-        f"if rank == 1: {cause}\nraise partreduce.PeerLostError('worker 1 is missing')\n"
+        f"if rank == 1: {cause}\nraise partreduce.errors.PeerLostError('worker 1 is missing')\n"
     )
     done = WARM.run("partreduce", "run", "--workers", "3", str(script))
     assert done.returncode == code

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Job, Limits, Objective, Option, plan
+from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.__main__ import main
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
@@ -26,6 +27,9 @@ from partreduce.topo.figures import consensus_distance
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
 from partreduce.topo.timing.cost import communication
+
+if TYPE_CHECKING:
+    from partreduce.types import Option
 
 LINKS = {"inside": Link.of_bandwidth(10e9), "nic": Link.of_bandwidth(5e9)}
 HARDWARE = Hardware(**LINKS, model_bytes=552_000_000, compute=0.05)

@@ -19,9 +19,11 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import FileProblem, InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Route, Routes, Way
+from partreduce.topo.strategies import AllReduce, Route, Routes, TableWay
 from partreduce.topo.timing.tables import Touched
 from partreduce.user_function import function_of
+from partreduce.verify import prove
+from partreduce.verify.base import Status
 from partreduce.verify.certificate import confirm
 
 CLUSTER = Cluster.regular(2, 2)
@@ -108,8 +110,8 @@ def test_tables_sizes_and_touched_rows_are_those_of_the_model(place):
     # Workers touch 7, 8 and their number, which is 7 or 8 for none of workers 0..3 and for worker 3 of the second step.
     each, node, everyone = (3 * 4 + 3 * 3 + 2) / 8, (4 * 2 + 4 + 3) / 4, (6 + 5) / 2
     assert shares(words.touched) == pytest.approx([rows / 20_000 for rows in (each, node, everyone)])
-    assert words.ways == (Way.DENSE, Way.GATHER, Way.SHARDED)
-    assert tables["shared.weight"].ways == (Way.DENSE,)
+    assert words.ways == (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED)
+    assert tables["shared.weight"].ways == (TableWay.DENSE,)
     assert "is used by 'decoder.weight' (Linear), too" in tables["shared.weight"].because
 
 
@@ -125,12 +127,12 @@ def test_measuring_ends_by_itself_and_leaves_the_model_as_it_was(place):
 
 def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(place):
     tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER).tables}
-    assert tables["words.weight"].ways == (Way.DENSE,)
+    assert tables["words.weight"].ways == (TableWay.DENSE,)
     assert tables["words.weight"].because.startswith("nobody said how many of its rows a step touches")
     said = {"words.weight": Touched(0.01, 0.02, 0.04)}
     tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER, touched=said).tables}
     assert tables["words.weight"].touched == said["words.weight"]
-    assert Way.SHARDED in tables["words.weight"].ways
+    assert TableWay.SHARDED in tables["words.weight"].ways
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_embeddings_under_one_name_are_one_table():
     tables, dense = tables_of(model, {"a.weight": Touched(0.1, 0.1, 0.1)})
     assert [table.parameter for table in tables] == ["a.weight"]
     assert dense == 0
-    assert tables[0].ways == (Way.DENSE, Way.GATHER, Way.SHARDED)
+    assert tables[0].ways == (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED)
 
 
 def facts(*tables, dense_bytes=10**6):
@@ -183,7 +185,7 @@ def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_byte
     job = Job(cluster=Cluster.regular(2, 2, hardware=SLOW), effort=0.2, time_limit=30.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01), table("all", 1000, 1.0)))
     ways = {route.parameter: route.way for route in found.schedule.routes.tables}
-    assert ways == {"words": Way.SHARDED, "all": Way.DENSE}
+    assert ways == {"words": TableWay.SHARDED, "all": TableWay.DENSE}
     assert found.job.hardware.model_bytes == 10**6 + 1000 * 64 * 4 == found.chosen.dense_bytes
     assert found.proof.verdict == "proved"
     assert found.step_seconds > found.planned.recommendation.step_seconds
@@ -207,8 +209,9 @@ def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(pl
     assert done.exit_code == 0, done.output
     schedule = load_schedule(output)
     assert schedule.name == "hybrid"
-    assert schedule.route_of("words.weight").way is Way.SHARDED
-    assert "one-owner" in confirm(schedule)
+    assert schedule.route_of("words.weight").way is TableWay.SHARDED
+    assert "consensus" in confirm(schedule)
+    assert prove(schedule)["one-owner"].status is Status.FACT
     tables = json.loads(done.stdout)["tables"]
     assert tables["measured_steps"] == 2
     assert tables["reasons"][0].startswith("words.weight (20,000 x 32, 2.56 MB; a worker touches 0.01% of its rows")
@@ -233,9 +236,9 @@ def test_rows_that_max_norm_shortens_lie_once_and_whole_tensor_optimizers_keep_t
     model = torch.nn.Sequential(torch.nn.Embedding(8, 2, max_norm=1.0), torch.nn.Embedding(8, 2))
     touched = {name: Touched(1.0, 1.0, 1.0) for name in ("0.weight", "1.weight")}
     (shortened, plain), _ = tables_of(model, touched)
-    assert (shortened.ways, plain.ways) == ((Way.SHARDED,), (Way.DENSE, Way.GATHER, Way.SHARDED))
+    assert (shortened.ways, plain.ways) == ((TableWay.SHARDED,), (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED))
     (shortened, plain), _ = tables_of(model, touched, torch.optim.Adafactor(model.parameters()))
-    assert (shortened.ways, plain.ways) == ((Way.DENSE,), (Way.DENSE, Way.GATHER))
+    assert (shortened.ways, plain.ways) == ((TableWay.DENSE,), (TableWay.DENSE, TableWay.GATHER))
     assert plain.because.startswith("Adafactor looks at whole tensors")
 
 
@@ -255,7 +258,7 @@ def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
     touched = {name: Touched(0.1, 0.1, 0.1) for name in ("words.weight", "tags.weight")}
     (words, tags), _ = tables_of(model, touched, other_uses=uses.found)
     assert (words.ways, words.because) == (
-        (Way.DENSE,),
+        (TableWay.DENSE,),
         "forward() hands its weight to linear, too, which needs all rows",
     )
     assert len(tags.ways) == 3

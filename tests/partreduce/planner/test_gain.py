@@ -1,13 +1,14 @@
-"""The gain over the best plain alternative, within which error, and that the simpler of equals is picked."""
+"""The gain over the best plain alternative, within which error, and that the simpler of equals is recommended."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Job, Objective, Option, plan
+from partreduce import Data, Job, Objective, plan
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import TIE, beats, best_plain, decisive_time, gain, least_time, simplicity, unbeaten
@@ -21,6 +22,9 @@ from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import RulePhases, Static
 from partreduce.topo.strategies.axes import Form
+
+if TYPE_CHECKING:
+    from partreduce.types import Option
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 JOB = Job(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), time_limit=2.0)
@@ -124,7 +128,7 @@ def test_an_older_gradient_costs_more_where_it_costs_most(options: list[Option])
 
 
 def test_more_kinds_never_make_the_decisive_time_longer(options: list[Option]) -> None:
-    """Whatever is added to the options, the pick's time at its price is no longer, but for a tie."""
+    """Whatever is added to the options, the recommendation's time at its price is no longer, but for a tie."""
     kinds = sorted({option.schedule.strategy.kind for option in options} | {"late"})
     for kind in kinds:
         fewer = [one for one in options if one.schedule.strategy.kind != kind and not (kind == "late" and one.late)]
@@ -147,7 +151,7 @@ def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late() -> None:
         assert chosen.time <= min(option.time for option in known if not option.late) * (1 + TIE)
 
 
-def test_the_pick_is_never_beaten_in_everything(options: list[Option]) -> None:
+def test_the_recommendation_is_never_beaten_in_everything(options: list[Option]) -> None:
     plain = best_plain(options, JOB)
     equal = replace(plain, communication=plain.communication * (1 + 1e-12))
     assert unbeaten([equal, plain]) == [equal, plain], "rounding beats nobody"

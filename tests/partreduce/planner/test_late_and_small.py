@@ -27,7 +27,7 @@ from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import CodecSeconds, Hardware, Link
-from partreduce.topo.strategies import Codec, Form, How, Pipeline, Sending, Where
+from partreduce.topo.strategies import Codec, CodecScope, Form, How, Pipeline, Sending
 from partreduce.topo.strategies.axes import LOCKSTEP
 
 THIN = Hardware(
@@ -81,7 +81,7 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
                 continue
             known = {}
             for form, codec in product((Form.RING, Form.HIERARCHICAL), asked.codecs):
-                for where in Where if form is Form.HIERARCHICAL and codec is not Codec.NONE else [Where.ALL]:
+                for where in CodecScope if form is Form.HIERARCHICAL and codec is not Codec.NONE else [CodecScope.ALL]:
                     how = How(form=form, codec=codec, where=where)
                     option = measure(travelling(timed(schedule, late.when, pace), how), asked, form=form)
                     merit = option.time if objective is Objective.BALANCED else option.communication
@@ -215,7 +215,7 @@ def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest
     assert (answer["when"], answer["codec"], answer["sending"]) == ("pipeline", "int8", "whole")
     strategy = load_schedule(path).strategy
     assert strategy.when == Pipeline()
-    assert (strategy.how.codec, strategy.how.where) == (Codec.INT8, Where(answer["where"]))
+    assert (strategy.how.codec, strategy.how.where) == (Codec.INT8, CodecScope(answer["where"]))
     assert main([*asked, "--codec", "int4"]) == 2
     assert "any, none, float16, bfloat16, int8" in capsys.readouterr().err
     assert main([*asked, "--when", "pipeline", "--curvature", "1.5"]) == 65

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Job, Late, Limits, Objective, Option, Plan, plan
+from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import front
 from partreduce.planner.lateness import Lateness
@@ -16,10 +17,14 @@ from partreduce.planner.measuring import measure
 from partreduce.planner.recommend import cautions, reasons, recommend
 from partreduce.planner.steps_model import CORRECTED, FITTED
 from partreduce.schedulers import registry
+from partreduce.strategies import Late
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, UnknownError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import Form
+
+if TYPE_CHECKING:
+    from partreduce.types import Option, Plan
 
 WORKED_EXAMPLE = Hardware(
     inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05

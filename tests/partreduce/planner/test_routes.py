@@ -15,7 +15,7 @@ from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, Form, Generated, GroupPhases, How, Server, Static, Way
+from partreduce.topo.strategies import AllReduce, Codec, Form, Generated, GroupPhases, How, Server, Static, TableWay
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.tables import Touched, exchanges
 
@@ -53,7 +53,7 @@ def draw(rng, num_tables):
 def least(tables, schedule, hardware, dense, applying):
     """Every combination of ways and both settings of local aggregation."""
     pricing = Pricing(tables=tuple(tables), schedule=schedule, hardware=hardware, dense_bytes=dense, applying=applying)
-    allowed = [[way for way in Way if table.gradient != "sparse" or way is not Way.DENSE] for table in tables]
+    allowed = [[way for way in TableWay if table.gradient != "sparse" or way is not TableWay.DENSE] for table in tables]
     return min(pricing.seconds(ways, local_aggregation=flag) for ways in product(*allowed) for flag in (True, False))
 
 
@@ -76,7 +76,7 @@ def test_tables_that_pay_together_only_are_found(seed):
     tables, schedule, hardware, dense, applying = draw(np.random.default_rng(seed), 3)
     chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense, applying=applying)
     assert chosen.seconds == pytest.approx(least(tables, schedule, hardware, dense, applying), rel=1e-9)
-    assert sorted(route.way for route in chosen.routes.tables) == [Way.DENSE, Way.DENSE, Way.SHARDED]
+    assert sorted(route.way for route in chosen.routes.tables) == [TableWay.DENSE, TableWay.DENSE, TableWay.SHARDED]
 
 
 def taken(job, handling, routes):
@@ -84,7 +84,7 @@ def taken(job, handling, routes):
     tables, schedule, hardware, size, applying = job
     touched, visits = {table.parameter: table.touched for table in tables}, 0.0
     for table, route in zip(tables, routes.tables, strict=True):
-        size += table.rows * table.columns * 4 * (route.way is Way.DENSE)
+        size += table.rows * table.columns * 4 * (route.way is TableWay.DENSE)
         visits += applying * table.visited(route.way, schedule.num_workers)
         visits += handling * table.handled(route.way, schedule.cluster, local_aggregation=routes.local_aggregation)
     averages = communication(schedule, hardware, model_bytes=size).per_step if size else 0.0
@@ -127,11 +127,11 @@ def handed_on(sets, way, cluster, *, together):
             mates = nodes[node_of[worker]]
             for row in rows:
                 collector = mates[row % cluster.num_workers % len(mates)]
-                hand(worker, collector, 2 if way is Way.SHARDED else 1)  # asks, and brings; or brings alone
+                hand(worker, collector, 2 if way is TableWay.SHARDED else 1)  # asks, and brings; or brings alone
                 brings[collector].add(row)
     for worker, rows in brings.items():
         for row in rows:
-            if way is Way.SHARDED:
+            if way is TableWay.SHARDED:
                 hand(worker, row % cluster.num_workers, 2)
             else:
                 hands += 1  # everybody gets it
@@ -139,7 +139,7 @@ def handed_on(sets, way, cluster, *, together):
     return hands
 
 
-@pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
+@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
 @pytest.mark.parametrize("cluster", [Cluster.regular(4, 4), Cluster.regular(16, 1), Cluster.regular(1, 4)], ids=str)
 @pytest.mark.parametrize("local", [True, False])
 def test_as_many_rows_are_handed_on_as_are_counted_hand_by_hand(way, cluster, local):
@@ -151,17 +151,17 @@ def test_as_many_rows_are_handed_on_as_are_counted_hand_by_hand(way, cluster, lo
     together = local and cluster.num_nodes > 1 and cluster.num_workers > cluster.num_nodes
     counted = handed_on(sets, way, cluster, together=together)
     assert table.handled(way, cluster, local_aggregation=local) == pytest.approx(counted.mean())
-    assert table.handled(Way.DENSE, cluster, local_aggregation=local) == 0
+    assert table.handled(TableWay.DENSE, cluster, local_aggregation=local) == 0
 
 
 @pytest.mark.parametrize("gradient", ["dense", "sparse"])
 def test_gradient_and_optimizer_visit_all_rows_or_those_touched_where_they_lie(gradient):
     table = Table(parameter="t", rows=80, columns=3, touched=Touched(0.1, 0.2, 0.3), gradient=gradient)
     everywhere = 80 * 3 * 4 * (0.3 if gradient == "sparse" else 1)
-    assert table.visited(Way.GATHER, 8) == pytest.approx(everywhere)
-    assert table.visited(Way.SHARDED, 8) == pytest.approx(everywhere / 8)
+    assert table.visited(TableWay.GATHER, 8) == pytest.approx(everywhere)
+    assert table.visited(TableWay.SHARDED, 8) == pytest.approx(everywhere / 8)
     halves = Table(parameter="t", rows=80, columns=3, touched=None, gradient=gradient, element_bytes=2)
-    assert halves.visited(Way.GATHER, 8) == 80 * 3 * 2, "nothing is known, so all may be touched"
+    assert halves.visited(TableWay.GATHER, 8) == 80 * 3 * 2, "nothing is known, so all may be touched"
 
 
 def words(worker, node, everyone, **members):
@@ -175,10 +175,10 @@ SLOW = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 4e-8))
 def test_few_touched_rows_are_sharded_and_a_table_of_which_all_is_touched_goes_as_everything_else():
     schedule = Schedule("s", CLUSTERS[0], AllReduce(how=How(form=Form.HIERARCHICAL)))
     few = choose_routes([words(0.008, 0.02, 0.05)], schedule, SLOW, dense_bytes=10**6)
-    assert few.routes.tables[0].way is Way.SHARDED
+    assert few.routes.tables[0].way is TableWay.SHARDED
     assert few.routes.local_aggregation
     every = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=10**6, applying=0.0)
-    assert every.routes.tables[0].way is Way.DENSE
+    assert every.routes.tables[0].way is TableWay.DENSE
     assert every.dense_bytes == 10**6 + 50_000 * 128 * 4
 
 
@@ -189,7 +189,7 @@ def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all():
     def way(**members):
         return choose_routes([table], schedule, fast, dense_bytes=10**6, **members).routes.tables[0].way
 
-    assert (way(handling=0.0), way()) == (Way.SHARDED, Way.DENSE)
+    assert (way(handling=0.0), way()) == (TableWay.SHARDED, TableWay.DENSE)
     with pytest.raises(InputError, match="s per row; all are numbers >= 0"):
         way(handling=float("inf"))
 
@@ -203,17 +203,20 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     exact, coded = chosen(SLOW, Codec.NONE), chosen(SLOW, Codec.NONE, Codec.FLOAT16)
     assert exact.routes == choose_routes([table], schedule, SLOW, dense_bytes=10**6).routes
     assert coded.routes.tables[0].codec is Codec.FLOAT16
-    assert coded.routes.tables[0].way is Way.SHARDED
+    assert coded.routes.tables[0].way is TableWay.SHARDED
     assert coded.seconds < exact.seconds
     assert coded.reasons[0].split(": ")[1].startswith("sharded in float16, ")
     saved = f"{in_seconds(exact.seconds - coded.seconds)} and "
-    fewer = exact.costs["words.weight"][Way.SHARDED].nic_bytes - coded.costs["words.weight"][Way.SHARDED].nic_bytes
+    fewer = (
+        exact.costs["words.weight"][TableWay.SHARDED].nic_bytes
+        - coded.costs["words.weight"][TableWay.SHARDED].nic_bytes
+    )
     assert f" a step, {saved}{in_bytes(fewer)} out of a node less than as it is; " in coded.reasons[0]
     printed = coded.to_json()
     assert printed["codecs"] == {"words.weight": "float16"}
     assert printed["ways"] == {"words.weight": "sharded"}
     assert printed["costs"]["words.weight"].keys() == {"dense", "gather", "sharded"}
-    cost = coded.costs["words.weight"][Way.SHARDED]
+    cost = coded.costs["words.weight"][TableWay.SHARDED]
     assert printed["costs"]["words.weight"]["sharded"] == {"seconds": cost.seconds, "nic_bytes": cost.nic_bytes}
     assert (printed["seconds"], printed["dense_bytes"]) == (coded.seconds, 10**6)
     assert printed["local_aggregation"] is coded.routes.local_aggregation
@@ -222,7 +225,7 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     fast = Hardware(inside=Link(1e-5, 1e-13), nic=Link(1e-4, 1e-13))
     assert chosen(fast, *Codec).routes.tables[0].codec is Codec.NONE
     dense = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=0, applying=0.0, codecs=tuple(Codec))
-    assert {route.codec for route in dense.routes.tables if route.way is Way.DENSE} <= {Codec.NONE}
+    assert {route.codec for route in dense.routes.tables if route.way is TableWay.DENSE} <= {Codec.NONE}
     with pytest.raises(InputError, match="no codec is allowed"):
         chosen(SLOW)
 

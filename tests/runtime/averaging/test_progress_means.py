@@ -27,7 +27,7 @@ from partreduce.topo.errors import InputError, PeerLostError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Late, Lockstep, Static
-from partreduce.topo.strategies.axes import Codec, Form, How, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
 
 RUNS = int(os.environ.get("PARTREDUCE_PROGRESS_RUNS", "24"))
 CHUNK = 12
@@ -272,7 +272,7 @@ def test_workers_without_data_take_part_in_every_round(ranks):
 
 
 def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed(ranks):
-    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=Where.ACROSS_NODES)
+    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
 
     def work(world):
         job = Job(world, nested(how=how))

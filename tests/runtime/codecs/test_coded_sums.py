@@ -26,7 +26,7 @@ from partreduce.topo.codec_numbers import sum_error
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, Form, GroupPhases, How, Rounding, Static, Where
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Rounding, Static
 
 CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "48"))
 CHUNK = 24
@@ -78,7 +78,7 @@ def draw(seed):
     cluster = Cluster.regular(int(nodes), int(on_each))
     staged = nodes > 1 and rng.random() < 0.5
     codec = Codec(rng.choice(["int8", "int8", "float16", "bfloat16"]))
-    where = Where.ACROSS_NODES if staged and rng.random() < 0.5 else Where.ALL
+    where = CodecScope.ACROSS_NODES if staged and rng.random() < 0.5 else CodecScope.ALL
     options = {}
     if codec is Codec.INT8:
         options = {
@@ -111,7 +111,7 @@ def summed(world, case):
 def expected(case, index):
     """What the model says of a sum: one row, or the rows among which each number is."""
     how, given = case.how, case.given[index]
-    across_only = how.where is Where.ACROSS_NODES
+    across_only = how.where is CodecScope.ACROSS_NODES
     if how.codec is not Codec.INT8:
         return coded_sums.short_sums(given, how.codec.value, on_each=case.on_each, across_only=across_only)
 
@@ -131,7 +131,7 @@ def check(case, answers):
         case.how.codec,
         len(case.members),
         on_each_node=case.on_each,
-        across_only=case.how.where is Where.ACROSS_NODES,
+        across_only=case.how.where is CodecScope.ACROSS_NODES,
         stochastic=case.how.rounding is Rounding.STOCHASTIC,
     )
     for index, given in enumerate(case.given):
@@ -262,7 +262,7 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
 
 def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):
     ranks.fresh()
-    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=Where.ACROSS_NODES)
+    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
     cluster = Cluster.regular(2, 2)
     phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [range(4)]))
     plan = Schedule("levels", cluster, Static(phases=GroupPhases(phases), how=how))

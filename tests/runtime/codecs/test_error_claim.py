@@ -13,7 +13,7 @@ from partreduce.runtime.transport.hierarchical import formed, levels_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import sum_error
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, Form, How, Rounding, Server, Where
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Rounding, Server
 from partreduce.verify import Status, prove
 from partreduce.verify.forms import Spread
 
@@ -22,12 +22,12 @@ LENGTH = 40 * BLOCK  # longer than what goes uncoded
 CLUSTER = Cluster.regular(2, 2)
 IN_16 = [How(form=form, codec=codec, where=where)
          for codec in (Codec.FLOAT16, Codec.BFLOAT16)
-         for form, where in ((Form.RING, Where.ALL), (Form.HIERARCHICAL, Where.ALL),
-                             (Form.HIERARCHICAL, Where.ACROSS_NODES))]  # fmt: skip
+         for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
+                             (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
 IN_8 = [How(form=form, codec=Codec.INT8, where=where, rounding=rounding, block=BLOCK)
         for rounding in Rounding
-        for form, where in ((Form.RING, Where.ALL), (Form.HIERARCHICAL, Where.ALL),
-                            (Form.HIERARCHICAL, Where.ACROSS_NODES))]  # fmt: skip
+        for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
+                            (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
 
 
 def adversaries(how, num_members):
@@ -135,7 +135,7 @@ def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(how):
         staged = how.form is Form.HIERARCHICAL and on_each > 1
         beside = sum_error(
             how.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
-            across_only=how.where is Where.ACROSS_NODES and staged, stochastic=how.rounding is Rounding.STOCHASTIC,
+            across_only=how.where is CodecScope.ACROSS_NODES and staged, stochastic=how.rounding is Rounding.STOCHASTIC,
         )  # fmt: skip
         first = Fraction(3, 2**24)  # what members round before, which is no part of the bound beside the codecs
         assert Fraction(entry["relative"]) <= beside.relative + first * (1 + 2 * beside.relative) + Fraction(1, 2**32)
@@ -170,7 +170,7 @@ def test_the_form_that_a_claim_takes_a_group_to_have_is_the_one_that_runs():
         assert not spread.has_stages(How())
         assert spread.size == len(members)
         inside_one = len({nodes[member] for member in members}) == 1
-        across = How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16, where=Where.ACROSS_NODES)
+        across = How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16, where=CodecScope.ACROSS_NODES)
         assert spread.is_coded(across) == (not inside_one)
         seen.add((staged, inside_one))
     assert len(seen) == 3

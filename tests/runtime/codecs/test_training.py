@@ -13,7 +13,7 @@ from partreduce.runtime.worker.codec import with_codec
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import HandshakeError, InputError, MissingFeatureError, ScheduleError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, Form, How, Rounding, Server, Where
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Rounding, Server
 from partreduce.topo.strategies.generated import Division, Generated
 
 _building = threading.Lock()
@@ -21,11 +21,11 @@ MEMBERS = 4
 CLUSTER = Cluster.regular(2, 2)
 HOWS = {
     "float16": How(codec=Codec.FLOAT16),
-    "bfloat16 across": How(form=Form.HIERARCHICAL, codec=Codec.BFLOAT16, where=Where.ACROSS_NODES),
+    "bfloat16 across": How(form=Form.HIERARCHICAL, codec=Codec.BFLOAT16, where=CodecScope.ACROSS_NODES),
     "int8": How(codec=Codec.INT8, block=32),
     "int8 stochastic": How(codec=Codec.INT8, block=32, rounding=Rounding.STOCHASTIC),
     "int8 feedback": How(codec=Codec.INT8, block=32, error_feedback=True),
-    "int8 across": How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=Where.ACROSS_NODES, block=32),
+    "int8 across": How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES, block=32),
     "int8 hierarchical feedback": How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True),
 }
 

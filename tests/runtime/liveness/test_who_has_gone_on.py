@@ -24,7 +24,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PeerLostError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.quorum import Missed, Quorum, Start
+from partreduce.topo.strategies.quorum import MissedResults, Quorum, QuorumStart
 
 SEEN_SECONDS = 30
 
@@ -100,8 +100,8 @@ def late(monkeypatch):
 
 
 LOCKSTEP = AllReduce()
-EQUAL = AllReduce(when=Quorum(quorum=Start.SOLO))
-PARTING = AllReduce(when=Quorum(quorum=Start.SOLO, missed=Missed.LATEST, synchronise_every=1))
+EQUAL = AllReduce(when=Quorum(quorum=QuorumStart.SOLO))
+PARTING = AllReduce(when=Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=1))
 
 
 def optimizer_of(world, strategy):

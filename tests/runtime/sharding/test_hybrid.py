@@ -24,20 +24,20 @@ from helpers.hybrid_runs import (
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.routes import Way
+from partreduce.topo.strategies.routes import TableWay
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 
 EXACT = [
     Case("sgd", "2x2", dtype=torch.float64),
     Case("momentum", CROSSED, sparse=True, partitions=7, moving=True, dtype=torch.float64),
-    Case("sgd", CROSSED, way=Way.GATHER, mode="mean", dtype=torch.float64),
+    Case("sgd", CROSSED, way=TableWay.GATHER, mode="mean", dtype=torch.float64),
     Case("sgd", "4x1", sparse=True, mode="mean", padding=3, dtype=torch.float64),
     Case("momentum", "2x2", sparse=True, coalesces=False, twice=True, backwards=2, dtype=torch.float64),
     Case("momentum", "4x1", mode="max", partitions=7, moving=True, dtype=torch.float64),
     Case("sgd", "3,1", hosts=(2, 0), weighted=True, moving=True, dtype=torch.float64),
-    Case("momentum", "2x2", way=Way.GATHER, sparse=True, padding=0, backwards=2, dtype=torch.float64),
-    Case("sgd", "4x1", way=Way.GATHER, mode="max", twice=True, dtype=torch.float64),
+    Case("momentum", "2x2", way=TableWay.GATHER, sparse=True, padding=0, backwards=2, dtype=torch.float64),
+    Case("sgd", "4x1", way=TableWay.GATHER, mode="max", twice=True, dtype=torch.float64),
     Case("sgd", "2x2", average=False, sparse=True, dtype=torch.float64),
     Case("momentum", "2x2", average_dense=False, dtype=torch.float64),
 ]
@@ -45,11 +45,11 @@ CLOSE = [
     Case("adagrad", "2x2", sparse=True, clip=0.25),
     Case("adagrad", "4x1", moving=True, max_norm=1.0),
     Case("adam", "2x2", clip=0.25, moving=True, padding=5),
-    Case("adam", "2x2", way=Way.GATHER, clip=0.25),
+    Case("adam", "2x2", way=TableWay.GATHER, clip=0.25),
     Case("adamw", "4x1", clip=0.25, mode="mean"),
     Case("adamw", "3,1", hosts=(3, 1), partitions=5, coalesces=True),
     Case("sparseadam", "2x2", sparse=True, padding=2, moving=True),
-    Case("sparseadam", "4x1", sparse=True, way=Way.GATHER),
+    Case("sparseadam", "4x1", sparse=True, way=TableWay.GATHER),
     Case("sgd", "2x2", sparse=True, clip=0.25, max_norm=1.0, coalesces=False),
     Case("adagrad", "4x1", average=False, average_dense=False, clip=0.25),
 ]
@@ -88,7 +88,7 @@ def test_every_optimizer_and_clipping_are_as_on_one_device(ranks, case):
     [
         (Case("adagrad", "3,1", hosts=(2, 0), weighted=True, moving=True, max_norm=1.0, codec="float16"), 0.01),
         (Case("sparseadam", "2x2", sparse=True, padding=2, codec="int8"), 0.05),
-        (Case("momentum", "2x2", way=Way.GATHER, clip=0.25, backwards=2, codec="bfloat16"), 0.05),
+        (Case("momentum", "2x2", way=TableWay.GATHER, clip=0.25, backwards=2, codec="bfloat16"), 0.05),
     ],
     ids=lambda case: words_of(case) if isinstance(case, Case) else "",
 )
@@ -129,7 +129,7 @@ def test_parallelize_measures_what_steps_touch_and_trains_by_the_planners_choice
     assert all((state[name] - wanted[name]).abs().max() < 1e-12 for name in wanted)
 
 
-@pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
+@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
 def test_tables_begin_as_worker_0_has_them_whatever_the_others_had(ranks, way):
     case = Case(way=way, dtype=torch.float64)
 

@@ -26,7 +26,7 @@ from helpers.hybrid_runs import (
     start,
 )
 from partreduce.topo.errors import InputError, PartreduceError
-from partreduce.topo.strategies.routes import Route, Routes, Way
+from partreduce.topo.strategies.routes import Route, Routes, TableWay
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("adam", dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_a_gathered_table_refuses_an_index_on_all_workers_alike(ranks):
     def act(model, optimizer, rank, data):
         step(model, optimizer, data[0] - (WORDS if rank == 1 else 0), *data[1:])
 
-    line = one_line(ranks, act, replace(CASE, way=Way.GATHER))
+    line = one_line(ranks, act, replace(CASE, way=TableWay.GATHER))
     assert line.startswith("InputError: worker 1: parameter 'words.weight': index -")
 
 
@@ -238,11 +238,11 @@ def test_an_optimizer_that_looks_at_whole_tensors_is_refused_for_shards_only(ran
             return str(error)
         return ""
 
-    assert "'words.weight': is sharded, and Adafactor looks at whole tensors" in run(Way.SHARDED, object())
-    assert ranks.run(4, lambda world: run(Way.GATHER, world)) == [""] * 4
+    assert "'words.weight': is sharded, and Adafactor looks at whole tensors" in run(TableWay.SHARDED, object())
+    assert ranks.run(4, lambda world: run(TableWay.GATHER, world)) == [""] * 4
 
 
-@pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
+@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
 def test_a_weight_that_is_trained_by_more_than_lookups_is_named(ranks, way):
     def act(model, _optimizer, _rank, data):
         (model(*data[:2]).sum() + model.words.weight.square().mean()).backward()
@@ -252,7 +252,7 @@ def test_a_weight_that_is_trained_by_more_than_lookups_is_named(ranks, way):
 
 def test_an_index_that_only_an_evaluation_looks_up_is_named_where_nothing_is_exchanged(ranks):
     def run(world):
-        model, _ = start(replace(CASE, way=Way.GATHER), world)
+        model, _ = start(replace(CASE, way=TableWay.GATHER), world)
         if world.rank == 2:
             with (
                 torch.no_grad(),

@@ -9,14 +9,14 @@ import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, Case, Model, data_of, part_of, start, train
 from partreduce.runtime.sharding import whole
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.routes import Way
+from partreduce.topo.strategies.routes import TableWay
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 CASES = {
     "adam": Case("adam", "2x2", dtype=torch.float64),
     "sparse momentum": Case("momentum", "4x1", sparse=True, dtype=torch.float64),
     "sparseadam": Case("sparseadam", "2x2", sparse=True, dtype=torch.float64),
-    "gather": Case("adagrad", "2x2", way=Way.GATHER, dtype=torch.float64),
+    "gather": Case("adagrad", "2x2", way=TableWay.GATHER, dtype=torch.float64),
 }
 
 

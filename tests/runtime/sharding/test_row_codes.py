@@ -15,7 +15,7 @@ from partreduce.topo.codec_numbers import UNDERFLOW, rounding_error, row_bytes
 from partreduce.topo.errors import HandshakeError, InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Route, Routes, Way
+from partreduce.topo.strategies.routes import Route, Routes, TableWay
 
 ROWS, COLUMNS, LOOKED_UP, STEPS, RATE = 24, 5, 9, 3, 0.5
 CODECS = ("float16", "bfloat16", "int8")
@@ -36,7 +36,7 @@ class Rows(nn.Module):
         return self.words(ids)
 
 
-def schedule_of(way=Way.SHARDED, codec="float16", *, local=True, rows=ROWS, columns=COLUMNS):
+def schedule_of(way=TableWay.SHARDED, codec="float16", *, local=True, rows=ROWS, columns=COLUMNS):
     route = Route(parameter="words.weight", rows=rows, columns=columns, way=way, codec=codec)
     plain = partreduce.design("2x2", using="allreduce")
     what = Routes(tables=(route,), local_aggregation=local)
@@ -77,7 +77,9 @@ def replayed(table, ids, gradients, way, codec, *, local):
     """(rows that each worker sees in each step, the table at the end)."""
     table, seen = table.copy(), []
     for step in range(STEPS):
-        seen.append([(rounded(table, codec) if way is Way.SHARDED else table)[ids[step, rank]] for rank in range(4)])
+        seen.append(
+            [(rounded(table, codec) if way is TableWay.SHARDED else table)[ids[step, rank]] for rank in range(4)]
+        )
         total = np.zeros_like(table)
         for members in [(0, 1), (2, 3)] if local else [(0,), (1,), (2,), (3,)]:
             brought = np.zeros_like(table)
@@ -92,7 +94,9 @@ def replayed(table, ids, gradients, way, codec, *, local):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize(("way", "local"), [(Way.SHARDED, True), (Way.SHARDED, False), (Way.GATHER, True)])
+@pytest.mark.parametrize(
+    ("way", "local"), [(TableWay.SHARDED, True), (TableWay.SHARDED, False), (TableWay.GATHER, True)]
+)
 def test_all_workers_see_and_keep_the_bits_of_a_model_in_numpy(ranks, way, local, codec):
     table, ids, gradients = drawn(CODECS.index(codec))
 
@@ -116,7 +120,7 @@ def test_all_workers_see_and_keep_the_bits_of_a_model_in_numpy(ranks, way, local
     seen, expected = replayed(table, ids, gradients, way, codec, local=local)
     for rank, (found, kept, _) in enumerate(each):
         assert found.tobytes() == seen[:, rank].tobytes()
-        assert kept.tobytes() == (expected[rank::4] if way is Way.SHARDED else expected).tobytes()
+        assert kept.tobytes() == (expected[rank::4] if way is TableWay.SHARDED else expected).tobytes()
     assert each[0][2].tobytes() == expected.tobytes(), "state dicts have the rows as they live"
 
 
@@ -191,7 +195,7 @@ def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, 
     )
 
 
-@pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
+@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
 def test_a_gradient_beyond_the_range_stops_all_before_a_row_changes(ranks, way):
     table, before = np.ones((ROWS, COLUMNS), dtype=np.float32), []
 

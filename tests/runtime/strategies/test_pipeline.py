@@ -17,7 +17,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
-from partreduce.topo.strategies.axes import WIDER, Codec, Drain, How, Lockstep, Pipeline, Rounding, Total
+from partreduce.topo.strategies.axes import WIDER, Codec, Drain, GradientTotal, How, Lockstep, Pipeline, Rounding
 
 CASES = int(os.environ.get("PARTREDUCE_PIPELINE_CASES", "40"))
 """The whole campaign: `PARTREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/strategies/test_pipeline.py -k replay`."""
@@ -62,7 +62,7 @@ def test_random_runs_cover_what_they_claim():
     assert {case.num_workers for case in cases} == {2, 3, 4}
     assert {case.optimizer for case in cases} == {"sgd", "momentum", "nesterov", "decay", "adam"}
     assert {(case.when.width, case.when.drain, case.when.total) for case in cases} == {
-        (width, drain, total) for width in (2, 3) for drain in Drain for total in Total
+        (width, drain, total) for width in (2, 3) for drain in Drain for total in GradientTotal
     }
     assert {case.when.warm_up for case in cases} == {0, 1, 2, 3}
     assert {case.clip for case in cases} == {"", "local", "late"}
@@ -122,10 +122,10 @@ def test_a_step_applies_the_mean_of_the_step_before_and_the_first_one_a_zero(ran
     ("when", "wanted"),
     [
         ({"drain": Drain.DROP}, [0, 1, 3, 6, 6]),
-        ({"total": Total.SUM}, [0, 2, 6, 12, 20]),
+        ({"total": GradientTotal.SUM}, [0, 2, 6, 12, 20]),
         ({"warm_up": 2}, [1, 3, 3, 6, 10]),
         ({"warm_up": 9}, [1, 3, 6, 10, 10]),
-        ({"warm_up": 1, "total": Total.SUM}, [2, 2, 6, 12, 20]),
+        ({"warm_up": 1, "total": GradientTotal.SUM}, [2, 2, 6, 12, 20]),
         ({"width": 3, "wider": True}, [0, 0, 1, 3, 10]),
         ({"width": 3, "wider": True, "drain": Drain.DROP}, [0, 0, 1, 3, 3]),
     ],

@@ -7,7 +7,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
-from partreduce.topo.strategies.axes import Drain, Pipeline, Total
+from partreduce.topo.strategies.axes import Drain, GradientTotal, Pipeline
 from partreduce.verify import prove
 
 STEPS = 12
@@ -53,7 +53,7 @@ def steps_in(number):
 WHENS = [
     Pipeline(),
     Pipeline(drain=Drain.DROP, warm_up=3),
-    Pipeline(width=3, wider=True, total=Total.SUM),
+    Pipeline(width=3, wider=True, total=GradientTotal.SUM),
     Pipeline(width=4, wider=True, drain=Drain.DROP),
     Pipeline(width=5, wider=True, warm_up=2),
     Pipeline(warm_up=STEPS + 1),
@@ -69,7 +69,7 @@ def test_a_run_applies_every_gradient_when_the_claim_says(ranks, when):
     runs = ranks.run(2, lambda world: trained(world, schedule))
     assert runs[0][0] == runs[1][0], "equal replicas after every step"
     applied, flying, arrays = runs[0]
-    times = 2 if when.total is Total.SUM else 1
+    times = 2 if when.total is GradientTotal.SUM else 1
     *by_step, last = [steps_in(number / times) for number in applied]
     start = min(entry["warm_up"], STEPS)
     assert by_step[:start] == [[step] for step in range(start)]

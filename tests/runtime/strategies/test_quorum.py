@@ -32,7 +32,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Form, How
-from partreduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
+from partreduce.topo.strategies.quorum import Counting, Divide, MissedResults, Quorum, QuorumStart
 
 RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "16"))
 """`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout=3000 tests/runtime/strategies/test_quorum.py -k conserved` draws on."""
@@ -49,14 +49,14 @@ def assert_conserved(case, results):
         np.testing.assert_allclose(
             result["history"], np.reshape(wanted, (-1, 5)), rtol=0, atol=0 if exact else 1e-4, err_msg=f"{case}"
         )
-    if case.when.missed is Missed.LATEST:
+    if case.when.missed is MissedResults.LATEST:
         return
     first = results[0]
     for result in results:
         np.testing.assert_array_equal(result["final"], first["final"])
         np.testing.assert_array_equal(result["means"], first["means"])
         assert result["last"] is None or np.array_equal(result["final"], first["final"])
-        if case.when.missed is Missed.EACH:
+        if case.when.missed is MissedResults.EACH:
             np.testing.assert_array_equal(result["history"], first["history"])
     if case.when.divide is Divide.WORKERS:
         np.testing.assert_array_equal(first["final"], -sum(case.made(), np.zeros(5)) / case.num_workers)
@@ -72,7 +72,7 @@ def test_gradients_are_conserved(ranks, block):
 
 
 def schedule_of(n, nodes=1, how=None, **options):
-    when = Quorum(**({"quorum": Start.SOLO} | options))
+    when = Quorum(**({"quorum": QuorumStart.SOLO} | options))
     return Schedule("quorum", Cluster.regular(nodes, n // nodes), AllReduce(when=when, how=how or How()))
 
 
@@ -339,7 +339,7 @@ def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
     momentum = lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5)  # noqa: E731 - three of them in a row
     for make, words in ((momentum, "SGD with momentum"), (torch.optim.Adam, "is Adam")):
         errors = ranks.run(
-            2, lambda world, make=make: wrapped(world, schedule_of(2, missed=Missed.SUM), make), catch=InputError
+            2, lambda world, make=make: wrapped(world, schedule_of(2, missed=MissedResults.SUM), make), catch=InputError
         )
         assert all(words in str(error) and "\n" not in str(error) for error in errors)
 
@@ -358,7 +358,7 @@ def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
     assert all("before a GradScaler's verdict" in str(error) for error in errors)
 
     def clips_sums(world):
-        model, _, optimizer = wrapped(world, schedule_of(2, missed=Missed.SUM))
+        model, _, optimizer = wrapped(world, schedule_of(2, missed=MissedResults.SUM))
         with optimizer.join(after_averaging=lambda: None):
             model.set_gradient(np.ones(WIDTH))
             optimizer.average_gradients()

@@ -12,7 +12,7 @@ from partreduce.runtime.transport import in_rounds
 from partreduce.runtime.transport.in_rounds import AHEAD, goes_in_rounds, rounds
 from partreduce.runtime.transport.in_thread import InThread
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -92,7 +92,7 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
             parameter=f"{index}.weight",
             rows=ROWS,
             columns=COLUMNS,
-            way=Way.SHARDED,
+            way=TableWay.SHARDED,
             gradient=Gradient.SPARSE,
             codec=codec,
         )

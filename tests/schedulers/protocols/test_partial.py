@@ -8,23 +8,23 @@ import pytest
 from helpers.machine_laws import Walk
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.partial import Activate, Begin, Call, End, Finish, Partial, Share, Take, partial_of
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 
 
 def test_draws_are_uniform_and_depend_on_the_seed_alone():
-    machine = Partial(Quorum(quorum=Start.MAJORITY, seed=5), 8)
+    machine = Partial(Quorum(quorum=QuorumStart.MAJORITY, seed=5), 8)
     drawn = [machine._drawn(round_) for round_ in range(4000)]
-    assert drawn == [Partial(Quorum(quorum=Start.MAJORITY, seed=5), 8)._drawn(round_) for round_ in range(4000)]
+    assert drawn == [Partial(Quorum(quorum=QuorumStart.MAJORITY, seed=5), 8)._drawn(round_) for round_ in range(4000)]
     chi_squared = sum((count - 500) ** 2 / 500 for count in Counter(drawn).values())
     assert chi_squared < 24.3  # 7 degrees of freedom, one in a thousand
-    other = Partial(Quorum(quorum=Start.MAJORITY, seed=6), 8)
+    other = Partial(Quorum(quorum=QuorumStart.MAJORITY, seed=6), 8)
     assert sum(other._drawn(round_) == w for round_, w in enumerate(drawn)) < 600  # 500 by chance
     chance = Random(5)  # as whoever draws delays from the same seed
     assert sum(chance.randrange(8) == w for w in drawn) < 600
 
 
 def test_a_late_gradient_joins_the_next_round():
-    machine = Partial(Quorum(quorum=Start.SOLO), 2)
+    machine = Partial(Quorum(quorum=QuorumStart.SOLO), 2)
     (fast, _), (slow, _) = machine.start(0), machine.start(1)
     fast, actions = machine.step(0, fast, Call())
     assert actions == (Send(1, Activate(0)),)
@@ -45,7 +45,7 @@ def test_a_late_gradient_joins_the_next_round():
 
 
 SETTINGS = (
-    Quorum(quorum=Start.SOLO, staleness=2),
+    Quorum(quorum=QuorumStart.SOLO, staleness=2),
     Quorum(quorum="majority", count="call", seed=3),
     Quorum(quorum=3, staleness=1),
     Quorum(quorum=4, count="call", staleness=3),

@@ -9,7 +9,7 @@ from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import DocumentError, ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Codec, Generated, How, Quorum, Sending
-from partreduce.topo.strategies.quorum import Counting, Missed, Start
+from partreduce.topo.strategies.quorum import Counting, MissedResults, QuorumStart
 from partreduce.verify.base import Status
 from partreduce.verify.certificate import confirm
 from partreduce.verify.prove import prove
@@ -97,7 +97,7 @@ def test_files_that_do_not_hold_one_are_refused_with_the_place(members, line):
 )
 def test_what_does_not_go_with_a_quorum_is_refused(strategy, words):
     with pytest.raises(ScheduleError, match=words):
-        Schedule("s", CLUSTER, strategy(Quorum(quorum=Start.SOLO)))
+        Schedule("s", CLUSTER, strategy(Quorum(quorum=QuorumStart.SOLO)))
 
 
 def test_what_it_says_of_itself():
@@ -111,10 +111,10 @@ def test_what_it_says_of_itself():
     assert not made.is_mixing
     with pytest.raises(ScheduleError, match=r"when\.quorum: which updates a round averages is decided while the job"):
         _ = made.period
-    latest = Quorum(quorum=Start.SOLO, missed=Missed.LATEST)
+    latest = Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST)
     assert latest.in_words == "solo latest"
     assert (latest.bound, latest.lag, latest.keeps_equal, latest.needed(9)) == (None, 1, False, 1)
-    assert Quorum(quorum=Start.SOLO, missed=Missed.LATEST, synchronise_every=7).bound == 7
+    assert Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=7).bound == 7
 
 
 FOLLOWS = Status.FOLLOWS

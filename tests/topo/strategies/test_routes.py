@@ -15,7 +15,7 @@ from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.errors import DocumentError, PartreduceError, ScheduleError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Generated, Gradient, Pairwise, Quorum, Route, Routes, Server, Way
+from partreduce.topo.strategies import AllReduce, Generated, Gradient, Pairwise, Quorum, Route, Routes, Server, TableWay
 from partreduce.topo.strategies.axes import Codec, Late, Pipeline
 from partreduce.verify import checker
 
@@ -35,16 +35,16 @@ def routes(draw, num_workers):
     names = draw(st.lists(st.text(min_size=1, max_size=5), max_size=4, unique=True))
     tables = []
     for name in names:
-        way, rows = draw(st.sampled_from(Way)), draw(st.integers(1, 60))
+        way, rows = draw(st.sampled_from(TableWay)), draw(st.integers(1, 60))
         own = {}
-        if way is Way.SHARDED:
+        if way is TableWay.SHARDED:
             hosts = draw(st.lists(st.integers(0, num_workers - 1), unique=True))
             least = len(hosts) or num_workers
             own = {"hosts": tuple(hosts)}
             own["partitions"] = draw(st.none() | st.integers(least, rows)) if least <= rows else None
-        gradient = draw(st.sampled_from(Gradient)) if way is not Way.DENSE else Gradient.DENSE
+        gradient = draw(st.sampled_from(Gradient)) if way is not TableWay.DENSE else Gradient.DENSE
         columns = draw(st.integers(1, 9))
-        codec = draw(st.sampled_from(Codec)) if way is not Way.DENSE else Codec.NONE
+        codec = draw(st.sampled_from(Codec)) if way is not TableWay.DENSE else Codec.NONE
         tables.append(Route(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient, codec=codec, **own))
     names = ("local_aggregation", "average", "average_dense") if tables else ()
     settings_ = {name: draw(st.booleans()) for name in names}
@@ -89,7 +89,7 @@ def test_without_tables_a_file_says_nothing_of_them_and_no_hash_changes():
 
 def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
     words = Route(parameter="words.weight", rows=10, columns=4, hosts=(3, 1), partitions=5)
-    tags = Route(parameter="tags.weight", rows=3, columns=4, way=Way.GATHER)
+    tags = Route(parameter="tags.weight", rows=3, columns=4, way=TableWay.GATHER)
     schedule = Schedule("s", CLUSTER, AllReduce(what=Routes(tables=(words, tags))))
     assert schedule.route_of("words.weight") is words
     assert schedule.route_of("dense.weight") is None

@@ -15,7 +15,7 @@ from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Static
-from partreduce.topo.strategies.axes import Codec, Drain, Form, How, Pipeline, Rounding, Sending, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, Drain, Form, How, Pipeline, Rounding, Sending
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import LAYERS, Coding, Travel
 from partreduce.topo.timing.compute import ComputeTimes
@@ -116,10 +116,12 @@ def test_the_seconds_of_a_codec_are_added_to_those_of_the_wire():
         return communication(everyone(cluster, **how), hardware).per_step
 
     assert cost(codec=Codec.BFLOAT16) == pytest.approx(80 * 11, rel=1e-6)
-    assert cost(codec=Codec.BFLOAT16, where=Where.ACROSS_NODES, **HIERARCHICAL) == pytest.approx(80 * (5 + 1), rel=1e-6)
+    assert cost(codec=Codec.BFLOAT16, where=CodecScope.ACROSS_NODES, **HIERARCHICAL) == pytest.approx(
+        80 * (5 + 1), rel=1e-6
+    )
     assert cost(codec=Codec.INT8) == pytest.approx(80 * (10 * (1 + 1 / 8) + 2), rel=1e-6)
     across = 80 * ((10 * (1 + 1 / 4) + 1) / 2 + 1)
-    assert cost(codec=Codec.INT8, where=Where.ACROSS_NODES, **HIERARCHICAL) == pytest.approx(across, rel=1e-6)
+    assert cost(codec=Codec.INT8, where=CodecScope.ACROSS_NODES, **HIERARCHICAL) == pytest.approx(across, rel=1e-6)
     assert cost(codec=Codec.INT8, **HIERARCHICAL) == pytest.approx(across + 80 * 11, rel=1e-6)
 
 
@@ -129,9 +131,9 @@ def test_inside_a_node_only_what_crosses_is_coded():
     half = {"codec": Codec.FLOAT16, **HIERARCHICAL}
     assert communication(everyone(cluster, **HIERARCHICAL), hardware).per_step == 64
     assert communication(everyone(cluster, **half), hardware).per_step == 32
-    assert communication(everyone(cluster, where=Where.ACROSS_NODES, **half), hardware).per_step == 16 + 32
+    assert communication(everyone(cluster, where=CodecScope.ACROSS_NODES, **half), hardware).per_step == 16 + 32
     pairs = (Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [(0, 1, 2, 3)]))
-    coded = Static(phases=GroupPhases(pairs), how=How(where=Where.ACROSS_NODES, **half))
+    coded = Static(phases=GroupPhases(pairs), how=How(where=CodecScope.ACROSS_NODES, **half))
     assert communication(Schedule("s", cluster, coded), hardware).phases == (64, 48)
 
 
@@ -142,7 +144,7 @@ def test_where_bytes_are_not_counted_codecs_take_no_time():
 
 
 def test_a_form_that_a_codec_cannot_have_is_refused():
-    schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8, where=Where.ACROSS_NODES, **HIERARCHICAL)
+    schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8, where=CodecScope.ACROSS_NODES, **HIERARCHICAL)
     with pytest.raises(ScheduleError, match=r"how\.where: is across-nodes; form ring has no stage"):
         communication(schedule, Hardware(model_bytes=8), form=Form.RING)
 

@@ -15,7 +15,7 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Round, RulePhases, Static
-from partreduce.topo.strategies.axes import Codec, Form, How, Pipeline, Sending, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Pipeline, Sending
 from partreduce.topo.timing import event_graph
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.event_graph import cycle_time
@@ -67,7 +67,7 @@ def gradients(draw):
     )
     form, codec = draw(st.sampled_from([Form.RING, Form.HIERARCHICAL])), draw(st.sampled_from(list(Codec)))
     across = form is Form.HIERARCHICAL and codec is not Codec.NONE and draw(st.booleans())
-    where = Where.ACROSS_NODES if across else Where.ALL
+    where = CodecScope.ACROSS_NODES if across else CodecScope.ALL
     how = How(form=form, codec=codec, where=where, sending=draw(st.sampled_from(list(Sending))))
     compute = ComputeTimes(
         base=draw(st.integers(0, 20)),

@@ -10,7 +10,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies import Route, Routes, Way
+from partreduce.topo.strategies import Route, Routes, TableWay
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.tables import NUMBER_BYTES, Touched, exchange, exchanges
 
@@ -53,7 +53,7 @@ def test_bytes_of_a_sharded_table_are_those_counted_message_by_message(name, hos
     assert found.nic_bytes == pytest.approx(counted(route, touched, cluster, aggregates=many))
 
 
-@pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
+@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
 def test_a_codec_saves_seconds_on_slow_links_and_costs_some_where_only_coding_takes_time(way):
     touched, cluster = Touched(0.01, 0.02, 0.05), CLUSTERS["4x4"]
     slow = [exchange(table(way=way, codec=codec), touched, cluster, HARDWARE) for codec in ("none", "float16", "int8")]
@@ -64,7 +64,7 @@ def test_a_codec_saves_seconds_on_slow_links_and_costs_some_where_only_coding_ta
     plain, coded = (exchange(table(way=way, codec=codec), touched, cluster, coding) for codec in ("none", "float16"))
     brought, gathered = ROW * 50, ROW * 800
     expected = 2e-9 * brought + 1e-9 * gathered
-    if way is Way.SHARDED:
+    if way is TableWay.SHARDED:
         expected = 2e-9 * (gathered / 16 + brought) + 1e-9 * (ROW * 100 + gathered / 16)
     assert coded.seconds - plain.seconds == pytest.approx(expected, rel=1e-3)
 
@@ -80,12 +80,12 @@ def test_the_reference_s_factors_on_16_workers():
         found = exchange(table(way=way), touched, cluster, HARDWARE, local_aggregation=aggregates)
         return found.nic_bytes / unit
 
-    assert out(four, Way.GATHER) == pytest.approx(15 * numbers)
-    assert out(four, Way.GATHER, aggregates=True) == pytest.approx(15 * numbers * 2 / 4)
-    assert out(four, Way.SHARDED) == pytest.approx(6 * numbers)
-    assert out(four, Way.SHARDED, aggregates=True) == pytest.approx(6 * numbers * 2 / 4)
-    assert out(sixteen, Way.GATHER) == pytest.approx(15 * numbers)
-    assert out(sixteen, Way.SHARDED) == pytest.approx(15 / 8 * numbers)
+    assert out(four, TableWay.GATHER) == pytest.approx(15 * numbers)
+    assert out(four, TableWay.GATHER, aggregates=True) == pytest.approx(15 * numbers * 2 / 4)
+    assert out(four, TableWay.SHARDED) == pytest.approx(6 * numbers)
+    assert out(four, TableWay.SHARDED, aggregates=True) == pytest.approx(6 * numbers * 2 / 4)
+    assert out(sixteen, TableWay.GATHER) == pytest.approx(15 * numbers)
+    assert out(sixteen, TableWay.SHARDED) == pytest.approx(15 / 8 * numbers)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -110,11 +110,11 @@ def test_one_host_is_the_bottleneck_and_a_dense_table_is_the_strategy_s_own():
     alone = exchange(table(hosts=(0,)), touched, cluster, HARDWARE)
     assert alone.nic_bytes > 1.9 * spread.nic_bytes
     assert alone.seconds > spread.seconds
-    assert exchange(table(way=Way.DENSE), touched, cluster, HARDWARE).seconds == 0
+    assert exchange(table(way=TableWay.DENSE), touched, cluster, HARDWARE).seconds == 0
 
 
 def test_tables_are_exchanged_one_after_the_other_and_must_be_known():
-    other = Route(parameter="tags.weight", rows=100, columns=8, way=Way.GATHER)
+    other = Route(parameter="tags.weight", rows=100, columns=8, way=TableWay.GATHER)
     what, touched = Routes(tables=(table(), other)), Touched(0.01, 0.02, 0.05)
     both = {"words.weight": touched, "tags.weight": touched}
     whole = exchanges(what, both, CLUSTERS["4x4"], HARDWARE)

@@ -10,7 +10,7 @@ from helpers import quorum_bugs
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.partial import Activate, Arrived, End, Share
 from partreduce.schedulers.protocols.partial_groups import GOES_ON, Ended, PartialGroups
-from partreduce.topo.strategies.quorum import Start
+from partreduce.topo.strategies.quorum import QuorumStart
 from partreduce.verify.properties.partial_groups_suite import LARGE, SMALL
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL + LARGE}
@@ -129,7 +129,7 @@ class AnybodyStartsUnderMajority(PartialGroups):
 
     def _started(self, process, state):
         return PartialGroups(
-            replace(self.setting, quorum=Start.SOLO), self.num_workers, self.group_of
+            replace(self.setting, quorum=QuorumStart.SOLO), self.num_workers, self.group_of
         )._started(process, state)  # fmt: skip
 
 
