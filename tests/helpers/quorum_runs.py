@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.quorum import runner
-from partreduce.runtime.strategies.quorum.log import QuorumLog
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule

@@ -55,8 +55,8 @@ STILL_SECONDS = 0.7
 """A waiter that does nothing for so long waits."""
 LONGER = 2.0
 """Seconds for which it is stopped beyond its timeout."""
-LIMIT = 30.0
-"""Seconds for which a job may go on after it was resumed."""
+LIMIT = 45.0
+"""Seconds in which a job comes to where it is suspended, and in which it ends after it was resumed."""
 
 PAIR = Cluster.regular(1, 2)
 EDGES = Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])

@@ -22,8 +22,9 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Route, Routes, TableWay
 from partreduce.topo.timing.tables import Touched
 from partreduce.user_function import function_of
+from partreduce.verify import prove
+from partreduce.verify.base import Status
 from partreduce.verify.certificate import confirm
-from partreduce.verify.prove import prove
 
 CLUSTER = Cluster.regular(2, 2)
 SLOW = Hardware(inside=Link(1e-5, 1e-9), nic=Link(1e-4, 4e-8), model_bytes=1, compute=0.01)
@@ -210,7 +211,7 @@ def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(pl
     assert schedule.name == "hybrid"
     assert schedule.route_of("words.weight").way is TableWay.SHARDED
     assert "consensus" in confirm(schedule)
-    assert prove(schedule)["one-owner"].holds
+    assert prove(schedule)["one-owner"].status is Status.FACT
     tables = json.loads(done.stdout)["tables"]
     assert tables["measured_steps"] == 2
     assert tables["reasons"][0].startswith("words.weight (20,000 x 32, 2.56 MB; a worker touches 0.01% of its rows")

@@ -108,7 +108,8 @@ def test_everything_proposed_is_proved_confirmed_and_runs(planned, tmp_path):
         write_schedule(path, option.schedule.with_certificate(proof.certificate))
         loaded = load_schedule(path)
         assert loaded.strategy == option.schedule.strategy
-        assert "mean-preserved" in confirm(loaded)
+        assert "consensus" in confirm(loaded)
+        assert proof["mean-preserved"].status == "follows from the rules"
         facts, pace = option.quorum, option.pace
         assert facts.bound == loaded.strategy.when.staleness
         assert facts.memory_bytes == 4 * THIN.model_bytes

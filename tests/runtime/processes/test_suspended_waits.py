@@ -20,7 +20,8 @@ NAMES = (
 def told():
     """What became of each job; they run side by side, since most of the time all of them stand."""
     pytest.importorskip("zmq")
-    return json.loads(WARM.run("helpers.suspended", str(stretched(5)), *NAMES, check=True).stdout)
+    timeout = min(stretched(5), 15.0)  # for which, and a little longer, all stand
+    return json.loads(WARM.run("helpers.suspended", str(timeout), *NAMES, timeout=115, check=True).stdout)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from partreduce.runtime.strategies.gap.deadline import gap_limits
-from partreduce.runtime.strategies.missing import LackError, Missing, wait_for_missing
+from partreduce.runtime.strategies.gap.deadline import wait_in_step
+from partreduce.runtime.strategies.missing import LackError, Missing
 
 
 class Heartbeat:
@@ -42,8 +42,8 @@ class Heartbeat:
 
 def wait(heartbeat, done, *, pausing):
     lack = Missing("the end of what was sent before all paused", (1, 3), 2)
-    limits = gap_limits(heartbeat, step=8, timeout=20, refuse_failure=lambda: None, pausing=pausing)
-    wait_for_missing(done, lambda: lack, threading.Condition(), limits)
+    condition = threading.Condition()
+    wait_in_step(8, done, lambda: lack, condition, heartbeat, timeout=20, refuse_failure=lambda: None, pausing=pausing)
 
 
 def test_in_a_pause_who_has_taken_the_last_step_is_still_waited_for():
