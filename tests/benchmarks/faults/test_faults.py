@@ -18,12 +18,13 @@ from helpers import children
 from partreduce.topo.document.strategies import KINDS as DOCUMENTS
 
 CELLS = (
-    "static/kill worker/run/1",
+    "static/kill parent of children/run/1",
+    "allreduce/kill parent of children/by hand/1",
     "static late/exception/run/1",
     "allreduce late/SIGKILL launcher/run/1",
     "allreduce pace 2/kill worker/run/1",
     "quorum of three/kill worker/run/1",
-    "hierarchical/kill worker/run/2",
+    "hierarchical/SIGTERM launcher twice/run/2",
     "neighbor/kill worker/torchrun/1",
     "gap tokens parallel/kill worker/by hand/1",
     "gap skip/kill worker/run/1",

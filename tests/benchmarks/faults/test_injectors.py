@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -99,6 +100,57 @@ def test_a_launcher_gets_the_signal(running, sleepers, number, starting):
     carry_out(injectors.signal_launcher(number, starting=starting), running)
     assert running.outcome.fired
     assert running.code == -number or sleepers[-1].wait(5) == -number
+
+
+@pytest.mark.parametrize("launcher", ["run", "by hand"])
+def test_a_killed_parent_is_dead_and_its_children_live(running, sleepers, tmp_path, launcher):
+    running.cell = Cell("static", "a fault", launcher, 3, timeout=0.4)
+    running.task = replace(running.task, children=1)
+    children = [subprocess.Popen([sys.executable, "-S", "-c", SLEEPER]) for _ in range(WORKERS)]
+    try:
+        for rank, child in enumerate(children):
+            with (tmp_path / f"worker-{rank}.jsonl").open("a") as file:
+                file.write(f'["forked", 0.0, 0, {[[0.0, 0.0]] * (WORKERS + 1)}, [{child.pid}]]\n')
+        carry_out(injectors.kill_parent, running)
+        (victim,) = running.victims
+        assert running.outcome.fired
+        assert launcher == "run" or victim == 0
+        assert sleepers[victim].wait(5) == -signal.SIGKILL
+        assert [child.poll() for child in children] == [None] * WORKERS
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def test_without_children_the_death_of_a_parent_does_not_fire(running, sleepers):
+    running.task = replace(running.task, children=1)
+    carry_out(injectors.kill_parent, running)
+    assert not running.outcome.fired
+    assert [process.poll() for process in sleepers] == [None] * (WORKERS + 1)
+
+
+COUNTER = """
+import os, signal, sys
+reading, writing = os.pipe()
+os.set_blocking(writing, False)
+signal.set_wakeup_fd(writing)
+signal.signal(signal.SIGTERM, lambda *_: None)
+print(flush=True)
+heard = 0
+while heard < 2: heard += len(os.read(reading, 9))
+sys.exit(42)
+"""
+
+
+def test_a_launcher_gets_a_signal_twice(running):
+    with subprocess.Popen([sys.executable, "-S", "-c", COUNTER], stdout=subprocess.PIPE) as launcher:
+        launcher.stdout.readline()
+        running.pid = launcher.pid
+        carry_out(injectors.signal_launcher_twice(signal.SIGTERM), running)
+        assert running.outcome.fired
+        assert running.must_save
+        assert running.code == 42 or launcher.wait(5) == 42
 
 
 def test_a_killed_generator_is_dead(running, sleepers):

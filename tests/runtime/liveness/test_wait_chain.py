@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 
-from partreduce.runtime.liveness.heartbeat import UNEQUAL, Heartbeat
+from partreduce.runtime.liveness.heartbeat import ALL_CALL, Heartbeat
 from partreduce.runtime.liveness.lifelines import closed_notes
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.liveness.wait_chain import SILENCE_SECONDS, Sign, clause
@@ -23,14 +23,23 @@ def text(signs, rank=0, members=(1,), seconds=None):
 
 def test_a_silent_member_is_named_with_what_it_did():
     signs = {1: Sign("entered the average of round 4 in group {0,1}", (0,), SILENT)}
-    expected = "waits for worker 1, which entered the average of round 4 in group {0,1} and gave no sign of life for"
+    expected = (
+        "waits for worker 1, which gave no sign of life for 4.2 s (its last: it entered the average of round 4 in"
+    )
     assert text(signs).startswith(expected)
     assert text(signs, seconds=5).endswith(", for more than 5 s")
 
 
+def test_a_silent_member_may_have_gone_on_since_it_last_said_what_it_did():
+    """It says so twice a second: one that was stopped after 36 quick rounds had only said that it had done none."""
+    heartbeat = Heartbeat(dist.HashStore(), 1, "run", beats=False)
+    said = text({1: Sign(*heartbeat.last, SILENT)})
+    assert said == "waits for worker 1, which gave no sign of life for 4.2 s (its last: it has not started a round)"
+
+
 def test_the_chain_is_followed_to_the_silent_end():
     signs = {1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (1, 3), ALIVE), 3: Sign("c", (), SILENT)}
-    assert text(signs).startswith("waits for worker 1, which waits for worker 2, which waits for worker 3, which c and")
+    assert text(signs).startswith("waits for worker 1, which waits for worker 2, which waits for worker 3, which gave")
 
 
 def test_without_a_silence_the_one_that_waits_for_nobody_is_named():
@@ -82,7 +91,8 @@ def test_who_waits_in_a_later_gathering_of_the_same_round_has_been_in_this_one()
         assert slow.elsewhere((0, 1), 12) is None
         quick.gather("mean_model()", 12)
         assert slow.elsewhere((0, 1), 12) is None
-    assert slow.elsewhere((0, 1), 12) == f"worker 1 waits for all in mean_model() after 12 rounds: {UNEQUAL}"
+    advice = ALL_CALL.format("mean_model()")
+    assert slow.elsewhere((0, 1), 12) == f"worker 1 waits for all in mean_model() after 12 rounds: {advice}"
     assert slow.elsewhere((0, 1), 11) is None
 
 

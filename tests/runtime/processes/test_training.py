@@ -392,10 +392,37 @@ def test_runs_under_plain_torchrun(tmp_path, how):
         assert "ValueError: on purpose" in result.stderr
 
 
+def test_a_wrong_number_of_workers_under_torchrun_is_one_line_and_an_exit_code(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = children.environment(OMP_NUM_THREADS="1")
+    arguments = ["--standalone", "--nproc-per-node", "3", script, "good", tmp_path]
+    result = WARM.run("torch.distributed.run", *arguments, environment=environment, timeout=110)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("InputError: ")]
+    assert lines, result.stderr[-3000:]
+    assert "for 2 workers" in lines[0]
+    assert "runtime/optimizer.py" not in result.stderr, "no frame of a traceback"
+    assert re.search(r"exitcode\s*: 65", result.stderr)
+
+
+@pytest.mark.parametrize("ends", ["raise ValueError('theirs')", "raise StoreLostError('ours')"])
+def test_only_errors_of_ours_are_shown_in_one_line(ends):
+    code = "from partreduce.runtime.worker.last_line import end_in_one_line\n"
+    code += "from partreduce.topo.errors import StoreLostError\nend_in_one_line()\n" + ends
+    done = WARM.run("-c", code, timeout=60)
+    if "theirs" in ends:
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+        assert done.stderr.endswith("ValueError: theirs\n")
+    else:
+        assert (done.returncode, done.stderr) == (75, "StoreLostError: ours\n")
+
+
 def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+        f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        "for _ in range(600): time.sleep(0.1)\n"  # a signal just before one long sleep would be heard behind it
     )
     launch = "from partreduce.runtime.launcher.launch import launch"
     # A suite that runs in a shell's background has SIGINT ignored, which a child would inherit.

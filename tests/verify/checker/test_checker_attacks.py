@@ -129,6 +129,10 @@ ATTACKS = {
         RULE,
         {**ASKED, "answers": hashlib.sha256(b"0\n-\n2\n-\n0\n-\n2\n-\n").hexdigest()},
     ),
+    "right answers of more workers than anybody asks": (
+        document(1025, 1, kind="allreduce"),
+        {**ASKED, "answers": hashlib.sha256(b"0 1\n" * 1025).hexdigest()},
+    ),
     "answers as a list": (RULE, {**ASKED, "answers": [0, -1]}),
     "membership of explicit groups": (PAIR, ASKED),
     "membership of a graph": (LINE, ASKED),
