@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-PARTS := waits proofs running commands processes strategies schedulers devices others
+PARTS := proofs processes running commands strategies schedulers devices others
 
 .PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
@@ -21,25 +21,18 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/partreduce demo
 
-# The suite runs in parts, three side by side: one that mostly waits beside the longest, and what only computes gives way to the others. Of the
-# run-time, files that mostly wait, and those of strategies and tables, go apart, and so do pretended devices, which reach so far below torch that
-# a mistake may end their process. Lines interleave, each with its part's name; any failing fails the whole. Bytecode is kept even where it is
-# switched off: the processes that tests start would compile all sources again.
-WAITS := $(addprefix tests/runtime/,test_waits.py test_checkpoint.py)
-PROCESSES := $(addprefix tests/runtime/,test_processes.py test_orphans.py conformance)
-COMPUTING := tests/schedulers tests/topo tests/verify
-STRATEGIES := $(foreach name,strategy_* hybrid* parallelize sharding row_codes,$(wildcard tests/runtime/test_$(name).py))
-DEVICES := $(wildcard tests/runtime/test_device_*.py) tests/runtime/test_payload_rings.py
-OTHERS := $(filter-out $(COMPUTING) tests/partreduce tests/runtime tests/helpers tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
-test-schedulers: FILES = tests/schedulers
+# The suite runs in parts, three side by side, each a process of its own (tests/README.md): one that mostly waits beside the longest, and what only
+# computes gives way to the others. Parts are folders; a new one falls to `running` or `others`. Pretended devices go apart, since they reach so far
+# below torch that a mistake may end their process. Lines interleave, each with its part's name; any failing fails the whole. Bytecode is kept even
+# where it is switched off: the processes that tests start would compile all sources again.
 test-proofs: FILES = tests/topo tests/verify
-test-running: FILES = tests/runtime $(WAITS:%=--ignore=%) $(PROCESSES:%=--ignore=%) $(STRATEGIES:%=--ignore=%) $(DEVICES:%=--ignore=%)
-test-strategies: FILES = $(STRATEGIES)
-test-devices: FILES = $(DEVICES)
+test-processes: FILES = $(addprefix tests/runtime/,processes conformance launcher state)
+test-strategies: FILES = $(addprefix tests/runtime/,strategies sharding)
+test-devices: FILES = $(addprefix tests/runtime/,devices)
+test-running: FILES = tests/runtime $(foreach folder,processes conformance launcher state strategies sharding devices,--ignore=tests/runtime/$(folder))
 test-commands: FILES = tests/partreduce
-test-waits: FILES = $(WAITS)
-test-processes: FILES = $(PROCESSES)
-test-others: FILES = $(OTHERS)
+test-schedulers: FILES = tests/schedulers
+test-others: FILES = $(filter-out $(addprefix tests/,topo verify runtime partreduce schedulers helpers __pycache__),$(patsubst %/,%,$(wildcard tests/*/)))
 test-schedulers test-proofs: NICE = nice -n 5
 
 test: export OPENBLAS_NUM_THREADS = 1

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from benchmarks.matchings.cyclic import search_cyclic
 from benchmarks.matchings.enumeration import all_matchings
+from benchmarks.matchings.means import fewest_means
 from benchmarks.matchings.search import search_matchings, search_pairs, search_rounds
 from benchmarks.matchings.weights import has_weights
-from partreduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds
+from partreduce.schedulers.exact_rounds.fewest import fewest_rounds
 from partreduce.schedulers.exact_rounds.pair_constructions import base_2_length
 from partreduce.schedulers.synthesis.problem import Status
 from partreduce.topo.mixing import exact_product

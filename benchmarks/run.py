@@ -82,7 +82,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "second-network", "the price of consensus distance on a second network", "steps_to_loss.fit",
-        "second --seeds 1 --random 0 --output {out}.json", "", 300,
+        "second --seeds 1 --random 0 --output {out}.json", "second", 300,
     ),
     Benchmark(
         "overlapped-steps", "overlapped schedules need the steps that their figures say", "steps_to_loss.fit",

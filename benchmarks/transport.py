@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.kit import Way, command, machine, middle, on_workers, parser, ratios, spans, table, take_turns, write
-from partreduce.topo.strategies.axes import Codec, Form, How, Rounding, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Meet = Callable[[float], float]
 
 PLAIN = "flat ring, fp32"
-ACROSS = Where.ACROSS_NODES
+ACROSS = CodecScope.ACROSS_NODES
 SUMS = {
     PLAIN: How(),
     "flat ring, float16": How(codec=Codec.FLOAT16),

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import partreduce
@@ -34,8 +35,18 @@ here is internal and may change; how the rooms behind it hang together is told i
 
 
 def reference() -> str:
-    """The page that mkdocstrings fills."""
-    return HEAD + "".join(f"\n::: partreduce.{name}\n" for name in sorted(partreduce.__all__, key=str.lower))
+    """The page that mkdocstrings fills: the package's own names, then each public module with its own."""
+    rooms = [name for name in partreduce.__all__ if isinstance(getattr(partreduce, name), ModuleType)]
+    parts = [_names("partreduce", [name for name in partreduce.__all__ if name not in rooms])]
+    for room in rooms:
+        module = getattr(partreduce, room)
+        names = [name for name in vars(module) if not name.startswith("_")]
+        parts.append(f"\n## partreduce.{room}\n\n{module.__doc__}" + _names(f"partreduce.{room}", names))
+    return HEAD + "".join(parts)
+
+
+def _names(home: str, names: list[str]) -> str:
+    return "".join(f"\n::: {home}.{name}\n" for name in sorted(names, key=str.lower))
 
 
 def first_sentence(path: Path) -> str:

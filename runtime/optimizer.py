@@ -35,6 +35,7 @@ from partreduce.runtime.watch.progress_publisher import publish
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import Ending
+from partreduce.runtime.worker.last_line import end_in_one_line
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
 from partreduce.runtime.worker.stepper import Stepper
@@ -103,6 +104,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.reasons: tuple[str, ...] = ()
         """Why each table goes its way, where `partreduce.parallelize` chose."""
+        end_in_one_line(own_process=world is None)
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
@@ -116,10 +118,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
         facts["form"] = group_form.value
         plan = with_codec(self.schedule, group_form, codec, device)
-        facts["codec"] = fact_of(plan.strategy.how)
         policies.refuse_codec(plan)
         alpha = chosen_alpha(drift_correction, plan, self.optimizer)
-        facts["drift correction"] = "none" if alpha is None else f"{alpha:.12g}"
+        facts |= {
+            "codec": fact_of(plan.strategy.how),
+            "drift correction": "none" if alpha is None else f"{alpha:.12g}",
+        }
         agreed = agree(facts, flat.layout(), world, device, timeout)
         alone = isinstance(agreed.world, AloneWorld)
         if alone:
@@ -282,9 +286,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         run.flat.check()
         with self.ending.guarded():
             self.stepper.gather()
-            self.runner.settle()
-            with own_values_kept(run.flat):
+            if self.runner.outlives_lost_workers:
+                self.runner.leave()  # others may wait for it in a group, where who waits for all is missing
+            with contextlib.ExitStack() as until_after:
                 with run.reducer.heartbeat.gathering("mean_model()", self.round):
+                    self.runner.settle()
+                    until_after.enter_context(own_values_kept(run.flat))
                     members = self.runner.survivors("mean_model()")
                     average_everywhere(run.mean_reducers, members, self.steps, self.round)
                 with self.ending.evaluating():

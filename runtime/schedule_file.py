@@ -22,7 +22,7 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
     if not isinstance(schedule, (str, os.PathLike)):
         raise InputError(
             f"schedule: is a {type(schedule).__name__}; pass the path of a schedule file, or a Schedule: "
-            "partreduce.parse_schedule(data) reads one from bytes"
+            "partreduce.files.parse_schedule(data) reads one from bytes"
         )
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.verify.certificate import confirm

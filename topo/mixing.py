@@ -37,7 +37,7 @@ def mixing_matrix(step: MixingStep) -> npt.NDArray[np.float64]:
         InputError: more than 20,000 workers: use `mixing_sparse`.
         ScheduleError: two groups of a phase share a worker.
     """
-    _refuse_size(step.num_workers, MAX_DENSE_WORKERS, "use mixing_sparse, or period_operator for a whole period")
+    _refuse_size(step.num_workers, MAX_DENSE_WORKERS, "use mixing_sparse")
     return np.asarray(mixing_sparse(step).todense(), dtype=np.float64)
 
 
@@ -104,7 +104,7 @@ def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64
         ScheduleError: the strategy has no fixed phases.
     """
     steps = schedule.steps()
-    _refuse_size(schedule.num_workers, MAX_DENSE_WORKERS, "use period_operator")
+    _refuse_size(schedule.num_workers, MAX_DENSE_WORKERS, "apply mixing_sparse round by round")
     product = np.eye(schedule.num_workers)
     for t in range(len(steps)):
         product = mixing_sparse(steps[(start + t) % len(steps)]) @ product

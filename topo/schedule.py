@@ -10,7 +10,7 @@ import numpy as np
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Mixing, Phased
-from partreduce.topo.strategies.routes import Way
+from partreduce.topo.strategies.routes import TableWay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -181,7 +181,9 @@ class Schedule:
         """The worker on which a row of a sharded table lies; None where every worker has it."""
         route = self.route_of(parameter)
         return (
-            None if route is None or route.way is not Way.SHARDED else self.routes.owner(route, row, self.num_workers)
+            None
+            if route is None or route.way is not TableWay.SHARDED
+            else self.routes.owner(route, row, self.num_workers)
         )
 
     def travelling(self, form: Form) -> Schedule:

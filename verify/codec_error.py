@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.topo.strategies.axes import Codec, How, Rounding, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, How, Rounding
 from partreduce.verify.base import Claim, Status, fact
 from partreduce.verify.forms import Spread, of_block, of_everybody
 from partreduce.verify.view import explicit_view, rule_view
@@ -75,7 +75,7 @@ def coded_sum(how: How, spread: Spread) -> tuple[Fraction, Fraction, int]:
         return (*_followed([*steps, _adding(count, SINGLE)]), 0)
     eight = how.codec is Codec.INT8
     own = SINGLE if eight else unit[0]
-    if how.where is Where.ACROSS_NODES:
+    if how.where is CodecScope.ACROSS_NODES:
         steps += [_adding(inside, SINGLE), _rounding(nodes, unit)]
         inside = 1
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partreduce.topo.strategies.axes import Codec, Form, How, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Spread:
 
     def is_coded(self, how: How) -> bool:
         """Whether anything that is sent is rounded."""
-        return how.codec is not Codec.NONE and not (how.where is Where.ACROSS_NODES and self.nodes == 1)
+        return how.codec is not Codec.NONE and not (how.where is CodecScope.ACROSS_NODES and self.nodes == 1)
 
     def communicators(self, how: How) -> int:
         """Those of a group, the stages of a form not counted: a second one where int8 goes as a ring."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.topo.strategies.quorum import Missed, Quorum, Start
+from partreduce.topo.strategies.quorum import MissedResults, Quorum, QuorumStart
 from partreduce.verify.base import Claim, Status, follows
 from partreduce.verify.equal_replicas import ASSUMED
 from partreduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
@@ -60,7 +60,7 @@ def _contributors(quorum: Quorum, n: int) -> Claim:
     if isinstance(quorum.quorum, int):
         least = quorum.needed(n)
         text = f"a round starts when {least} of {n} workers have come for it, so it has a gradient of each of them"
-    elif quorum.quorum is Start.MAJORITY:
+    elif quorum.quorum is QuorumStart.MAJORITY:
         least = 1
         text = (
             f"a round has a gradient of the worker that starts it, drawn from a seed of its own; of {(n + 1) / 2:g} "
@@ -107,14 +107,14 @@ def _staleness(quorum: Quorum) -> Claim:
 
 
 def _equal_replicas(quorum: Quorum) -> Claim:
-    if quorum.missed is Missed.EACH:
+    if quorum.missed is MissedResults.EACH:
         text = (
             "the result of a round is the same for all, none is overwritten, and every worker applies each of them in "
             "order: after as many rounds all hold the same parameters and optimizer state. At one instant "
             "workers may have applied different numbers of rounds. "
         )
         return follows(EQUAL_REPLICAS, f"{text}{ASSUMED} {EXPLORED}", of="gradients", every=1)
-    if quorum.missed is Missed.SUM:
+    if quorum.missed is MissedResults.SUM:
         text = (
             "all workers apply the same results, but some of them together: for plain SGD at a constant rate these are "
             "the same parameters up to rounding, which nothing corrects; use missed each for equal ones."

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from partreduce.topo.strategies.axes import LOCKSTEP
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.verify.base import Claim, follows, not_proved
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
@@ -103,7 +103,7 @@ def _contributors(quorum: Quorum) -> Claim:
     if isinstance(quorum.quorum, int):
         text = f"a group's round starts when {quorum.quorum} of its members have come for it, all of a smaller group"
         least = quorum.quorum
-    elif quorum.quorum is Start.MAJORITY:
+    elif quorum.quorum is QuorumStart.MAJORITY:
         text = "a group's round has progress of the member that starts it, drawn from a seed of its own"
         least = 1
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partreduce.topo.codec_numbers import row_bytes
-from partreduce.topo.strategies.routes import Way
+from partreduce.topo.strategies.routes import TableWay
 from partreduce.verify.base import Claim, fact, follows, not_proved, refuted
 from partreduce.verify.codec_error import of_gradients, of_rows, rounded_up
 
@@ -59,7 +59,7 @@ def prove_tables(schedule: Schedule, *, rests_on: str = "") -> tuple[Claim, ...]
 
 
 def _sharded(schedule: Schedule) -> list[Route]:
-    return [route for route in schedule.routes.tables if route.way is Way.SHARDED]
+    return [route for route in schedule.routes.tables if route.way is TableWay.SHARDED]
 
 
 def _coded(schedule: Schedule) -> list[Route]:
@@ -117,7 +117,7 @@ def _order(schedule: Schedule) -> Claim:
     ways = {route.way for route in schedule.routes.apart}
     node = ["node"] if _aggregates(schedule) else []
     everyone = ["all"] * (1 + len(ways))
-    lookup = [*node, *node, "all", "all", "all", *node] if Way.SHARDED in ways else []
+    lookup = [*node, *node, "all", "all", "all", *node] if TableWay.SHARDED in ways else []
     text = (
         "All workers do the same lookups, backward passes and steps in one order, each of them in the same operations "
         f"of {'nodes and of ' if node else ''}all workers, on communicators of their own; so these have one order in "
@@ -146,7 +146,7 @@ def _row_error(schedule: Schedule) -> Claim:
     inside, count = (int(sizes.max()), len(sizes)) if aggregates else (1, schedule.num_workers)
     rows, gradients, words = [], [], []
     for route in _coded(schedule):
-        if route.way is Way.SHARDED:
+        if route.way is TableWay.SHARDED:
             rows.append([route.parameter, *map(str, rounded_up(*of_rows(route.codec)))])
         relative, absolute = rounded_up(*of_gradients(route.codec, count, inside))
         gradients.append([route.parameter, str(relative), str(absolute)])
@@ -171,7 +171,7 @@ def _most_bytes(schedule: Schedule, route: Route) -> tuple[int, int]:
     if cluster.num_nodes == 1:
         return 0, 0
     aggregates, sizes = _aggregates(schedule), cluster.node_sizes().astype(object)
-    if route.way is Way.GATHER:
+    if route.way is TableWay.GATHER:
         longest = -(-rows // int(min(sizes))) if aggregates else rows
         node_of = cluster.node_of()
         crossings = np.bincount(node_of[node_of != np.roll(node_of, -1)], minlength=1)

@@ -141,6 +141,8 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
         checkpoints=str(folder / "disk") if cell.fault == "full disk for checkpoints" else None,
         raising=chance.randrange(WORKERS) if cell.fault == "exception" else None,
         raising_step=chance.randrange(60),
+        children=fault.children,
+        saves=fault.saves,
     )
     task.write(folder / "task.json")
     running = Running(cell, task, folder, chance, Outcome(cell))
@@ -205,6 +207,10 @@ def _judge(running: Running) -> Iterator[None]:
     verdicts.judge_values(running)
     if running.task.checkpoints is not None:
         outcome.violations += verdicts.judge_checkpoints(Path(running.task.checkpoints))
+    if running.must_save:
+        verdicts.judge_saved(running)
+    if running.cell.launcher != "run":  # which alone ends what a killed worker has left
+        end([pid for rank in running.victims for pid in running.children_of(rank)])
     deadline = time.monotonic() + LINGER_SECONDS
     while (left := running.processes()) and time.monotonic() < deadline:
         yield

@@ -77,6 +77,10 @@ class Task:
     raising: int | None = None
     """The worker whose user code raises, and in which step."""
     raising_step: int = 0
+    children: int = 0
+    """How many processes each worker forks, as a data loader would."""
+    saves: bool = False
+    """Whether workers save when they are asked to end, which takes them a moment."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.faults.kinds import KINDS, WORKERS
-from benchmarks.faults.processes import runs
+from benchmarks.faults.processes import is_pending, runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,6 +40,10 @@ class Fault:
     launchers: tuple[str, ...] = ("run",)
     kinds: tuple[str, ...] = tuple(KINDS)
     steps: int = LONG
+    children: int = 0
+    """How many processes each worker forks."""
+    saves: bool = False
+    """Whether workers save when they are asked to end."""
     weight: int = 1
     """How often a campaign draws it, against the others."""
 
@@ -74,6 +78,21 @@ def kill_connecting(running: Running) -> Iterator[None]:
     yield from running.until(lambda: running.pid_of(victim) is not None)
     yield from running.sleep(running.chance.uniform(0, 0.35))
     yield from _kill(running, victim, "while it connects")
+
+
+def kill_parent(running: Running) -> Iterator[None]:
+    """SIGKILL of one worker that has forked children, which live on: by hand of worker 0, which hosts the store.
+
+    It fired when the worker is gone, and where nobody ends them, its children are not.
+    """
+    by_hand = running.cell.launcher == "by hand"
+    yield from running.until(running.all_train)
+    yield from running.sleep(running.chance.uniform(0, 0.9))
+    victim = 0 if by_hand else running.chance.randrange(WORKERS)
+    if running.is_over or len(running.children_of(victim)) < running.task.children:
+        return
+    yield from _kill(running, victim, f"with {running.task.children} children")
+    running.outcome.fired &= not by_hand or len(running.children_of(victim)) == running.task.children
 
 
 def _kill(running: Running, victim: int, when: str) -> Iterator[None]:
@@ -126,6 +145,24 @@ def signal_launcher(number: signal.Signals, *, starting: bool) -> Injector:
             return
         # Whom SIGKILL's children ask is the kernel, so nobody is left who could be asked to name anything.
         running.fires(f"{number.name} of the launcher {'at start-up' if starting else 'while all train'}")
+        yield from send(running, running.pid, number)
+
+    return inject
+
+
+def signal_launcher_twice(number: signal.Signals) -> Injector:
+    """The same signal twice within milliseconds, as GNU `timeout` sends it: one request, and time to save."""
+
+    def inject(running: Running) -> Iterator[None]:
+        yield from running.until(running.all_train)
+        yield from running.sleep(running.chance.uniform(0, 0.9))
+        if running.is_over:
+            return
+        running.must_save = True
+        running.fires(f"{number.name} of the launcher, twice")
+        yield from send(running, running.pid, number)
+        while is_pending(running.pid, number):  # two that wait are one to the kernel
+            time.sleep(0.0002)
         yield from send(running, running.pid, number)
 
     return inject
@@ -264,6 +301,7 @@ AGENTS = ("run", "torchrun")
 FAULTS = {
     "kill worker": Fault(kill_worker, EVERYWHERE, weight=3),
     "kill while connecting": Fault(kill_connecting, EVERYWHERE, weight=2),
+    "kill parent of children": Fault(kill_parent, EVERYWHERE, children=2, weight=2),
     "pause for half": Fault(pause(0.5), AGENTS, steps=SHORT),
     "pause for three": Fault(pause(3), EVERYWHERE),
     "pause store host": Fault(pause(3, store_host=True), ("by hand",)),
@@ -271,6 +309,7 @@ FAULTS = {
     "SIGTERM launcher at start": Fault(signal_launcher(signal.SIGTERM, starting=True), AGENTS),
     "SIGKILL launcher at start": Fault(signal_launcher(signal.SIGKILL, starting=True), AGENTS),
     "SIGTERM launcher": Fault(signal_launcher(signal.SIGTERM, starting=False), AGENTS),
+    "SIGTERM launcher twice": Fault(signal_launcher_twice(signal.SIGTERM), saves=True, weight=2),
     "SIGKILL launcher": Fault(signal_launcher(signal.SIGKILL, starting=False), AGENTS),
     "pause launcher": Fault(pause_launcher, AGENTS),
     "kill generator": Fault(kill_generator, kinds=("generated",), steps=SHORT, weight=3),

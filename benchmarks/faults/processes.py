@@ -45,6 +45,15 @@ def runs(pid: int) -> bool:
     return seen is not None and seen.state not in "ZX"
 
 
+def is_pending(pid: int, number: int) -> bool:
+    """Whether a signal that was sent to a process has not come to it yet."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("ShdPnd:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def belonging(session: int, mark: str) -> list[int]:
     """Running processes of a session, and those that were started with `mark` in their environment."""
     mine = os.getpid()

@@ -42,6 +42,7 @@ class Running:
     """A regular expression that finds the culprit's name in what survivors say; empty where nobody has to name it."""
     victims: set[int] = field(default_factory=set)
     must_finish: bool = False
+    must_save: bool = False
     paused: list[int] = field(default_factory=list)
     gone: dict[int, float] = field(default_factory=dict)
     """When each worker's process was seen to be gone."""
@@ -61,6 +62,11 @@ class Running:
     def pid_of(self, rank: int) -> int | None:
         records = self.records(rank)
         return int(records[0].more) if records else None
+
+    def children_of(self, rank: int) -> list[int]:
+        """The running processes that a worker has forked."""
+        forked = next((record.more for record in self.records(rank)[:8] if record.what == "forked"), [])
+        return [pid for pid in forked if runs(pid)]
 
     def look(self) -> None:
         """Note what has ended."""

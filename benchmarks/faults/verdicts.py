@@ -111,6 +111,13 @@ def output_of(running: Running) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
+def judge_saved(running: Running) -> None:
+    """Every worker had the time to save."""
+    lost = [rank for rank in range(WORKERS) if not (running.folder / f"saved-{rank}").exists()]
+    if lost:
+        running.outcome.violations.append(f"not saved: workers {lost} were ended while they saved")
+
+
 def judge_crashes(running: Running) -> None:
     """No process aborted and nobody blames us for a bug."""
     if match := CRASH.search(output_of(running)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ TASK = "FAULTS_TASK"
 CHECKPOINT_STEPS = 60
 STEP_SECONDS = 0.012
 MEET_SECONDS = 15.0
+SAVE_SECONDS = 0.3
 
 
 class Diary:
@@ -50,12 +52,16 @@ def work() -> None:
     model = torch.nn.ParameterDict({"rows": torch.nn.Parameter(start)})
     diary = Diary(Path(task.folder), rank, model["rows"])
     diary.note("begins", 0, os.getpid())
-    step = 0
+    step, children = 0, []
     try:
         schedule = load_schedule(task.schedule)
         sgd = torch.optim.SGD(model.parameters(), lr=1.0)
         optimizer = DistributedOptimizer(sgd, model, schedule, timeout=task.timeout, trace=task.trace)
         diary.note("ready", 0)
+        children = _forked(task)
+        diary.note("forked", 0, children)
+        if task.saves:
+            signal.signal(signal.SIGTERM, lambda *_: _save(task, rank))
         gradient = torch.zeros_like(start)
         gradient[rank] = -1.0
         chance, start_time = random.Random(rank), time.monotonic()
@@ -77,6 +83,28 @@ def work() -> None:
     except BaseException as error:
         diary.note("raised", step, f"{type(error).__name__}: {error}")
         raise
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _forked(task: Task) -> list[int]:
+    """Children that live for as long as the cell, whatever becomes of their parent, unless that ends them."""
+    pids: list[int] = []
+    for _ in range(task.children):
+        pid = os.fork()
+        if pid == 0:
+            while Path(task.folder).exists():
+                time.sleep(0.1)
+            os._exit(0)
+        pids.append(pid)
+    return pids
+
+
+def _save(task: Task, rank: int) -> None:
+    time.sleep(SAVE_SECONDS)
+    Path(task.folder, f"saved-{rank}").touch()
+    os._exit(0)
 
 
 def _meet(folder: Path, rank: int, size: int) -> None:

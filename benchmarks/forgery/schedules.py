@@ -18,19 +18,19 @@ from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, 
 from partreduce.topo.strategies.axes import (
     LOCKSTEP,
     Codec,
+    CodecScope,
     Drain,
     Form,
+    GradientTotal,
     How,
     Late,
     Pipeline,
     Rounding,
     Sending,
-    Total,
-    Where,
 )
 from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
-from partreduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
 
 if TYPE_CHECKING:
     import random
@@ -80,9 +80,9 @@ ALL_OF_5 = [(i, j, Fraction(1, 5)) for i in range(5) for j in range(5) if i != j
 TABLES = Routes(
     tables=(
         Route(parameter="words", rows=23, columns=3, hosts=(4, 1, 2), partitions=7, codec=Codec.BFLOAT16),
-        Route(parameter="tags", rows=8, columns=1, way=Way.GATHER, gradient=Gradient.SPARSE, codec=Codec.INT8),
+        Route(parameter="tags", rows=8, columns=1, way=TableWay.GATHER, gradient=Gradient.SPARSE, codec=Codec.INT8),
         Route(parameter="names", rows=17, columns=2),
-        Route(parameter="places", rows=5, columns=2, way=Way.DENSE),
+        Route(parameter="places", rows=5, columns=2, way=TableWay.DENSE),
     )
 )
 SCHEDULES = {
@@ -112,9 +112,9 @@ SCHEDULES = {
         ),
     ),
     "quorum": by_quorum(5, Quorum(quorum=3, staleness=6, grace=100)),
-    "quorum-call": by_quorum(4, Quorum(quorum=Start.MAJORITY, count=Counting.CALL, seed=2)),
-    "quorum-latest": by_quorum(3, Quorum(quorum=Start.SOLO, missed=Missed.LATEST, synchronise_every=5)),
-    "quorum-unequal": by_quorum(4, Quorum(quorum=Start.SOLO, missed=Missed.LATEST)),
+    "quorum-call": by_quorum(4, Quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, seed=2)),
+    "quorum-latest": by_quorum(3, Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=5)),
+    "quorum-unequal": by_quorum(4, Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST)),
     "quorum-groups": explicit(
         6,
         [[0, 1], [2, 3, 4]],
@@ -124,14 +124,14 @@ SCHEDULES = {
         pace=(1, 2, 1, 1, 3, 1),
         prologue=2,
     ),
-    "quorum-groups-exact": in_nodes_then_all(Quorum(quorum=Start.MAJORITY, grace=50, seed=4)),
+    "quorum-groups-exact": in_nodes_then_all(Quorum(quorum=QuorumStart.MAJORITY, grace=50, seed=4)),
     "quorum-groups-relaxed": explicit(4, [Group((0, 1, 2, 3), Fraction(7, 5))], [[0, 1]], when=Quorum(quorum=3)),
     "coded-rule": Schedule(
         "c",
         Cluster.regular(2, 2),
         Static(
             phases=RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),), (Block((0,), (0,)),))),
-            how=How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16, where=Where.ACROSS_NODES),
+            how=How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16, where=CodecScope.ACROSS_NODES),
         ),
     ),
     "coded": explicit(5, [[0, 1], [2, 3, 4]], [range(5)], prologue=1, how=How(codec=Codec.INT8, block=8)),
@@ -185,14 +185,16 @@ def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
     """The same schedule with up to three tables of any way and owners, if its workers have common steps."""
     n, tables = schedule.num_workers, []
     for name in draw.sample(["words", "tags", "names", "places"], draw.randrange(1, 4)):
-        way, rows = draw.choice(list(Way)), draw.randrange(1, 40)
-        hosts = tuple(draw.sample(range(n), draw.randrange(n + 1))) if way is Way.SHARDED else ()
+        way, rows = draw.choice(list(TableWay)), draw.randrange(1, 40)
+        hosts = tuple(draw.sample(range(n), draw.randrange(n + 1))) if way is TableWay.SHARDED else ()
         least = len(hosts) or n
         parts = (
-            draw.randrange(least, rows + 1) if way is Way.SHARDED and least <= rows and draw.random() < 0.5 else None
+            draw.randrange(least, rows + 1)
+            if way is TableWay.SHARDED and least <= rows and draw.random() < 0.5
+            else None
         )
         columns = draw.randrange(1, 5)
-        codec = Codec.NONE if way is Way.DENSE else draw.choice(list(Codec))
+        codec = Codec.NONE if way is TableWay.DENSE else draw.choice(list(Codec))
         tables.append(
             Route(parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts, codec=codec)
         )
@@ -209,7 +211,7 @@ TIMES = (LOCKSTEP, Late())
 def random_how(draw: random.Random) -> How:
     """A form and a codec, with what goes with them."""
     form, codec = draw.choice((Form.RING, Form.HIERARCHICAL)), draw.choice(list(Codec))
-    where = draw.choice(list(Where)) if form is Form.HIERARCHICAL and codec is not Codec.NONE else Where.ALL
+    where = draw.choice(list(CodecScope)) if form is Form.HIERARCHICAL and codec is not Codec.NONE else CodecScope.ALL
     if codec is not Codec.INT8:
         return How(form=form, codec=codec, where=where)
     rounding, feedback = draw.choice(list(Rounding)), draw.random() < 0.5
@@ -223,7 +225,7 @@ def random_allreduce(draw: random.Random) -> Schedule:
         [Cluster.regular(draw.randrange(1, 4), draw.randrange(2, 4)), Cluster.irregular([[0, 2], [1], [3, 4]])]
     )
     width = draw.choice((2, 2, 3, 5))
-    drain, total = draw.choice(list(Drain)), draw.choice(list(Total))
+    drain, total = draw.choice(list(Drain)), draw.choice(list(GradientTotal))
     pipeline = Pipeline(width=width, wider=width > 2, warm_up=draw.choice((0, 1, 100)), drain=drain, total=total)
     when = draw.choice((LOCKSTEP, Late(), pipeline, pipeline))
     pace = 1 if when is pipeline else draw.choice((1, 3, (1,) * cluster.num_workers))

@@ -16,7 +16,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
 
 if TYPE_CHECKING:
     from benchmarks.gpu.simulated import SimulatedWorld
@@ -31,7 +31,7 @@ class TableCell:
 
     name: str
     optimizer: str = "sgd"
-    way: Way = Way.SHARDED
+    way: TableWay = TableWay.SHARDED
     sparse: bool = False
     coalesces: bool = False
     weighted: bool = False
@@ -69,7 +69,7 @@ TABLE_CELLS = [
     TableCell(
         "sharded, drawn, clipped, largest norm, moving averages", clip=0.02, max_norm=1.5, moving=True, drawn=True
     ),
-    TableCell("gathered, sparse SGD, aggregated, clipped", way=Way.GATHER, sparse=True, coalesces=True, clip=0.02),
+    TableCell("gathered, sparse SGD, aggregated, clipped", way=TableWay.GATHER, sparse=True, coalesces=True, clip=0.02),
 ]
 
 

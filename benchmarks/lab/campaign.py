@@ -174,9 +174,6 @@ class Campaign:
                 if schedule is None:
                     continue
                 self.schedules[setting.name, contestant.name] = schedule
-            if why := contestant.why_not(self.schedules.get((setting.name, contestant.name))):
-                self.notes.append(f"{setting.name}, {contestant.name}: left out: {why}")
-                continue
             fitting.append(contestant)
         asked = (self.experiment.planned_for or setting).name
         for key in (asked, f"{asked}, corrected", f"{asked}, codec"):

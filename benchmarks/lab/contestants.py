@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab import gaps, late_and_small, quorums
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Late, Lockstep
+from partreduce.topo.strategies import Late
 from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.lab.setting import Setting
     from partreduce.topo.cluster import Cluster
+    from partreduce.topo.strategies.base import Strategy
 
     Recommendation = Callable[[Cluster, Setting], Schedule | None]
 
@@ -25,7 +28,7 @@ EVERY_STEP = "All-Reduce"
 RECOMMENDED = "planner's recommendation"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Contestant:
     """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
 
@@ -36,8 +39,8 @@ class Contestant:
 
     name: str
     family: str
-    how: str = "partreduce"
     make: Callable[[Cluster, Setting], Schedule | None] | None = None
+    how: str = "partreduce"
     free_running: bool = False
     grid: str = "workers"
     twin: str = ""
@@ -52,19 +55,6 @@ class Contestant:
     def rehearsed_as(self) -> str:
         """Whose steps and learning rate are this one's."""
         return self.twin or self.name
-
-    def why_not(self, schedule: Schedule | None) -> str | None:
-        """Why it cannot run here, or None."""
-        if self.how != "partreduce" or schedule is None:
-            return None
-        return _cannot_run(schedule)
-
-
-def _cannot_run(schedule: Schedule) -> str | None:
-    kind = schedule.strategy.kind
-    if kind in ("static", "allreduce") or find_spec(f"partreduce.runtime.strategies.{kind}") is not None:
-        return None
-    return f"the runtime has no strategy {kind!r} yet"
 
 
 def _entry(name: str, *, overlap: bool = False, **parameters: object) -> Callable[[Cluster, Setting], Schedule]:
@@ -109,46 +99,23 @@ def _paced(
     return make
 
 
-def _strategy(name: str, make: Callable[[Cluster], object]) -> Callable[[Cluster, Setting], Schedule]:
-    def schedule(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
-        return Schedule(name, cluster, make(cluster))  # type: ignore[arg-type]
-
-    return schedule
+def _strategy(name: str, make: Callable[[Cluster], Strategy]) -> Callable[[Cluster, Setting], Schedule]:
+    return lambda cluster, _: Schedule(name, cluster, make(cluster))
 
 
-def _server(*, synchronous: bool) -> Callable[[Cluster], object]:
-    def make(cluster: Cluster) -> object:
-        from partreduce.topo.strategies.server import Server
-
-        size = cluster.workers_per_node or 1
-        hosts = tuple(range(0, cluster.num_workers, size))
-        return Server(hosts=hosts, synchronous=synchronous, staleness=None)
-
-    return make
+def _server(*, synchronous: bool) -> Callable[[Cluster], Strategy]:
+    """A shard on the first worker of each node."""
+    return lambda cluster: Server(
+        hosts=tuple(range(0, cluster.num_workers, cluster.workers_per_node or 1)),
+        synchronous=synchronous,
+        staleness=None,
+    )
 
 
-def _pairwise(*, overlap: bool) -> Callable[[Cluster], object]:
-    def make(cluster: Cluster) -> object:
-        from partreduce.topo.strategies.pairwise import Pairwise
-
-        return Pairwise(active=tuple(range(0, cluster.num_workers, 2)), when=Late() if overlap else Lockstep())
-
-    return make
-
-
-def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 - fields of Generated
-    def make(cluster: Cluster) -> object:  # noqa: ARG001 - independent of it
-        from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
-
-        return Generated(
-            group_size=options.get("group_size", 3),
-            division=Division(options["division"]),
-            initiator=InitiatorRule(options["initiator"]),
-            slow_threshold=options.get("slow_threshold", 4),
-            all_every=options.get("all_every", 16),
-        )
-
-    return make
+def _generated(name: str, division: str, initiator: str, **options: Any) -> Callable[[Cluster, Setting], Schedule]:  # noqa: ANN401 - fields of Generated
+    given = {"group_size": 3, "slow_threshold": 4, "all_every": 16, **options}
+    strategy = Generated(division=Division(division), initiator=InitiatorRule(initiator), **given)
+    return _strategy(name, lambda _: strategy)
 
 
 def contestants(
@@ -161,129 +128,101 @@ def contestants(
     `planned` is the planner's recommendation, `planned_corrected` that with drift correction, `planned_coded` that with
     a codec.
     """
-    smart = {"division": "inter-intra"}
+    row, by_rule, rarely = Contestant, "generator, smart, paper's rule", "node-then-all 15"
+    core: dict[str, Any] = {"core": True}
+    free: dict[str, Any] = {"free_running": True}
+    coded: dict[str, Any] = {"form": "hierarchical", "twin": rarely}  # the file says the form, and with which codec
+    late = {"overlap": True}
     return [
-        Contestant(core=True, name="alone", family="none", how="alone", twin="local SGD, every 16"),
-        Contestant(name="DDP", family=EVERY_STEP, how="ddp", twin="flat ring"),
-        Contestant(core=True, name="flat ring", family=EVERY_STEP, make=_entry("allreduce")),
-        Contestant(
-            core=True, name="hierarchical", family=EVERY_STEP, how="hierarchical", form="hierarchical", twin="flat ring"
-        ),
-        Contestant(core=True, name="flat ring, overlapped", family=EVERY_STEP, make=_entry("allreduce", overlap=True)),
-        Contestant(
-            core=True,
-            name="hierarchical, overlapped",
-            family=EVERY_STEP,
-            make=_entry("allreduce", overlap=True),
+        row("alone", "none", how="alone", twin="local SGD, every 16", **core),
+        row("DDP", EVERY_STEP, how="ddp", twin="flat ring"),
+        row("flat ring", EVERY_STEP, _entry("allreduce"), **core),
+        row("hierarchical", EVERY_STEP, how="hierarchical", form="hierarchical", twin="flat ring", **core),
+        row("flat ring, overlapped", EVERY_STEP, _entry("allreduce", **late), **core),
+        row(
+            "hierarchical, overlapped",
+            EVERY_STEP,
+            _entry("allreduce", **late),
             twin="flat ring, overlapped",
+            **core,
             **HIERARCHICAL,
         ),
-        Contestant(name="local SGD, every 4", family="local SGD", make=_entry("local-sgd", every=4)),
-        Contestant(core=True, name="local SGD, every 16", family="local SGD", make=_entry("local-sgd", every=16)),
-        Contestant(
-            name="torch averager 1/16",
-            family="local SGD",
-            how="torch-averager",
-            twin="node-then-all 15",
-            options={"inner": 1, "outer": 16},
+        row("local SGD, every 4", "local SGD", _entry("local-sgd", every=4)),
+        row("local SGD, every 16", "local SGD", _entry("local-sgd", every=16), **core),
+        row("torch averager 1/16", "local SGD", how="torch-averager", twin=rarely, options={"inner": 1, "outer": 16}),
+        row(
+            "server, synchronous", "server", _strategy("server", _server(synchronous=True)), once=True, twin="flat ring"
         ),
-        Contestant(
+        row(
+            "server, asynchronous",
+            "server",
+            _strategy("server-asynchronous", _server(synchronous=False)),
             once=True,
-            name="server, synchronous",
-            family="server",
-            make=_strategy("server", _server(synchronous=True)),
-            twin="flat ring",
-        ),
-        Contestant(
-            once=True,
-            name="server, asynchronous",
-            family="server",
-            make=_strategy("server-asynchronous", _server(synchronous=False)),
-            free_running=True,
             grid="server",
+            **free,
         ),
-        Contestant(once=True, name="D-PSGD ring", family="D-PSGD", make=_entry("ring")),
-        Contestant(once=True, name="D-PSGD ring, parallel", family="D-PSGD", make=_entry("ring", overlap=True)),
-        Contestant(
-            core=True,
-            name="AD-PSGD",
-            family="AD-PSGD",
-            make=_strategy("ad-psgd", _pairwise(overlap=True)),
-            free_running=True,
+        row("D-PSGD ring", "D-PSGD", _entry("ring"), once=True),
+        row("D-PSGD ring, parallel", "D-PSGD", _entry("ring", **late), once=True),
+        row(
+            "AD-PSGD",
+            "AD-PSGD",
+            _strategy("ad-psgd", lambda all_: Pairwise(active=tuple(range(0, all_.num_workers, 2)), when=Late())),
+            **core,
+            **free,
         ),
-        Contestant(core=True, name="Figure 10", family="Prague", make=_entry("prague-figure-10")),
-        Contestant(name="Figure 10, overlapped", family="Prague", make=_entry("prague-figure-10", overlap=True)),
-        Contestant(
+        row("Figure 10", "Prague", _entry("prague-figure-10"), **core),
+        row("Figure 10, overlapped", "Prague", _entry("prague-figure-10", **late)),
+        row(
+            "generator, random",
+            "Prague",
+            _generated("random", "random", "paper", slow_threshold=None),
             once=True,
-            name="generator, random",
-            family="Prague",
-            make=_strategy("random", _generated(division="random", initiator="paper", slow_threshold=None)),
-            free_running=True,
+            **free,
         ),
-        Contestant(
-            name="generator, smart, paper's rule",
-            family="Prague",
-            make=_strategy("smart", _generated(initiator="paper", **smart)),
-            free_running=True,
+        row(by_rule, "Prague", _generated("smart", "inter-intra", "paper"), **free),
+        *(
+            row(
+                f"generator, smart, laggard-{how}",
+                "Prague",
+                _generated(f"smart-{how}", "inter-intra", f"laggard-{how}"),
+                twin=by_rule,
+                core=how == "local",
+                **free,
+            )
+            for how in ("local", "late")
         ),
-        Contestant(
-            core=True,
-            name="generator, smart, laggard-local",
-            family="Prague",
-            make=_strategy("smart-local", _generated(initiator="laggard-local", **smart)),
-            twin="generator, smart, paper's rule",
-            free_running=True,
-        ),
-        Contestant(
-            name="generator, smart, laggard-late",
-            family="Prague",
-            make=_strategy("smart-late", _generated(initiator="laggard-late", **smart)),
-            twin="generator, smart, paper's rule",
-            free_running=True,
-        ),
-        Contestant(
-            core=True,
-            name="generator, node-then-all 24",
-            family="Prague",
-            make=_strategy(
-                "node-then-all-24",
-                _generated(division="node-then-all", initiator="laggard-late", all_every=24),
-            ),
-            twin="node-then-all 15",
-            free_running=True,
+        row(
+            "generator, node-then-all 24",
+            "Prague",
+            _generated("node-then-all-24", "node-then-all", "laggard-late", all_every=24),
+            twin=rarely,
             options={"form": "hierarchical"},
+            **core,
+            **free,
         ),
-        Contestant(name="node-then-all 3", family="designed", make=_entry("node-then-all", node_rounds=3)),
-        Contestant(core=True, name="node-then-all 15", family="designed", make=_entry("node-then-all", node_rounds=15)),
-        *[
-            Contestant(
+        row("node-then-all 3", "designed", _entry("node-then-all", node_rounds=3)),
+        row(rarely, "designed", _entry("node-then-all", node_rounds=15), **core),
+        *(
+            row(
+                f"node-then-all {rounds}, hierarchical",
+                "designed",
+                _entry("node-then-all", node_rounds=rounds),
+                twin=rarely,
                 core=rounds == 23,
-                name=f"node-then-all {rounds}, hierarchical",
-                family="designed",
-                make=_entry("node-then-all", node_rounds=rounds),
-                twin="node-then-all 15",
                 **HIERARCHICAL,
             )
             for rounds in (15, 23)
-        ],
-        Contestant(
-            name="node-then-all 15, overlapped",
-            family="designed",
-            make=_entry("node-then-all", overlap=True, node_rounds=15),
         ),
-        *[
-            Contestant(
-                name=f"all every {every}, overlapped",
-                family="designed",
-                make=_entry("allreduce", overlap=True, every=every),
-            )
+        row("node-then-all 15, overlapped", "designed", _entry("node-then-all", node_rounds=15, **late)),
+        *(
+            row(f"all every {every}, overlapped", "designed", _entry("allreduce", every=every, **late))
             for every in (8, 16)
-        ],
-        *[
-            Contestant(
-                name=f"{name}, corrected",
-                family="drift correction",
-                make=make,
+        ),
+        *(
+            row(
+                f"{name}, corrected",
+                "drift correction",
+                make,
                 form=form,
                 options={"drift_correction": "auto", "form": form},
                 on_data=("sorted",),
@@ -291,40 +230,31 @@ def contestants(
             for name, make, form in (
                 ("Figure 10", _entry("prague-figure-10"), "ring"),
                 ("node-then-all 3", _entry("node-then-all", node_rounds=3), "ring"),
-                ("node-then-all 15", _entry("node-then-all", node_rounds=15), "ring"),
+                (rarely, _entry("node-then-all", node_rounds=15), "ring"),
                 ("local SGD, every 4", _entry("local-sgd", every=4), "ring"),
                 (RECOMMENDED, planned_corrected or planned, "hierarchical"),
             )
-        ],
-        *[Contestant(**fields) for fields in (*late_and_small.entries(), *gaps.entries(), *quorums.entries())],
-        Contestant(core=True, name=RECOMMENDED, family="designed", make=planned, **HIERARCHICAL),
-        Contestant(
-            name=f"{RECOMMENDED}, codec",
-            family="designed",
-            make=planned_coded or planned,
-            form="hierarchical",  # its file says so, and with which codec
-            twin="node-then-all 15",
         ),
-        Contestant(
-            name=f"{RECOMMENDED}, codec left out",
-            family="designed",
-            make=late_and_small.without_codec(planned_coded or planned),
-            form="hierarchical",
-            twin="node-then-all 15",
+        *(row(**fields) for fields in (*late_and_small.entries(), *gaps.entries(), *quorums.entries())),
+        row(RECOMMENDED, "designed", planned, **core, **HIERARCHICAL),
+        row(f"{RECOMMENDED}, codec", "designed", planned_coded or planned, **coded),
+        row(
+            f"{RECOMMENDED}, codec left out",
+            "designed",
+            late_and_small.without_codec(planned_coded or planned),
+            **coded,
         ),
-        Contestant(
-            core=True, name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)
-        ),
-        *[
-            Contestant(
-                name=f"paced node-then-all {rounds}, plain means, hierarchical",
-                family="designed",
-                make=_paced("node-then-all", averaging=Averaging.MEAN, node_rounds=rounds),
+        row("paced node-then-all 3", "designed", _paced("node-then-all", node_rounds=3), **core),
+        *(
+            row(
+                f"paced node-then-all {rounds}, plain means, hierarchical",
+                "designed",
+                _paced("node-then-all", averaging=Averaging.MEAN, node_rounds=rounds),
                 twin="paced node-then-all 3",
                 **HIERARCHICAL,
             )
             for rounds in (3, 5)
-        ],
-        Contestant(name="paced all", family="designed", make=_paced("allreduce")),
-        Contestant(name="paced all, sections of 3", family="designed", make=_paced("allreduce", factor=3)),
+        ),
+        row("paced all", "designed", _paced("allreduce")),
+        row("paced all, sections of 3", "designed", _paced("allreduce", factor=3)),
     ]

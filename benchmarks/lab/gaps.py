@@ -95,10 +95,7 @@ def entries() -> list[dict[str, Any]]:
 
 
 def _make(graph: str, gap: str) -> Callable[[Cluster, Setting], Schedule]:
-    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
-        return gap_schedule(cluster, graph, gap)
-
-    return make
+    return lambda cluster, _: gap_schedule(cluster, graph, gap)
 
 
 def _nodes(cluster: Cluster) -> list[tuple[int, ...]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from partreduce.schedulers.registry import build
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import LOCKSTEP, Codec, Form, How, Pipeline, Sending, When, Where
+from partreduce.topo.strategies.axes import LOCKSTEP, Codec, CodecScope, Form, How, Pipeline, Sending, When
 from partreduce.topo.strategies.server import Server
 
 if TYPE_CHECKING:
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 WARM_UP = 8
 """Steps in lockstep before gradients come late."""
-HIERARCHICAL_INT8 = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=Where.ACROSS_NODES)
+HIERARCHICAL_INT8 = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
 
 
 def everyone(name: str, how: How, when: When = LOCKSTEP) -> Make:
     """All gradients in every step; the hierarchical form says nothing new where a node has one worker."""
 
-    def make(cluster: Cluster, setting: Setting) -> Schedule | None:  # noqa: ARG001 - the same in every setting
+    def make(cluster: Cluster, _: Setting) -> Schedule | None:
         if how.form is Form.HIERARCHICAL and cluster.workers_per_node == 1:
             return None
         return Schedule(name, cluster, AllReduce(when=when, how=how))
@@ -36,21 +37,14 @@ def everyone(name: str, how: How, when: When = LOCKSTEP) -> Make:
 
 def one_host(name: str, how: How) -> Make:
     """Worker 0 holds all parameters and serves them: all workers meet at one NIC, as in the paper's PS-Sync."""
-
-    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
-        return Schedule(name, cluster, Server(hosts=(0,), synchronous=True, how=how))
-
-    return make
+    return lambda cluster, _: Schedule(name, cluster, Server(hosts=(0,), synchronous=True, how=how))
 
 
 def node_then_all(rounds: int, how: How) -> Make:
     """Node averages, and everybody's after so many of them, whose sums travel as said."""
 
-    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
-        from partreduce.schedulers.registry import build
-
-        schedule = build("node-then-all", cluster, node_rounds=rounds)
-        strategy: Any = schedule.strategy
+    def make(cluster: Cluster, _: Setting) -> Schedule:
+        strategy: Any = build("node-then-all", cluster, node_rounds=rounds).strategy
         return Schedule(f"node-then-all-{rounds}-{how.codec}", cluster, replace(strategy, how=how))
 
     return make

@@ -79,7 +79,7 @@ def entries() -> list[dict[str, Any]]:
 
 
 def _groups(name: str) -> Callable[[Cluster, Setting], Schedule]:
-    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
+    def make(cluster: Cluster, _: Setting) -> Schedule:
         schedule = build("node-then-all", cluster, node_rounds=NODE_ROUNDS)
         strategy: Any = replace(schedule.strategy, when=GROUPS[name])  # type: ignore[type-var]
         return Schedule(f"{schedule.name}-{name.replace(' ', '-')}", cluster, strategy)
@@ -88,8 +88,5 @@ def _groups(name: str) -> Callable[[Cluster, Setting], Schedule]:
 
 
 def _make(name: str) -> Callable[[Cluster, Setting], Schedule]:
-    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
-        title = name_of(name).replace(", ", "-").replace(" ", "-")
-        return Schedule(title, cluster, AllReduce(when=quorum_of(name, cluster.num_workers)))
-
-    return make
+    title = name_of(name).replace(", ", "-").replace(" ", "-")
+    return lambda cluster, _: Schedule(title, cluster, AllReduce(when=quorum_of(name, cluster.num_workers)))

@@ -42,7 +42,7 @@ from partreduce.schedulers.protocols.adpsgd import pairing_of
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.mixing import mixing_matrix
-from partreduce.topo.strategies.axes import Pipeline, Total
+from partreduce.topo.strategies.axes import GradientTotal, Pipeline
 from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def by_pipeline(rehearsal: Rehearsal, when: Pipeline) -> Any:  # noqa: ANN401 - 
     def advance(step: int) -> None:
         gradients = [rehearsal.gradient(rank, rehearsal.models[rank]) for rank in range(rehearsal.count)]
         on_their_way.append(
-            torch.stack(gradients).sum(0) if when.total is Total.SUM else torch.stack(gradients).mean(0)
+            torch.stack(gradients).sum(0) if when.total is GradientTotal.SUM else torch.stack(gradients).mean(0)
         )
         late = when.lag if step >= when.warm_up else 0
         if len(on_their_way) > late:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 GENERATOR = "schedulers/protocols/group_generator/"
 EXPLORED = (
-    "tests/schedulers/test_protocol_generator_explored.py",
-    "tests/schedulers/test_protocol_generator_mutants.py",
+    "tests/schedulers/protocols/test_generator_explored.py",
+    "tests/schedulers/protocols/test_generator_mutants.py",
 )
 
 ORACLE = "tests/verify/test_prover_oracle.py"
@@ -21,21 +21,31 @@ PAYLOADS = "tests/verify/test_payload_claims.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
-CORRUPTED = "tests/verify/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
-FORGED = ("tests/verify/test_checker_attacks.py", "tests/verify/test_certificate_mutations.py", ORACLE)
-CHECKED = (
-    "after_a_loss", "codec_error", "conflict_free", "consensus", "contraction", "deadlock_free", "consensus_distance",
-    "drift", "end", "equal_replicas", "exact_consensus", "lag", "limit", "membership", "memory", "queues", "rounds",
-    "spectral_gap", "staleness", "stochastic",
+CORRUPTED = "tests/verify/checker/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
+FORGED = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_certificate_mutations.py", ORACLE)
+EDGES = "tests/verify/checker/test_checker_edges.py"
+NUMBERS = "tests/verify/checker/test_checker_numbers.py"
+FACTS = (
+    "tests/verify/checker/test_facts.py",
+    "tests/verify/checker/test_gap_facts.py::test_the_checker_finds_the_bounds_of_the_prover",
+)
+READ = "tests/verify/checker/test_what_the_checker_reads.py"
+CLAIMED = (
+    "after_a_loss", "consensus", "consensus_distance", "contraction", "drift", "exact_consensus", "limit",
+    "membership", "spectral_gap",
+)  # fmt: skip
+STATED = (
+    "__init__", "codec_error", "conflict_free", "deadlock_free", "end", "equal_replicas", "kept_gap", "lag", "memory",
+    "queues", "quorum", "quorum_groups", "rounds", "staleness", "stochastic", "tables", "without_backup",
 )  # fmt: skip
 TABLE_CLAIMS = "tests/verify/test_table_claims.py"
 QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
 LOOKED_UP = (
-    "tests/runtime/test_hybrid.py",
-    "tests/runtime/test_row_codes.py",
-    *(f"tests/runtime/test_hybrid_{name}.py" for name in ("bytes", "faults", "after_mistakes")),
+    "tests/runtime/sharding/test_hybrid.py",
+    "tests/runtime/sharding/test_row_codes.py",
+    *(f"tests/runtime/sharding/test_hybrid_{name}.py" for name in ("bytes", "faults", "after_mistakes")),
 )
-HYBRID = (LOOKED_UP, ("tests/runtime/test_hybrid_state.py",))
+HYBRID = (LOOKED_UP, ("tests/runtime/sharding/test_hybrid_state.py",))
 SHARDING = (
     "calls",
     "columns",
@@ -49,34 +59,36 @@ SHARDING = (
     "whole",
     "wire",
 )
-ROUTES = (("tests/partreduce/test_planner_routes.py",), ("tests/partreduce/test_design_model.py",))
-GROUP_QUORUMS = "tests/runtime/test_strategy_quorum_groups.py"
-QUORUM_ARRAYS = "tests/runtime/test_quorum_arrays.py"
-AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
+ROUTES = (("tests/partreduce/planner/test_routes.py",), ("tests/partreduce/planner/test_design_model.py",))
+GROUP_QUORUMS = "tests/runtime/strategies/test_quorum_groups.py"
+QUORUM_ARRAYS = "tests/runtime/strategies/test_quorum_arrays.py"
+AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/averaging/test_against_reference.py")
+
+LAUNCHER_LAWS = "tests/runtime/launcher/test_launcher_laws.py"
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "schedulers/protocols/adpsgd.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
-    "schedulers/protocols/shards.py": (("tests/schedulers/test_protocol_shards.py",),),
+    "schedulers/protocols/adpsgd.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
+    "schedulers/protocols/shards.py": (("tests/schedulers/protocols/test_shards.py",),),
     "schedulers/protocols/digraph.py": (
-        ("tests/schedulers/test_protocol_digraph.py", "tests/schedulers/test_protocol_adpsgd.py"),
+        ("tests/schedulers/protocols/test_digraph.py", "tests/schedulers/protocols/test_adpsgd.py"),
     ),
     "schedulers/protocols/hop.py": (
-        ("tests/schedulers/test_protocol_hop.py",),
-        ("tests/verify/test_explore_hop.py", "tests/verify/test_explore_seeded_bugs.py"),
+        ("tests/schedulers/protocols/test_hop.py",),
+        ("tests/verify/explore/test_hop.py", "tests/verify/explore/test_seeded_bugs.py"),
     ),
     "schedulers/protocols/partial.py": (
-        ("tests/schedulers/test_protocol_partial.py",),
-        ("tests/verify/test_explore_partial.py",),
+        ("tests/schedulers/protocols/test_partial.py",),
+        ("tests/verify/explore/test_partial.py",),
     ),
     "schedulers/protocols/partial_groups.py": (
-        ("tests/schedulers/test_protocol_partial_groups.py",),
-        ("tests/verify/test_explore_partial_groups.py",),
+        ("tests/schedulers/protocols/test_partial_groups.py",),
+        ("tests/verify/explore/test_partial_groups.py",),
     ),
-    GENERATOR + "buffers.py": (("tests/schedulers/test_protocol_generator_buffers.py",), EXPLORED),
-    GENERATOR + "draw.py": (("tests/schedulers/test_protocol_generator_draw.py",), EXPLORED),
-    GENERATOR + "service.py": (("tests/schedulers/test_protocol_generator_service.py",), EXPLORED),
-    GENERATOR + "system.py": (("tests/schedulers/test_protocol_generator_system.py",), EXPLORED),
-    GENERATOR + "worker.py": (("tests/schedulers/test_protocol_generator_worker.py",), EXPLORED),
+    GENERATOR + "buffers.py": (("tests/schedulers/protocols/test_generator_buffers.py",), EXPLORED),
+    GENERATOR + "draw.py": (("tests/schedulers/protocols/test_generator_draw.py",), EXPLORED),
+    GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),
+    GENERATOR + "system.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
+    GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
     **{f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER)) for name in ("classes", "conflict_free", "consensus", "trees")},
     **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph", "spectral_gap")},
     **{
@@ -98,48 +110,43 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
         for name in ("functions", "function_process", "asked_function")
     },
-    **{f"verify/checker/claims/{name}.py": ((SAYS, CORRUPTED), FORGED) for name in CHECKED},
+    **{f"verify/checker/claims/{name}.py": ((EDGES, NUMBERS), (CORRUPTED, *FORGED)) for name in CLAIMED},
+    **{f"verify/checker/facts/{name}.py": (FACTS, (NUMBERS, SAYS, *FORGED)) for name in STATED},
     **{
-        f"verify/checker/{name}.py": ((SAYS, CORRUPTED), FORGED)
-        for name in (
-            "axes",
-            "definite",
-            "linear_algebra",
-            "meetings",
-            "period",
-            "schedule",
-            "steady_state",
-            "strict_json",
-        )
+        f"verify/checker/{name}.py": ((EDGES, NUMBERS, *FACTS), (SAYS, CORRUPTED, *FORGED))
+        for name in ("definite", "events", "linear_algebra", "meetings", "period", "refusal", "steady_state")
     },
-    "verify/pairing.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
     **{
-        f"runtime/averaging/{name}.py": (("tests/runtime/test_commit.py",), AVERAGED)
+        f"verify/checker/{name}.py": ((EDGES, READ), (*FACTS, SAYS, CORRUPTED, *FORGED))
+        for name in ("axes", "certificate", "kept_gap", "program", "quorum", "schedule", "strict_json", "tables")
+    },
+    "verify/pairing.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
+    **{
+        f"runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
         for name in ("commit", "gradients", "piggybacked")
     },
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
-    "runtime/averaging/device_checks.py": (("tests/runtime/test_device_path.py",),),
-    **{f"verify/{name}.py": ((TABLE_CLAIMS,),) for name in ("tables", "checker/claims/tables")},
-    "verify/checker/tables.py": ((TABLE_CLAIMS, "tests/topo/test_routes.py"),),
-    **{f"verify/{name}.py": ((QUORUM_CLAIMS,),) for name in ("quorum_groups", "checker/claims/quorum_groups")},
+    "runtime/averaging/device_checks.py": (("tests/runtime/devices/test_device_path.py",),),
+    "verify/tables.py": ((TABLE_CLAIMS,),),
+    "verify/quorum_groups.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
-        f"partreduce/planner/{name}.py": (("tests/partreduce/test_planner_group_quorums.py",),)
+        f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_group_quorums.py",),)
         for name in ("group_quorums", "group_runs")
     },
     **{f"runtime/sharding/{name}.py": HYBRID for name in SHARDING},
     **{f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("driver", "groups", "rounds")},
     "runtime/strategies/quorum/shadows.py": ((QUORUM_ARRAYS,), (GROUP_QUORUMS,)),
-    "runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), ("tests/runtime/test_strategy_quorum.py",)),
+    "runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), ("tests/runtime/strategies/test_quorum.py",)),
     "runtime/strategies/gap/driver.py": (
-        ("tests/runtime/test_gap_driver.py",),
-        ("tests/runtime/test_gap_replay.py", "tests/runtime/test_strategy_gap.py"),
+        ("tests/runtime/strategies/test_gap_driver.py",),
+        ("tests/runtime/virtual_time/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),
     ),
     "runtime/liveness/heartbeat.py": (
-        ("tests/runtime/test_wait_chain.py",),
-        ("tests/runtime/test_who_has_gone_on.py",),
+        ("tests/runtime/liveness/test_wait_chain.py",),
+        ("tests/runtime/liveness/test_who_has_gone_on.py",),
     ),
-    "runtime/launcher/launch.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_processes.py",)),
-    "runtime/launcher/supervision.py": (("tests/runtime/test_launcher_laws.py",), ("tests/runtime/test_orphans.py",)),
+    "runtime/launcher/launch.py": ((LAUNCHER_LAWS,), ("tests/runtime/processes/test_training.py",)),
+    "runtime/launcher/supervision.py": ((LAUNCHER_LAWS,), ("tests/runtime/launcher/test_orphans.py",)),
 }

@@ -39,7 +39,7 @@ from partreduce.topo.timing.cost import communication
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from partreduce import Option, Plan
+    from partreduce.types import Option, Plan
 
 SLACK = 1 + 1e-9
 TARGET = 1.5

@@ -18,14 +18,15 @@ from partreduce.planner.limits import within_gap
 from partreduce.planner.measuring import measure
 from partreduce.planner.travel import travelling
 from partreduce.topo.errors import InfeasibleError, InputError, PartreduceError, UnknownError
-from partreduce.topo.strategies.axes import Codec, Form, How, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from benchmarks.planner.brute_force import Everything
-    from partreduce import Job, Limits, Option, Plan
+    from partreduce import Job, Limits
     from partreduce.topo.schedule import Schedule
+    from partreduce.types import Option, Plan
 
 OVERRUN = 1.0
 """Seconds of a core by which a plan may overrun its time limit: figures, bounds and a proof that had begun."""
@@ -178,7 +179,7 @@ def _hows(schedule: Schedule, job: Job, form: Form) -> list[How]:
     plain, coded = [How(form=form)], [codec for codec in job.codecs if codec is not Codec.NONE]
     if not coded or form is Form.TREE or schedule.strategy.refuses_codec(schedule.cluster):
         return plain
-    places = [Where.ALL, *([Where.ACROSS_NODES] if form is Form.HIERARCHICAL else [])]
+    places = [CodecScope.ALL, *([CodecScope.ACROSS_NODES] if form is Form.HIERARCHICAL else [])]
     hows = [How(form=form, codec=codec, where=where) for codec in coded for where in places]
     return hows + (plain if Codec.NONE in job.codecs else [])
 

@@ -57,6 +57,10 @@ def _as_it_is(_: object, indices: object, *__: object) -> object:
     return indices
 
 
+def _not_rearranged(_: object, __: object, indices: object, *___: object) -> object:
+    return indices
+
+
 Patches = list[tuple[object, str, "Callable[..., Any]"]]
 STAGES: dict[str, Patches] = {
     "hints": [(AlphabetSearch, "_start_from_hints", _nothing)],
@@ -68,7 +72,7 @@ STAGES: dict[str, Patches] = {
     "annealing": [(Walk, "anneal", _nothing)],
     "refinement": [(front, "WHOLE_SHARE", 1.0)],  # type: ignore[list-item]
     "refinement: recomposing": [(refinement._Refinement, "recompose", _nothing)],  # noqa: SLF001 - what is left out
-    "refinement: rearranging": [(refinement._Refinement, "reorder", _as_it_is)],  # noqa: SLF001
+    "refinement: rearranging": [(refinement._Refinement, "reorder", _not_rearranged)],  # noqa: SLF001
     "refinement: local search": [(refinement.LocalSearch, "improve", _nothing)],
     "refinement: windows and annealing": [(refinement._Refinement, "shuffle", _nothing)],  # noqa: SLF001
 }

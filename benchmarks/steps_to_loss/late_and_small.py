@@ -3,12 +3,12 @@
     python -m benchmarks.steps_to_loss.late_and_small [--seeds 8] [--seeds-lab 4] [--variants "…;…"] [--resume]
 
 Three tasks, 16 workers on 4 nodes, shuffled data, plain SGD: the planner's task (a multilayer perceptron on digits,
-`training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce
-in lockstep, in a pipeline of width 2 and 3, with and without warm-up, with parameters late by a round, and with each
-codec; and by node-then-all 23, whose parameters travel as differences to the last mean of all, with each codec. At each
-learning rate the *steps ratio* of a run is its steps over those of All-Reduce in lockstep with the same seed (of
-node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature of the loss, which a
-pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
+`training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce in
+lockstep, in a pipeline of width 2 and 3, with and without warm-up, with parameters late by a round (of 1 step and of
+5), and with each codec; and by node-then-all 23, whose parameters travel as differences to the last mean of all, with
+each codec. At each learning rate the *steps ratio* of a run is its steps over those of All-Reduce in lockstep with
+the same seed (of node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature
+of the loss, which a pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
 
 Writes benchmarks/results/late_and_small.json and .md. About half an hour on a quiet core, most of it for the lab's.
 """
@@ -75,6 +75,8 @@ def variants() -> Iterator[tuple[str, str, Schedule]]:
     yield "pipeline, warm-up", "lockstep", with_(everyone, when=Pipeline(warm_up=WARM_UP))
     yield "pipeline of 3", "lockstep", with_(everyone, when=Pipeline(width=3, wider=True))
     yield "parameters late", "lockstep", with_(everyone, when=Late())
+    yield "parameters every 5", "lockstep", with_(everyone, pace=5)
+    yield "parameters late every 5", "lockstep", with_(everyone, pace=5, when=Late())
     codecs = {
         "float16": How(codec=Codec.FLOAT16),
         "bfloat16": How(codec=Codec.BFLOAT16),
@@ -92,8 +94,8 @@ def variants() -> Iterator[tuple[str, str, Schedule]]:
 
 TASKS = {
     "perceptron, digits": (0.15, (0.4, 0.2, 0.1), 3000),
-    "lab, digits": (0.1, (0.4, 0.2), 160),
-    "lab, text": (2.6, (0.4, 0.2), 200),
+    "lab, digits": (0.1, (0.4, 0.2), 400),
+    "lab, text": (2.6, (0.8, 0.4, 0.2), 400),
 }
 """Target, learning rates, and the most steps."""
 

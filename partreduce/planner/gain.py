@@ -3,7 +3,8 @@
 The ratio of two predicted times carries the errors of both predictions. They are taken as independent: over all pairs
 of schedules that were measured on shuffled data, 9 of 10 measured ratios lay within 19 % (the lab's network) and 11 %
 (the digits) of the predicted ones, where one error of 13 % or 7.5 % on either side gives 19 % and 11 %
-(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json).
+(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). They are stated beside a gain and decide nothing:
+most of what a prediction errs in is common to all options (`least_time`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from partreduce.topo.arithmetic.pareto import dominates, non_dominated
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from partreduce.planner.job import Data
+    from partreduce.planner.job import Data, Job
     from partreduce.planner.option import Option
 
 NINE_OF_TEN = 1.645
 """Standard errors of a sampled time that 9 of 10 samples keep."""
 
 
+TIE = 0.02
+"""Options that take longer by at most this part are as good, and the simplest is taken."""
 MATERIAL = 1e-6
 """What is less by a smaller part is equal."""
 
@@ -72,20 +75,20 @@ def beats(option: Option, other: Option) -> bool:
     return dominates(ours, theirs) and any(a < b * (1 - MATERIAL) for a, b in zip(ours, theirs, strict=True))
 
 
-def best_plain(options: Sequence[Option]) -> Option | None:
-    """All-Reduce every k steps with the least predicted time, in any form, in lockstep or late; None without one."""
+def best_plain(options: Sequence[Option], job: Job) -> Option | None:
+    """All-Reduce every k steps with the least decisive time, in any form, in lockstep or late; None without one."""
     plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
-    return min(plain, key=lambda option: (option.time, option.communication), default=None)
+    return min(plain, key=lambda option: (decisive_time(option, job), option.communication), default=None)
 
 
 def simplicity(option: Option) -> tuple[int, int, int, float]:
-    """Less is simpler: All-Reduce every k steps, then few distinct phases (communicators), then a short period.
+    """Less is simpler: what waits for its averages, All-Reduce every k steps, few distinct phases, a short period.
 
     Neighbours that keep a gap, and quorums, come last, since they have queues; those with smaller ones are simpler.
     """
     if held := option.gap or option.quorum:
-        return (2, option.num_phases, option.period, held.memory_bytes)
-    return (0 if option.is_plain else 1, option.num_phases, option.period, 0.0)
+        return (3, option.num_phases, option.period, held.memory_bytes)
+    return (2 if option.late else 0 if option.is_plain else 1, option.num_phases, option.period, 0.0)
 
 
 def unbeaten(options: Sequence[Option]) -> list[Option]:
@@ -94,18 +97,26 @@ def unbeaten(options: Sequence[Option]) -> list[Option]:
     return [option for option in options if not any(beats(other, option) for other in best)]
 
 
-def simplest_as_good(options: Sequence[Option], data: Data) -> Option:
-    """The simplest option that no other beats and that is not distinguishable from the fastest.
+def decisive_time(option: Option, job: Job) -> float:
+    """What options are compared by: the predicted time, at a pessimistic price of lateness that nobody asked for.
 
-    All-Reduce every k steps if its best is one of them; otherwise one that is faster than it beyond the error, or beats
-    it.
+    All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Lateness
+    is different: what it costs depends on the task, and what waits for its averages does not pay it.
     """
-    kept, plain = unbeaten(options), best_plain(options)
-    fastest = min(kept, key=lambda option: (option.time, option.communication, option.period, option.name))
-    near = [option for option in kept if not gain(fastest, option, data).is_certain]
-    if plain is not None:
-        if any(option is plain for option in near):
-            return plain
-        near = [option for option in near if gain(option, plain, data).is_certain or beats(option, plain)]
+    if not option.late or job.fastest or _is_asked_for(option, job):
+        return option.time
+    return option.time_at_worst
+
+
+def _is_asked_for(option: Option, job: Job) -> bool:
+    if option.quorum:
+        return bool(job.quorum)
+    return bool(option.gap and job.gap) or (job.when is not None and option.lateness is job.when)
+
+
+def least_time(options: Sequence[Option], job: Job) -> Option:
+    """The option with the least decisive time; the simplest of those that take at most `TIE` longer."""
+    least = min(decisive_time(option, job) for option in options)
+    near = unbeaten([option for option in options if decisive_time(option, job) <= least * (1 + TIE)])
     # Of equally simple ones the fastest; times that differ by rounding are equal.
-    return min(near or [fastest], key=lambda option: (simplicity(option), float(f"{option.time:.9e}"), option.name))
+    return min(near, key=lambda one: (simplicity(one), float(f"{decisive_time(one, job):.9e}"), one.name))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.planner import group_runs, quorums
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.planner.quorum_runs import by, costs_of, measured, rounds_of, run, setting_of, words_of, work_of_run
+from partreduce.planner.quorums import all_reduce, settings
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.quorum import balance, in_step, sampled
 
@@ -57,28 +58,32 @@ def imbalances(job: Job, options: Sequence[Option] = ()) -> Imbalances:
         key=lambda option: (option.time, option.name),
         default=None,
     )
-    count, base = job.cluster.num_workers, quorums.all_reduce(job)
-    costs = quorums.costs_of(base, job)
+    count, base = job.cluster.num_workers, all_reduce(job)
+    costs = costs_of(base, job)
     as_is = sampled(job.compute_times(), count, seed=job.seed)
     waits, rows = [], []
     for factor in FACTORS:
         seconds = _apart(as_is, factor)
         lockstep = float(seconds.max(axis=1).mean()) + costs.sum_seconds
         waits.append(_waits(seconds))
-        row = {}
-        for setting in quorums.settings(job, seconds, costs):
-            rounds = quorums.rounds_of(seconds, setting, costs)
-            if quorums.work_of_run(setting, count, rounds) * len(FACTORS) > MOST_WORK:
-                continue
-            found = quorums.run(quorums.by(base, setting), job, ComputeTimes(trace=seconds), rounds)
-            time = found.seconds * quorums.steps_ratio_of(found, job)
-            row[quorums.words_of(setting, count)] = lockstep / time if time else 1.0
+        listed = [(base, setting) for setting in settings(base, job, seconds)]
         if of_groups is not None:
-            row |= _of_groups(of_groups, job, seconds, lockstep)
+            when = of_groups.schedule.strategy.when
+            assert isinstance(when, Quorum), "asked before"
+            listed.append((of_groups, setting_of(of_groups, when.quorum, job, seconds)))
+        row = {}
+        for one, setting in listed:
+            rounds = rounds_of(one, setting, job, seconds)
+            if work_of_run(one.schedule, setting, rounds) * len(FACTORS) > MOST_WORK:
+                continue
+            found = run(by(one, setting), job, ComputeTimes(trace=seconds), rounds)
+            time = measured(one, setting, job, found).time
+            words = one.quorum.words if one.quorum else words_of(setting, one)
+            row[words] = lockstep / time if time else 1.0
         rows.append(row)
     speeds = {words: np.array([row[words] for row in rows]) for words in rows[0] if all(words in row for row in rows)}
     usual = count / (float(as_is.max(axis=1).mean()) + costs.sum_seconds)
-    numbers: list[Start | int] = [Start.SOLO, *range(2, count)]
+    numbers: list[QuorumStart | int] = [QuorumStart.SOLO, *range(2, count)]
     both = [
         [
             many(as_is, Quorum(quorum=number), word=costs.word, sum_seconds=costs.sum_seconds).gradients_per_second
@@ -88,20 +93,6 @@ def imbalances(job: Job, options: Sequence[Option] = ()) -> Imbalances:
     ]
     free, steps = np.array(both) / usual
     return Imbalances(np.array(waits), _waits(as_is), speeds, free, steps, base.step_seconds)
-
-
-def _of_groups(option: Option, job: Job, seconds: npt.NDArray[np.float64], lockstep: float) -> dict[str, float]:
-    """The speed of a quorum of groups where steps take such seconds (samples, num_workers); none if that takes long."""
-    assert option.quorum is not None, "asked before"
-    when = option.schedule.strategy.when
-    assert isinstance(when, Quorum), "likewise"
-    setting = group_runs.setting_of(option, when.quorum, job, seconds)
-    rounds = group_runs.rounds_of(option, setting, job, seconds)
-    if group_runs.work_of_run(option.schedule, setting, rounds) * len(FACTORS) > MOST_WORK:
-        return {}
-    found = quorums.run(quorums.by(option, setting), job, ComputeTimes(trace=seconds), rounds)
-    time = group_runs.measured(option, setting, job, found).time
-    return {option.quorum.words: lockstep / time if time else 1.0}
 
 
 def _apart(seconds: npt.NDArray[np.float64], factor: float) -> npt.NDArray[np.float64]:

@@ -67,20 +67,21 @@ class Data(StrEnum):
 class Job:
     """A cluster with its hardware, what matters, and the limits.
 
-    `drift_correction` allows schedules to be recommended for training with it, which needs plain SGD; `disturbance` is
-    what the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names some):
-    the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no effort is
-    given, and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict how every
-    candidate may travel and what of it may come a round late; None leaves it to the planner, which takes what is best
-    for each. `codec` is what sums may be written in, where a strategy allows it and it pays: nothing but numbers as
-    they are, as long as nobody allows more; None allows float16 and int8. `curvature` is the learning rate times the
-    largest curvature of the loss: it prices gradients that come late. `fastest` takes the least predicted time also
-    where the prediction cannot tell it from something simpler. `gap` asks for neighbours that keep a gap, and for
-    nothing else (True) or for none (False); None weighs a few of them where step times differ. `max_queues` is the most
-    bytes that their queues may take of a worker. `quorum` asks for rounds that a quorum starts, and for nothing else
-    (True) or for none (False); None weighs a few of them where step times differ. `tables` says that tables go their
-    own way beside it in every step, so that only schedules whose workers have common steps will do. A `pilot` of the
-    user's own job brings the prices of consensus distance, drift and lateness that stand in for the shipped ones.
+    `drift_correction` allows schedules to be recommended for training with it, which needs plain SGD; `disturbance`
+    is what the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names
+    some): the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no
+    effort is given, and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict
+    how every candidate may travel and what of it may come a round late; None leaves it to the planner, which takes
+    what is best for each. `codec` is what sums may be written in, where a strategy allows it and it pays: nothing
+    but numbers as they are, as long as nobody allows more; None allows float16 and int8. `curvature` is the
+    learning rate times the largest curvature of the loss: it prices gradients that come late. `fastest` takes the
+    least predicted time also within 2 % of something simpler, and what comes late at its predicted price. `gap`
+    asks for neighbours that keep a gap, and for nothing else (True) or for none (False); None weighs a few of them
+    where step times differ. `max_queues` is the most bytes that their queues may take of a worker. `quorum` asks
+    for rounds that a quorum starts, and for nothing else (True) or for none (False); None weighs a few of them
+    where step times differ. `tables` says that tables go their own way beside it in every step, so that only
+    schedules whose workers have common steps will do. A `pilot` of the user's own job brings the prices of
+    consensus distance, drift and lateness that stand in for the shipped ones.
     """
 
     cluster: Cluster

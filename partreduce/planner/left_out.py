@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from partreduce.console import size
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.group_runs import memory_bytes
+from partreduce.planner.quorum_runs import memory_of_groups
 from partreduce.planner.slowdown import Slowdown
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
 
@@ -43,10 +43,10 @@ def not_weighed(job: Job) -> list[str]:
         way_out = "; --when quorum weighs quorums of all workers" if "quorums" in kinds else ""
         listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         said.append(f"{listed} are weighed for at most {MAX_GRAPH_WORKERS} workers, not {count}{way_out}")
-    elif job.weighs_quorums and job.max_queues is not None and memory_bytes(job) > job.max_queues:
+    elif job.weighs_quorums and job.max_queues is not None and memory_of_groups(job) > job.max_queues:
         said.append(
-            f"quorums of groups are not weighed: a worker keeps {size(memory_bytes(job))} for them, and max-queues is "
-            f"{size(job.max_queues)}"
+            f"quorums of groups are not weighed: a worker keeps {size(memory_of_groups(job))} for them, and max-queues "
+            f"is {size(job.max_queues)}"
         )
     return said
 

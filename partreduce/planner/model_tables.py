@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from partreduce.planner.table_prices import IN_ORDER, Table
 from partreduce.topo.errors import InputError, PartreduceError
-from partreduce.topo.strategies.routes import Gradient, Route, Way
+from partreduce.topo.strategies.routes import Gradient, Route, TableWay
 from partreduce.topo.timing.tables import Touched
 from partreduce.user_function import function_of, one_line
 
@@ -102,10 +102,10 @@ def tables_of(
     for name, (parameter, modules) in found.items():
         gradient = Gradient.SPARSE if any(module.sparse for module in modules) else Gradient.DENSE
         shares = touched.get(name)
-        ways, because = possible_ways(model, name, optimizer) if shares is not None else ((Way.DENSE,), UNKNOWN)
+        ways, because = possible_ways(model, name, optimizer) if shares is not None else ((TableWay.DENSE,), UNKNOWN)
         if (use := (other_uses or {}).get(name)) is not None:
-            ways, because = (Way.DENSE,), f"forward() hands its weight to {use}, too, which needs all rows"
-        if gradient is Gradient.SPARSE and ways == (Way.DENSE,):
+            ways, because = (TableWay.DENSE,), f"forward() hands its weight to {use}, too, which needs all rows"
+        if gradient is Gradient.SPARSE and ways == (TableWay.DENSE,):
             raise InputError(f"table {name!r}: has a sparse gradient, which way dense does not know; {because}")
         tables.append(
             Table(
@@ -126,7 +126,7 @@ def tables_of(
 
 def possible_ways(
     model: torch.nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None
-) -> tuple[tuple[Way, ...], str]:
+) -> tuple[tuple[TableWay, ...], str]:
     """The ways that the run-time lets a table go, and what it says against the first of the others.
 
     A table with `max_norm` goes densely only if it cannot be sharded: each worker would shorten the rows that it looks
@@ -136,7 +136,7 @@ def possible_ways(
 
     parameter, modules = embeddings_of(model)[name]
     gradient = Gradient.SPARSE if modules[0].sparse else Gradient.DENSE
-    ways, against = [Way.DENSE], ""
+    ways, against = [TableWay.DENSE], ""
     for way in IN_ORDER[1:]:
         rows, columns = parameter.shape
         route = Route(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient)
@@ -146,11 +146,11 @@ def possible_ways(
             against = against or str(error).removeprefix(f"parameter {name!r}: ")
         else:
             ways.append(way)
-    if Way.SHARDED in ways and optimizer is not None and (kind := looks_at_whole_tensors(optimizer, parameter)):
-        ways.remove(Way.SHARDED)
+    if TableWay.SHARDED in ways and optimizer is not None and (kind := looks_at_whole_tensors(optimizer, parameter)):
+        ways.remove(TableWay.SHARDED)
         against = f"{kind} looks at whole tensors, of which a worker would have some rows"
-    if Way.SHARDED in ways and any(module.max_norm is not None for module in modules):
-        ways.remove(Way.DENSE)
+    if TableWay.SHARDED in ways and any(module.max_norm is not None for module in modules):
+        ways.remove(TableWay.DENSE)
         against = "max_norm shortens rows where they are looked up, so that copies would part"
     return tuple(ways), against
 

@@ -138,6 +138,21 @@ class Option:
         return self.step_seconds * self.steps_ratio
 
     @property
+    def time_at_worst(self) -> float:
+        """As `time`, if lateness costs as much as it may (`StepsModel.late_more`)."""
+        model, steps = self.model, self.pace if isinstance(self.pace, int) else max(self.pace)
+        of_averages = model.late_more + model.late_more_per_step * (steps - 1)
+        more = 0.0
+        if self.quorum is not None:
+            rounds = self.schedule.num_workers * steps / self.quorum.gradients
+            more = rounds * self.quorum.delay * (of_averages if self.quorum.of else model.delay_more)
+        elif self.lateness is Lateness.PIPELINE:
+            more = model.delay_more * self.schedule.strategy.when.lag
+        elif self.late:
+            more = of_averages / (self.gap.progress if self.gap and 0 < self.gap.progress < 1 else 1.0)
+        return self.step_seconds * (self.steps_ratio + more)
+
+    @property
     def late(self) -> bool:
         """Whether a round's averaging comes one round late, beside the computing; parameters or gradients."""
         return self.schedule.strategy.overlap

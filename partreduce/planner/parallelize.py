@@ -34,7 +34,7 @@ from partreduce.topo.errors import InputError, PartreduceError, PeerLostError, U
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Codec
-from partreduce.topo.strategies.routes import Way
+from partreduce.topo.strategies.routes import TableWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -237,7 +237,7 @@ def _chosen(
     applying, beside = _applying(optimizer), _priced(schedule)
     chosen = choose_routes(tables, beside, hardware, dense_bytes=dense_bytes, applying=applying, codecs=codecs)
     if beside is not schedule:
-        if any(route.way is not Way.DENSE for route in chosen.routes.tables):
+        if any(route.way is not TableWay.DENSE for route in chosen.routes.tables):
             refuse_unpriced(schedule)
         return schedule, (*chosen.reasons, f"these are prices in lockstep, without when.{schedule.strategy.when.word}")
     return replace(schedule, strategy=replace(schedule.strategy, what=chosen.routes), certificate=None), chosen.reasons

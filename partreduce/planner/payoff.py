@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from partreduce.planner.gain import best_plain
+from partreduce.planner.gain import best_plain, decisive_time
 from partreduce.planner.job import PIPELINE_WIDTH
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, seconds_of
@@ -86,17 +86,20 @@ def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     allowed = replace(job, codec=None)
     kept = permitted(options, job)
     may = [one for one in kept if not one.schedule.strategy.refuses_codec(one.schedule.cluster)]
-    fastest = min(may, key=lambda option: option.time, default=None)
-    seeds = {id(one): one for one in (chosen, best_plain(kept), fastest) if one and not one.gap and not one.quorum}
+    fastest = min(may, key=lambda option: decisive_time(option, job), default=None)
+    seeds = {id(one): one for one in (chosen, best_plain(kept, job), fastest) if one and not one.gap and not one.quorum}
     found: list[Option] = []
     for seed in seeds.values():
         if isinstance(seed.pace, int) and work_of(seed.schedule, job) <= LITTLE_WORK:
             found += Axes.of(seed.schedule, allowed).options(Label(name=seed.schedule.name.partition("(every=")[0]))
-    best = min(permitted(found, allowed), key=lambda option: option.time, default=None)
-    if best is None or best.how.codec is Codec.NONE or not best.time < chosen.time * (1 - TOLD):
+    best = min(permitted(found, allowed), key=lambda option: decisive_time(option, job), default=None)
+    if best is None or best.how.codec is Codec.NONE:
+        return []
+    ratio = decisive_time(chosen, job) / decisive_time(best, job) if decisive_time(best, job) else 1.0
+    if ratio * (1 - TOLD) <= 1:
         return []
     said = (
-        f"--codec any would make training at least {chosen.time / best.time:.2f} times as fast ({best.name}: "
+        f"--codec any would make training at least {ratio:.2f} times as fast ({best.name}: "
         f"{ms(best.step_seconds)} per step); it rounds what is sent, so it is left to you"
     )
     return [said]

@@ -13,7 +13,6 @@ from partreduce.planner.competitors import competitors
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gap_words import gap_cautions, gap_reasons
 from partreduce.planner.gaps import gap_options
-from partreduce.planner.group_quorums import group_quorum_options
 from partreduce.planner.left_out import not_reached, not_weighed
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label
@@ -214,9 +213,7 @@ def _by_quorum(
         return []
     until = clock.limit - _for_proof(clock)
     say("letting quorums start rounds in virtual time")
-    options = quorum_options(job, clock, until, left_out.append)
-    say("letting quorums start groups in virtual time")
-    return options + group_quorum_options(job, clock, until, left_out.append, known=() if job.quorum else known)
+    return quorum_options(job, clock, until, left_out.append, known=() if job.quorum else known)
 
 
 def load_searchers() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.planner.gain import gain
+from partreduce.planner.gain import decisive_time, gain
 from partreduce.planner.job import Data
 from partreduce.planner.quorums import all_reduce
 from partreduce.planner.recommend import permitted
@@ -54,7 +54,9 @@ def _not_recommended(chosen: Option, options: Sequence[Option], job: Job) -> lis
     best = min(tried, key=lambda option: (option.time, option.name))
     against = gain(best, chosen, job.data)
     assert best.quorum is not None, "kept above"
-    pays = "it does not pay" if against.ratio <= 1 else "not distinguishable, and the recommendation is simpler"
+    dear = decisive_time(best, job) > decisive_time(chosen, job)
+    pays = "it does not pay if lateness costs as much as it may" if dear else "what was taken is simpler"
+    pays = "it does not pay" if against.ratio <= 1 else pays
     what = f"a quorum is predicted to be {against} as fast at best ({best.quorum.words})"
     return [f"{what}: {pays}"]
 

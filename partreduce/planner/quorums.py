@@ -1,105 +1,82 @@
-"""Quorums as options: All-Reduce of those that have come, under settings that answer what slows workers down.
+"""Quorums as options: schedules whose rounds start when some have come, under settings that answer what slows workers.
 
-A round under a quorum is no step of All-Reduce: fewer gradients are in it, and some are late. Divided by the number of
-workers, as the paper does, each weighs what it weighs in All-Reduce, so as many of them are needed, and predicted steps
-are rounds: All-Reduce's, times workers over gradients in a round, times the price of lateness. That price is what
-gradients that come a step late cost in a pipeline (`steps_model`), for each whole step, of as many gradients as there
-are workers, that they are late on average. It was measured for pipelines, where all are late alike, not for quorums.
+All-Reduce is run in virtual time (`quorum_runs`) under a few of them. Of schedules of groups those are run that would
+be best if all workers were alike, and then what is near the best.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import ceil, floor, isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partreduce.planner.competitors import MAX_GRAPH_WORKERS, competitors
+from partreduce.planner.lateness import Lateness
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import measure
-from partreduce.planner.option import QuorumFacts
+from partreduce.planner.quorum_runs import (
+    MOST_LATE,
+    by,
+    measured,
+    memory_of_groups,
+    phases_of,
+    rounds_of,
+    run,
+    setting_of,
+    sizes_of,
+    words_of,
+    work_of_run,
+)
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import payer
 from partreduce.schedulers import registry
-from partreduce.topo.figures.base import absent
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.quorum import Quorum, Start
-from partreduce.topo.timing.quorum import balance, sampled
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.timing.quorum import sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
     from partreduce.planner.job import Job
     from partreduce.planner.option import Option
     from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.topo.timing.compute import ComputeTimes
+    from partreduce.topo.schedule import Schedule
 
-LEAST_ROUNDS, MOST_ROUNDS = 120, 480
-SLOW_STEPS = 12
-"""Of the slowest worker, in a run."""
-WARM_UP = 4
-"""One part of so many of a run is left out."""
-PARTS = 4
-"""Of the rest, which say how much its seconds vary."""
-MOST_LATE = 64
-"""The longest queue that is proposed."""
-PER_MESSAGE = 1.7e-5
-"""Nominal seconds of a run for each message and each event of a worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run in virtual time: seconds of a round, their relative error, waiting, bytes, and what was in the rounds.
-
-    `calls` (num_rounds, num_workers) is how many each worker had in every round, the first ones as well, and `oldest`
-    the most rounds that any was late.
-    """
-
-    seconds: float
-    error: float
-    waiting: float
-    nic_bytes: float
-    active: float
-    gradients: float
-    age: float
-    least_share: float
-    oldest: int
-    calls: npt.NDArray[np.int64] = field(repr=False, compare=False)
+KEPT = 3
+"""Schedules with groups of different sizes that are run."""
+ALIKE = 2
+"""More of the sizes that turn out best."""
+NOTHING = 1e-3
+"""A longer queue has to save more than this part of the time."""
+REFINEMENTS = 3
+"""Times that the neighbours of the best are tried, as long as one is better."""
+MEASURED_SHARE = 0.3
+"""Of the time, for the figures of schedules in lockstep."""
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What rounds cost whoever starts them: seconds that word is on its way, and of a sum."""
+def quorum_options(
+    job: Job, clock: Clock, until: float, left_out: Callable[[str], None], *, known: Sequence[Option] = ()
+) -> list[Option]:
+    """All-Reduce and a few schedules of groups under a few quorums, each run in virtual time.
 
-    word: float
-    sum_seconds: float
-
-
-def quorum_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], None]) -> list[Option]:
-    """All-Reduce under a few quorums, each run in virtual time; none where the job does not weigh them, or All-Reduce.
-
-    The names of those that the time did not reach go to `left_out`; one is measured in any case if nothing else is
-    asked for.
+    The names of those that the time did not reach go to `left_out`; one is run in any case if nothing else is asked
+    for. Schedules of groups are those among the `known` options, or the catalogue's rules. None where the job does not
+    weigh quorums, or its limits leave them out, and groups of no more than 256 workers.
     """
     if not job.weighs_quorums:
         return []
-    base, pay = all_reduce(job), payer(clock, until)
-    if not within_limits(base.schedule, job.limits):
-        return []
-    seconds = sampled(job.compute_times(), job.cluster.num_workers, seed=job.seed)
-    costs = costs_of(base, job)
-    count, options = job.cluster.num_workers, []
-    runs = [(one, rounds_of(seconds, one, costs)) for one in settings(job, seconds, costs)]
-    cheapest = min(runs, key=lambda one: work_of_run(one[0], count, one[1]))
-    affordable = [one for one in runs if pay(work_of_run(one[0], count, one[1]))] or [cheapest] * bool(job.quorum)
-    for setting, rounds in runs:
-        if (setting, rounds) in affordable:
-            options.append(_option(base, setting, job, run(by(base, setting), job, job.compute_times(), rounds)))
-        else:
-            left_out(words_of(setting, count))
-    return options
+    trials = Trials(job, payer(clock, until), left_out)
+    base = all_reduce(job)
+    if within_limits(base.schedule, job.limits):
+        trials.try_all(base, settings(base, job, trials.seconds))
+    of_groups = Trials(job, payer(clock, until), left_out)
+    has_room = job.max_queues is None or memory_of_groups(job) <= job.max_queues
+    if job.cluster.num_workers <= MAX_GRAPH_WORKERS and has_room:
+        of_groups.search(based(known or _rules(job, clock, until), job))
+    return [*trials.options.values(), *of_groups.worth()]
 
 
 def all_reduce(job: Job) -> Option:
@@ -107,151 +84,173 @@ def all_reduce(job: Job) -> Option:
     return measure(registry.build("allreduce", job.cluster), replace(job, codec=Codec.NONE))
 
 
-def costs_of(base: Option, job: Job) -> Costs:
-    """Of rounds that sum as All-Reduce does."""
-    return Costs(max(job.hardware.inside.latency, job.hardware.nic.latency), base.communication)
+def settings(base: Option, job: Job, seconds: npt.NDArray[np.float64]) -> list[Quorum]:
+    """Of All-Reduce: all but the slow workers or one, half of them, majority, and solo, with queues that suit them.
 
-
-def settings(job: Job, seconds: npt.NDArray[np.float64], costs: Costs) -> list[Quorum]:
-    """All but the slow workers or one, half of them, majority, and solo; each with a queue that suits it.
-
-    A queue holds the rounds that pass during the longest step, as far as memory allows, so that nobody waits for it.
+    `seconds` (samples, num_workers) are those of steps.
     """
     count, slow = job.cluster.num_workers, len(Slowdown.of(job).slow)
     numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
-    starts: list[Start | int] = [*dict.fromkeys(numbers), Start.MAJORITY, Start.SOLO]
-    made = [Quorum(quorum=start) for start in starts]
-    return [replace(one, staleness=_queue(one, job, seconds, costs)) for one in made]
+    starts: list[QuorumStart | int] = [*dict.fromkeys(numbers), QuorumStart.MAJORITY, QuorumStart.SOLO]
+    return [setting_of(base, start, job, seconds) for start in starts]
 
 
-def _queue(setting: Quorum, job: Job, seconds: npt.NDArray[np.float64], costs: Costs) -> int:
-    wanted = queue_for(seconds, balance(seconds, setting, word=costs.word, sum_seconds=costs.sum_seconds).seconds)
-    if job.max_queues is not None:
-        while wanted > 1 and _memory(replace(setting, staleness=wanted), job) > job.max_queues:
-            wanted -= 1
-    return max(1, wanted)
+def _rules(job: Job, clock: Clock, until: float) -> list[Option]:
+    """The catalogue's rules, if all workers were alike."""
+    stop = clock.position() + MEASURED_SHARE * max(0.0, until - clock.position())
+    rules = [name for name in registry.names() if registry.entry(name).kind == "rule"]
+    return competitors(_calm(job), until=stop, stop=stop, clock=clock, names=rules)
 
 
-def queue_for(seconds: npt.NDArray[np.float64], period: float) -> int:
-    """Results that come during the longest of such calls (samples, num_workers), rounds taking `period` each."""
-    longest = float(np.quantile(seconds, 1 - 1 / (4 * seconds.shape[1])))  # of which each worker has one in 4n
-    return min(MOST_LATE, ceil(longest / period) + 1) if period else 1
-
-
-def _memory(setting: Quorum, job: Job) -> float:
-    """Bytes that a worker keeps beside its parameters."""
-    from partreduce.runtime.virtual_time.predict import ARRAYS
-
-    plain = registry.build("allreduce", job.cluster).strategy
-    arrays = ARRAYS[setting.protocol](replace(plain, when=setting), job.cluster.num_workers)
-    return arrays * (job.hardware.model_bytes or 0)
-
-
-def words_of(setting: Quorum, num_workers: int) -> str:
-    """A setting as tables call it."""
-    if isinstance(setting.quorum, Start):
-        return str(setting.quorum)
-    return f"{setting.quorum} of {num_workers}"
-
-
-def rounds_of(seconds: npt.NDArray[np.float64], setting: Quorum, costs: Costs) -> int:
-    """Rounds of a run in which the slowest worker has some steps."""
-    return rounds_for(seconds, balance(seconds, setting, word=costs.word, sum_seconds=costs.sum_seconds).seconds)
-
-
-def rounds_for(seconds: npt.NDArray[np.float64], period: float) -> int:
-    """The same where rounds take `period` each."""
-    wanted = SLOW_STEPS * float(seconds.mean(axis=0).max()) / period if period else 0.0
-    return int(min(MOST_ROUNDS, max(LEAST_ROUNDS, wanted)))
-
-
-def work_of_run(setting: Quorum, num_workers: int, num_rounds: int) -> float:
-    """Nominal seconds: for a number all tell all, else one tells all."""
-    messages = num_workers if isinstance(setting.quorum, Start) else num_workers**2
-    return PER_MESSAGE * num_rounds * (messages + 4 * num_workers)
-
-
-def by(base: Option, setting: Quorum) -> Option:
-    """The same schedule under a quorum, before anything is known of it."""
-    strategy = replace(base.schedule.strategy, when=setting)
-    return replace(base, schedule=replace(base.schedule, strategy=strategy, certificate=None))
-
-
-def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
-    """One run in virtual time."""
-    from partreduce.runtime.virtual_time.simulate import simulate
-
-    timeline = simulate(
-        option.schedule, job.hardware, compute=times, num_rounds=num_rounds, seed=job.seed, form=option.form
-    )
-    observed = timeline.observed
-    assert observed is not None, "a run under a quorum is observed"
-    record = observed.quorum
-    assert record is not None, "likewise"
-    first, end = num_rounds // WARM_UP, record.summed[1]  # (num_rounds,)
-    marks = np.linspace(first - 1, num_rounds - 1, PARTS + 1).astype(int)
-    parts = np.diff(end[marks]) / np.diff(marks)
-    seconds = float(end[-1] - end[first - 1]) / (num_rounds - first)
-    kept, counted = record.gradients[first:], record.rounds >= first
-    return Run(
-        seconds=seconds,
-        error=float(parts.std(ddof=1)) / len(parts) ** 0.5 / seconds if seconds else 0.0,
-        waiting=float(timeline.waiting().mean()) / num_rounds,
-        nic_bytes=float(observed.nic_bytes.max()) / num_rounds,
-        active=float(record.active[first:].mean()),
-        gradients=float(kept.sum()) / len(kept),
-        age=float(record.ages[counted].mean()),
-        least_share=float(kept.sum(axis=0).min() / kept.sum() * kept.shape[1]),
-        oldest=int(record.ages.max()),
-        calls=record.gradients,
-    )
-
-
-def steps_ratio_of(found: Run, job: Job) -> float:
-    """Rounds to a loss, over All-Reduce's steps."""
-    count = job.cluster.num_workers
-    return count / found.gradients * (1 + price_of(found.age * found.gradients / count, job))
-
-
-def price_of(delay: float, job: Job) -> float:
-    """What it costs that gradients are late by so many whole steps on average; between whole numbers in proportion."""
-    model, whole = job.steps_model, floor(delay)
-    below, above = (model.delayed(1 + late, job.curvature) for late in (whole, whole + 1))
-    return below + (delay - whole) * (above - below) if isfinite(above) else above
-
-
-def _option(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
-    """All-Reduce under a quorum, as its run was."""
-    count = job.cluster.num_workers
-    words, delay = words_of(setting, count), found.age * found.gradients / count
-    name = f"quorum: {words}, up to {setting.staleness} late"
-    schedule = replace(
-        base.schedule, name=name, strategy=replace(base.schedule.strategy, when=setting), certificate=None
-    )
-    schedule.strategy.check(job.cluster)
-    bound = setting.bound
-    assert bound is not None, "each keeps one"
+def _calm(job: Job) -> Job:
+    """The same job of workers that are alike, in lockstep, with sums as they are."""
+    hardware = replace(job.hardware, slowdown=(), jitter=0.0)
     return replace(
-        base,
-        name=name,
-        schedule=schedule,
-        nic_bytes=found.nic_bytes,
-        step_seconds=found.seconds,
-        step_error=found.error,
-        waiting=found.waiting,
-        contraction=absent("whose gradients are in a round is decided while the job runs"),
-        steps_ratio=steps_ratio_of(found, job),
-        model=job.steps_model,
-        extrapolated=False,
-        quorum=QuorumFacts(
-            words=words,
-            active=found.active,
-            gradients=found.gradients,
-            gradients_per_second=found.gradients / found.seconds if found.seconds else float("inf"),
-            age=found.age,
-            delay=delay,
-            bound=bound,
-            least_share=found.least_share,
-            memory_bytes=_memory(setting, job),
-        ),
+        job,
+        cluster=replace(job.cluster, hardware=hardware),
+        disturbance=None,
+        drift_correction=False,
+        when=Lateness.LOCKSTEP,
+        codec=Codec.NONE,
+        quorum=False,
+        gap=False,
     )
+
+
+def based(options: Sequence[Option], job: Job) -> list[Option]:
+    """The options whose groups may have a quorum, by their time to a loss if nobody waited for anybody.
+
+    What averages over all workers in each round is left to a quorum of all.
+    """
+
+    def time(option: Option) -> tuple[float, str]:
+        return (job.compute_times().base + option.communication) * option.steps_ratio, option.name
+
+    able = [
+        option
+        for option in options
+        if Quorum in option.schedule.strategy.whens
+        and not option.is_plain
+        and isinstance(option.pace, int)
+        and option.lateness is Lateness.LOCKSTEP
+        and option.how.codec is Codec.NONE
+        and np.isfinite(option.time)
+        and sizes_of(option.schedule) not in {(), (job.cluster.num_workers,)}
+    ]
+    return sorted(able, key=time)
+
+
+def starts_of(schedule: Schedule, slow: Sequence[int]) -> list[QuorumStart | int]:
+    """Who starts rounds: all members but the slow ones of every group, or all but one; half of the smallest; the first.
+
+    Args:
+        schedule: of groups.
+        slow: workers that are always slow.
+    """
+    sizes = sizes_of(schedule)
+    is_slow = np.isin(np.arange(schedule.num_workers), slow)
+    left = [int((~is_slow[list(group.members)]).sum()) for phase in phases_of(schedule) for group in phase]
+    usual = min((number for number in left if number), default=1) if len(slow) else sizes[0] - 1
+    numbers = [number for number in (usual, sizes[0] // 2) if 2 <= number < sizes[-1]]
+    return [*dict.fromkeys(numbers), QuorumStart.SOLO]
+
+
+@dataclass
+class Trials:
+    """What was run so far, by schedule and setting, and the most rounds that anything was late in each run."""
+
+    job: Job
+    pay: Callable[[float], bool]
+    left_out: Callable[[str], None]
+    options: dict[tuple[str, Quorum], Option] = field(default_factory=dict)
+    oldest: dict[tuple[str, Quorum], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Sample step times once."""
+        self.seconds = sampled(self.job.compute_times(), self.job.cluster.num_workers, seed=self.job.seed)
+        self._slow = [worker for worker, _ in Slowdown.of(self.job).slow]
+
+    def try_all(self, base: Option, listed: Sequence[Quorum]) -> None:
+        """Run a schedule under all settings that there is time for; under one in any case if all must be quorums."""
+        able = [setting for setting in listed if self.pay(self._work(base, setting))]
+        if not able and self.job.quorum:
+            able = [min(listed, key=lambda setting: self._work(base, setting))]
+        for setting in listed:
+            if setting in able:
+                self._run(base, setting)
+            else:
+                self.left_out(words_of(setting, base))
+
+    def search(self, bases: Sequence[Option]) -> None:
+        """Run the best schedules of different sizes under the quorums that suit them, then what is near the best."""
+        kinds: dict[tuple[int, ...], list[Option]] = {}
+        for base in bases:
+            kinds.setdefault(sizes_of(base.schedule), []).append(base)
+        for first, *_ in list(kinds.values())[:KEPT]:
+            for start in starts_of(first.schedule, self._slow):
+                self.tried(first, setting_of(first, start, self.job, self.seconds))
+        for _ in range(REFINEMENTS):
+            if not self.options:
+                return
+            best = self.best()
+            for base, setting in self._near(*best, kinds):
+                self.tried(base, setting)
+            if self.best() == best:
+                return
+
+    def best(self) -> tuple[str, Quorum]:
+        """The schedule and the setting with the least time to a loss so far."""
+        return min(self.options, key=lambda key: (self.options[key].time, key[1].staleness, key[0]))
+
+    def worth(self) -> list[Option]:
+        """All options but those whose queue is longer than another's and gains nothing by that."""
+        return [
+            option
+            for (name, setting), option in self.options.items()
+            if not any(
+                other == name
+                and shorter == replace(setting, staleness=shorter.staleness)
+                and shorter.staleness < setting.staleness
+                and self.options[other, shorter].time <= option.time * (1 + NOTHING)
+                for other, shorter in self.options
+            )
+        ]
+
+    def tried(self, base: Option, setting: Quorum) -> None:
+        """Run a schedule under a setting, if there is time and it was not run."""
+        key = (base.name, setting)
+        if key in self.options:
+            return
+        if self.pay(self._work(base, setting)):
+            self._run(base, setting)
+        else:
+            self.left_out(words_of(setting, base))
+
+    def _work(self, base: Option, setting: Quorum) -> float:
+        return work_of_run(base.schedule, setting, rounds_of(base, setting, self.job, self.seconds))
+
+    def _run(self, base: Option, setting: Quorum) -> None:
+        rounds = rounds_of(base, setting, self.job, self.seconds)
+        found = run(by(base, setting), self.job, self.job.compute_times(), rounds)
+        key = (base.name, setting)
+        self.options[key], self.oldest[key] = measured(base, setting, self.job, found), found.oldest
+
+    def _near(
+        self, name: str, setting: Quorum, kinds: dict[tuple[int, ...], list[Option]]
+    ) -> Iterator[tuple[Option, Quorum]]:
+        """One member more or less, half and twice the queue, and other schedules with groups of these sizes.
+
+        Queues only as far as that changes the run.
+        """
+        sizes, oldest = sizes_of(self.options[name, setting].schedule), self.oldest[name, setting]
+        base = next(one for one in kinds[sizes] if one.name == name)
+        if oldest > setting.staleness // 2 > 0:
+            yield base, replace(setting, staleness=setting.staleness // 2)
+        if oldest >= setting.staleness < MOST_LATE:
+            yield base, replace(setting, staleness=min(MOST_LATE, 2 * setting.staleness))
+        if isinstance(setting.quorum, int):
+            for number in (setting.quorum - 1, setting.quorum + 1):
+                if 2 <= number < sizes[-1]:
+                    yield base, setting_of(base, number, self.job, self.seconds)
+        for other in kinds[sizes][: 1 + ALIKE]:
+            yield other, setting_of(other, setting.quorum, self.job, self.seconds)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
+from partreduce.planner.gain import TIE, best_plain, decisive_time, gain, least_time, simplicity, unbeaten
 from partreduce.planner.job import Data
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.preference import preference
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def recommend(options: Sequence[Option], job: Job) -> Option:
-    """The option that the objective prefers within the job's limits, the simplest of those that it cannot tell apart.
+    """The option that the objective prefers within the job's limits.
 
-    Predicted times that differ by less than the error of the prediction are not told apart, unless the job asks for the
-    fastest; other objectives are figures of the schedule and are, up to rounding.
+    By default that is the least predicted time to the loss, with simplicity where times differ by 2 % or less
+    (`gain.least_time`); if the job asks for the fastest, and for the other objectives, what differs by rounding only.
 
     Raises:
         UnknownError: no option keeps the limits; the message names the nearest one.
@@ -39,9 +39,8 @@ def recommend(options: Sequence[Option], job: Job) -> Option:
         allowed = [option for option in exact if option.period == min(other.period for other in exact)]
     if not allowed:
         raise UnknownError(_nothing(options, job))
-    # Predictions of quorums err together, in the price of lateness, so that they can be told apart.
-    if job.objective is Objective.BALANCED and not job.fastest and not job.quorum:
-        return simplest_as_good(allowed, job.data)
+    if job.objective is Objective.BALANCED and not job.fastest:
+        return least_time(allowed, job)
     kept = unbeaten(allowed)
     least = min(preference(option.costs, job.objective) for option in kept)
     best = [option for option in kept if preference(option.costs, job.objective) == least]
@@ -88,7 +87,7 @@ def _exactly(option: Option) -> Fraction | None:
 
 def gain_of(chosen: Option, options: Sequence[Option], job: Job) -> Gain | None:
     """The recommendation against the best plain alternative, within the limits if there is one; None without any."""
-    plain = best_plain(permitted(options, job)) or best_plain(options)
+    plain = best_plain(permitted(options, job), job) or best_plain(options, job)
     return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
 
 
@@ -135,13 +134,10 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     if against is not None and not chosen.is_plain:
         said.append(
             f"it is predicted to reach a loss {against} as fast as the best plain alternative, "
-            f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step){_sure(chosen, against)}"
+            f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step)"
         )
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
-        said.append(
-            f"{fastest.name} is predicted to be {gain(fastest, chosen, job.data)} as fast as it: not distinguishable, "
-            f"and the recommendation is simpler: {_phases(chosen)}, against {_phases(fastest)}"
-        )
+        said.append(_not_taken(fastest, chosen, job))
     elif chosen.is_plain and fastest is chosen:
         said.append("no schedule that averages over fewer workers is predicted to train faster")
     every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]
@@ -164,11 +160,18 @@ def _beside_usual(best: Option, chosen: Option, options: Sequence[Option]) -> st
     )
 
 
-def _sure(chosen: Option, against: Gain) -> str:
-    if against.low > 1 or against.high < 1:
-        return ""
-    but = ", but it is better in every cost" if beats(chosen, against.alternative) else ""
-    return f": not distinguishable{but}"
+def _not_taken(fastest: Option, chosen: Option, job: Job) -> str:
+    """Why the option with the least predicted time is not the recommendation."""
+    ratio = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
+    worst = decisive_time(fastest, job) / decisive_time(chosen, job)
+    if worst > 1 + TIE:
+        most = "as your pilot leaves open" if job.pilot is not None else "as it may on other tasks"
+        asked = "quorum" if fastest.quorum else "gap" if fastest.gap else fastest.lateness
+        return (
+            f"{ratio}, but comes late: if that costs as much {most}, it would take {worst:.2f} times as long; --when "
+            f"{asked} takes it at its predicted price"
+        )
+    return f"{ratio}: within {TIE:.0%} the simpler one is taken, which is {_phases(chosen)}, against {_phases(fastest)}"
 
 
 def _phases(option: Option) -> str:

@@ -11,7 +11,7 @@ from partreduce.console import size as in_bytes
 from partreduce.planner.table_prices import APPLYING, HANDLING, IN_ORDER, Cost, Pricing, Table
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Route, Routes, Way
+from partreduce.topo.strategies.routes import Route, Routes, TableWay
 from partreduce.topo.timing.tables import aggregates_in
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Chosen:
     routes: Routes
     seconds: float
     dense_bytes: int
-    costs: dict[str, dict[Way, Cost]]
+    costs: dict[str, dict[TableWay, Cost]]
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def choose_routes(
     costs = _alternatives(pricing, ways, local_aggregation=local)
     reasons = []
     for table, route in zip(listed, tables_, strict=True):
-        saved = pricing.saved(table, route, local_aggregation=local, beside_gathered=Way.GATHER in ways)
+        saved = pricing.saved(table, route, local_aggregation=local, beside_gathered=TableWay.GATHER in ways)
         reasons.append(_reason(table, route, costs[table.parameter], saved))
-    if len(flags) > 1 and any(way is not Way.DENSE for way in ways):
+    if len(flags) > 1 and any(way is not TableWay.DENSE for way in ways):
         other = pricing.seconds(ways, local_aggregation=not local)
         reasons.append(_local_reason(seconds, other, is_local=local))
     return Chosen(
@@ -146,11 +146,11 @@ def refuse_unpriced(schedule: Schedule) -> None:
         )
 
 
-def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[Way, ...]]:
+def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[TableWay, ...]]:
     """The least seconds, and the ways that take them."""
     allowed = [table.allowed for table in pricing.tables]
 
-    def priced(ways: tuple[Way, ...]) -> float:
+    def priced(ways: tuple[TableWay, ...]) -> float:
         return pricing.seconds(ways, local_aggregation=local_aggregation)
 
     count = 1
@@ -167,8 +167,8 @@ def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[Wa
 
 
 def _improved(
-    ways: tuple[Way, ...], allowed: Sequence[tuple[Way, ...]], priced: Callable[[tuple[Way, ...]], float]
-) -> tuple[float, tuple[Way, ...]]:
+    ways: tuple[TableWay, ...], allowed: Sequence[tuple[TableWay, ...]], priced: Callable[[tuple[TableWay, ...]], float]
+) -> tuple[float, tuple[TableWay, ...]]:
     """Change one table's way at a time while that takes less."""
     now, changed = priced(ways), True
     while changed:
@@ -181,12 +181,14 @@ def _improved(
     return now, ways
 
 
-def _alternatives(pricing: Pricing, ways: Sequence[Way], *, local_aggregation: bool) -> dict[str, dict[Way, Cost]]:
+def _alternatives(
+    pricing: Pricing, ways: Sequence[TableWay], *, local_aggregation: bool
+) -> dict[str, dict[TableWay, Cost]]:
     """What each way of a table adds to a step, all others going as they do."""
-    result: dict[str, dict[Way, Cost]] = {}
+    result: dict[str, dict[TableWay, Cost]] = {}
     for place, table in enumerate(pricing.tables):
 
-        def priced(way: Way | None, place: int = place) -> Cost:
+        def priced(way: TableWay | None, place: int = place) -> Cost:
             return pricing.cost([*ways[:place], way, *ways[place + 1 :]], local_aggregation=local_aggregation)
 
         without = priced(None)
@@ -197,7 +199,7 @@ def _alternatives(pricing: Pricing, ways: Sequence[Way], *, local_aggregation: b
     return result
 
 
-def _reason(table: Table, route: Route, costs: dict[Way, Cost], saved: Cost) -> str:
+def _reason(table: Table, route: Route, costs: dict[TableWay, Cost], saved: Cost) -> str:
     """One line: the table, what of it is touched, its way, what its codec saves, and what the others would take."""
     shares, way = table.touched, route.way
     seen = "what a step touches is unknown"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from partreduce.planner.travel import WORTH
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Gradient, Route, Way
+from partreduce.topo.strategies.routes import Gradient, Route, TableWay
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.tables import ELEMENT_BYTES, Exchange, Touched, aggregates_in, exchange
 
@@ -36,7 +36,7 @@ HANDLING = 3e-7
 """Seconds that a worker takes to find, sort, copy and add up one row each time that it hands the row on, where nobody
 measured it: about what it took for rows of 128 numbers on one ordinary core; for rows of 32 numbers half of that."""
 
-IN_ORDER = (Way.DENSE, Way.GATHER, Way.SHARDED)
+IN_ORDER = (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED)
 """Of equal ones the first is taken: what is simplest."""
 
 
@@ -54,7 +54,7 @@ class Table:
     touched: Touched | None
     gradient: Gradient = Gradient.DENSE
     element_bytes: int = ELEMENT_BYTES
-    ways: tuple[Way, ...] = IN_ORDER
+    ways: tuple[TableWay, ...] = IN_ORDER
     because: str = ""
 
     def __post_init__(self) -> None:
@@ -64,15 +64,15 @@ class Table:
             InputError: as said.
         """
         object.__setattr__(self, "gradient", Gradient(self.gradient))
-        object.__setattr__(self, "ways", tuple(map(Way, self.ways)))
+        object.__setattr__(self, "ways", tuple(map(TableWay, self.ways)))
         if not self.allowed:
             raise InputError(f"table {self.parameter!r}: has a sparse gradient and may go by no way but dense")
 
     @property
-    def allowed(self) -> tuple[Way, ...]:
+    def allowed(self) -> tuple[TableWay, ...]:
         """The ways that its gradient allows besides, the simplest first."""
         sparse = self.gradient is Gradient.SPARSE
-        return tuple(way for way in IN_ORDER if way in self.ways and not (sparse and way is Way.DENSE))
+        return tuple(way for way in IN_ORDER if way in self.ways and not (sparse and way is TableWay.DENSE))
 
     @property
     def shares(self) -> Touched:
@@ -84,7 +84,7 @@ class Table:
         """Of all its rows."""
         return self.rows * self.columns * self.element_bytes
 
-    def route(self, way: Way, codec: Codec = Codec.NONE) -> Route:
+    def route(self, way: TableWay, codec: Codec = Codec.NONE) -> Route:
         """Its route if it goes this way, a sharded one over all workers."""
         return Route(
             parameter=self.parameter,
@@ -95,19 +95,19 @@ class Table:
             codec=codec,
         )
 
-    def visited(self, way: Way, num_workers: int) -> float:
+    def visited(self, way: TableWay, num_workers: int) -> float:
         """Bytes that gradient and optimizer of one worker visit in a step."""
         seen = self.shares.everyone if self.gradient is Gradient.SPARSE else 1.0
-        return seen * self.num_bytes / (num_workers if way is Way.SHARDED else 1)
+        return seen * self.num_bytes / (num_workers if way is TableWay.SHARDED else 1)
 
-    def handled(self, way: Way, cluster: Cluster, *, local_aggregation: bool) -> float:
+    def handled(self, way: TableWay, cluster: Cluster, *, local_aggregation: bool) -> float:
         """How many rows a worker hands on in a step: asks for, answers, brings and takes, or gets from everybody."""
         own, most = self.shares.worker * self.rows, int(cluster.node_sizes().max())
         together = self.shares.node * self.rows
         aggregates = local_aggregation and aggregates_in(cluster)
-        if way is Way.SHARDED:
+        if way is TableWay.SHARDED:
             return 4 * (own + together / most) if aggregates else 4 * own
-        if way is Way.GATHER:
+        if way is TableWay.GATHER:
             return 2 * own + cluster.num_nodes * together if aggregates else own + cluster.num_workers * own
         return 0.0
 
@@ -131,7 +131,7 @@ class Pricing:
     applying: float = APPLYING
     handling: float = HANDLING
     codecs: tuple[Codec, ...] = (Codec.NONE,)
-    _own: dict[tuple[str, Way, bool, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
+    _own: dict[tuple[str, TableWay, bool, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
     @property
@@ -139,9 +139,9 @@ class Pricing:
         """The schedule's."""
         return self.schedule.cluster
 
-    def by_strategy(self, ways: Sequence[Way]) -> int:
+    def by_strategy(self, ways: Sequence[TableWay]) -> int:
         """Bytes that the strategy averages: everything else, and the tables that go as everything else does."""
-        dense = (table.num_bytes for table, way in zip(self.tables, ways, strict=True) if way is Way.DENSE)
+        dense = (table.num_bytes for table, way in zip(self.tables, ways, strict=True) if way is TableWay.DENSE)
         return self.dense_bytes + sum(dense)
 
     def averaging(self, num_bytes: int) -> Cost:
@@ -152,22 +152,24 @@ class Pricing:
             self._averaging[num_bytes] = cost
         return self._averaging[num_bytes]
 
-    def own(self, table: Table, way: Way, *, local_aggregation: bool, beside_gathered: bool) -> Exchange:
+    def own(self, table: Table, way: TableWay, *, local_aggregation: bool, beside_gathered: bool) -> Exchange:
         """What one table takes beside the strategy, in its codec; what is visited of it counts as gradients."""
         return self._coded(table, way, local_aggregation, beside_gathered)[1]
 
-    def codecs_of(self, ways: Sequence[Way], *, local_aggregation: bool) -> list[Codec]:
+    def codecs_of(self, ways: Sequence[TableWay], *, local_aggregation: bool) -> list[Codec]:
         """The codecs in which the tables' rows travel if they go these ways."""
-        gathers = Way.GATHER in ways
+        gathers = TableWay.GATHER in ways
         going = zip(self.tables, ways, strict=True)
         return [self._coded(table, way, local_aggregation, gathers)[0] for table, way in going]
 
-    def _coded(self, table: Table, way: Way, local_aggregation: bool, beside_gathered: bool) -> tuple[Codec, Exchange]:
+    def _coded(
+        self, table: Table, way: TableWay, local_aggregation: bool, beside_gathered: bool
+    ) -> tuple[Codec, Exchange]:
         """The codec that pays, and what the table takes in it beside the strategy; kept."""
         key = table.parameter, way, local_aggregation, beside_gathered
         if key not in self._own:
             kept: tuple[Codec, Exchange] | None = None
-            for codec in self.codecs if way is not Way.DENSE else (Codec.NONE,):
+            for codec in self.codecs if way is not TableWay.DENSE else (Codec.NONE,):
                 sent = self._sent(table, way, codec, local_aggregation, beside_gathered)
                 if kept is None or sent.seconds < kept[1].seconds * (1 - WORTH):
                     kept = codec, sent
@@ -177,7 +179,9 @@ class Pricing:
             self._own[key] = kept[0], Exchange(gradients=visits) + kept[1]
         return self._own[key]
 
-    def _sent(self, table: Table, way: Way, codec: Codec, local_aggregation: bool, beside_gathered: bool) -> Exchange:
+    def _sent(
+        self, table: Table, way: TableWay, codec: Codec, local_aggregation: bool, beside_gathered: bool
+    ) -> Exchange:
         return exchange(
             table.route(way, codec),
             table.shares,
@@ -196,16 +200,16 @@ class Pricing:
         )
         return Cost(exact.seconds - coded.seconds, exact.nic_bytes - coded.nic_bytes)
 
-    def cost(self, ways: Sequence[Way | None], *, local_aggregation: bool) -> Cost:
+    def cost(self, ways: Sequence[TableWay | None], *, local_aggregation: bool) -> Cost:
         """Of a step's exchanges, averages and visits, if the tables go these ways; None leaves a table out."""
         going = [(table, way) for table, way in zip(self.tables, ways, strict=True) if way is not None]
-        dense = sum(table.num_bytes for table, way in going if way is Way.DENSE)
+        dense = sum(table.num_bytes for table, way in going if way is TableWay.DENSE)
         averages, apart = self.averaging(self.dense_bytes + dense), Exchange()
-        gathers = any(way is Way.GATHER for _, way in going)
+        gathers = any(way is TableWay.GATHER for _, way in going)
         for table, way in going:
             apart += self.own(table, way, local_aggregation=local_aggregation, beside_gathered=gathers)
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
-    def seconds(self, ways: Sequence[Way], *, local_aggregation: bool) -> float:
+    def seconds(self, ways: Sequence[TableWay], *, local_aggregation: bool) -> float:
         """The seconds of `cost`."""
         return self.cost(ways, local_aggregation=local_aggregation).seconds

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from partreduce.planner.preference import preference
 from partreduce.schedulers.synthesis.problem import Objective
-from partreduce.topo.strategies.axes import Codec, Form, How, Sending, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending
 from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def codecs_of(schedule: Schedule, job: Job) -> tuple[Codec, ...]:
 def _hows(form: Form, codec: Codec) -> list[How]:
     hows = [How(form=form, codec=codec)]
     if codec is not Codec.NONE and form is Form.HIERARCHICAL:
-        hows.append(How(form=form, codec=codec, where=Where.ACROSS_NODES))
+        hows.append(How(form=form, codec=codec, where=CodecScope.ACROSS_NODES))
     return hows
 
 
@@ -103,7 +103,7 @@ def timed(schedule: Schedule, when: When, pace: Pace) -> Schedule:
 def coded_words(how: How) -> list[str]:
     """What a name says about a codec and about sending by layers, nothing without."""
     words = [] if how.codec is Codec.NONE else [str(how.codec)]
-    if how.where is Where.ACROSS_NODES:
+    if how.where is CodecScope.ACROSS_NODES:
         words.append("across nodes")
     if how.sending is Sending.LAYERS:
         words.append("by layers")

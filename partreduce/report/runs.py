@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.topo.strategies.axes import Codec, Form, Sending, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, Sending
 from partreduce.topo.strategies.routes import ALIKE
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def runs(pace: Pace, when: When, how: How, form: Form | None = None, *, what: Ro
     if (form or how.form) is not Form.RING:
         words.append(str(form or how.form))
     if how.codec is not Codec.NONE:
-        words.append(str(how.codec) + (" across" if how.where is Where.ACROSS_NODES else ""))
+        words.append(str(how.codec) + (" across" if how.where is CodecScope.ACROSS_NODES else ""))
     if how.sending is Sending.LAYERS:
         words.append("layers")
     words += [what.in_words] if what.apart else []

@@ -329,7 +329,8 @@ class Reducer:
             self._refuse_beyond_range(reduction)
             self.recorder.end(reduction.operation)
         else:
-            raise GoneError(complaint)
+            operation = reduction.operation
+            raise GoneError(self.heartbeat.apart(operation.members, operation.rounds_before) or complaint)
         self.heartbeat.doing(f"finished {reduction.operation}")
 
     def refuse_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:

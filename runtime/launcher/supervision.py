@@ -125,6 +125,9 @@ def supervise(
                     for key, _ in selector.select(timeout=0.05):
                         if not _forward(key.fd, key.data, outlet, width):
                             selector.unregister(key.fd)
+                if running and not (running := _collect(workers, store, shutdown, grace, outlet)):
+                    drained = time.monotonic() + 0.5
+                with let_through(mask):
                     outlet.look({worker.rank: worker.code for worker in workers}, stages)
             except Terminated as ended:
                 heard()
@@ -134,8 +137,6 @@ def supervise(
                 _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
                 shutdown.code = 130
                 shutdown.begin(130, grace)
-            if running and not (running := _collect(workers, store, shutdown, grace, outlet)):
-                drained = time.monotonic() + 0.5
         with let_through(mask):
             for key in list(selector.get_map().values()):
                 _forward(key.fd, key.data, outlet, width, last=True)

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from partreduce.runtime.liveness.lifelines import closed_notes
-from partreduce.runtime.liveness.wait_chain import Sign, clause, sees_silence
+from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import own_time
 from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes
@@ -31,6 +31,7 @@ BEAT_SECONDS = 0.5
 REASON_SECONDS = 2.0
 """A worker that gave up says why within this time, which is a little longer than it takes to find out."""
 UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
+ALL_CALL = "all workers call {}, so put it under no `if rank == 0`; or " + UNEQUAL
 TOGETHER = (
     "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
     "== 0`; or " + UNEQUAL
@@ -64,6 +65,8 @@ class Heartbeat:
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
         self._gatherings = self._exchanges = 0
+        self._gathered = (0, "", "")
+        """After how many rounds this worker came to its last gathering, to which, and its advice."""
         self._place = ""
         """`gathering` or `exchange` inside one: what is counted there says who has been in it."""
         if beats:
@@ -119,7 +122,8 @@ class Heartbeat:
         """
         self._gatherings += 1
         self._note_exchanges()
-        text = json.dumps([self._gatherings, round_, what, advice or self.unequal])
+        self._gathered = round_, what, advice or (ALL_CALL.format(what) if self.unequal is UNEQUAL else self.unequal)
+        text = json.dumps([self._gatherings, *self._gathered])
         self._try(lambda: self._notes.write(f"gathering/{self.rank}", text))
 
     @contextlib.contextmanager
@@ -221,12 +225,31 @@ class Heartbeat:
                 continue
             been = self._has_been_here(rank)
             if int(ended) <= round_ if been is None else not been:
-                return f"worker {rank} finished after {ended} rounds: {self._together or self.unequal}"
+                return f"worker {rank} finished after {ended} rounds{self._without(int(ended))}"
         for rank in others:
             if (closed := self._get(self._closed, str(rank))) is not None and self.read("failed", rank) is None:
                 return f"worker {rank} {closed}"
         ended_ranks = (rank for rank, death in deaths.items() if death is not None)
         return self.first_failure() or next((f"worker {rank} {deaths[rank]}" for rank in ended_ranks), None)
+
+    def _without(self, ended: int) -> str:
+        """Why a worker that finished after so many rounds is missing here, as the end of a clause."""
+        reached, what, advice = self._gathered
+        if self._place != "gathering" or ended < reached:
+            return f": {self._together or self.unequal}"
+        return f", without {what}: {self._together or advice}"
+
+    def apart(self, members: Iterable[int], round_: int) -> str | None:
+        """Who of some that did different things at one time is in a gathering, where the others are not, as a clause.
+
+        None where nobody is, so that it was something else.
+        """
+        members = list(members)
+        others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
+        if not others:
+            return self.elsewhere(members, round_)
+        reached, what, advice = self._gathered
+        return f"this worker {self.rank} is in {what} after {reached} rounds, {listed(others)} not: {advice}"
 
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
         """Which member waits for all at a place that this worker, still in `round_`, has not come to, as a clause.

@@ -121,8 +121,10 @@ class UnevenInputs:
                 waiting.remove(rank)
             if waiting and wait.is_due() and lost is None:
                 self._refuse_if_gone("finish")
+                if (why := self.heartbeat.elsewhere(waiting, round_)) is not None:
+                    raise PeerLostError(f"finish: {why}")
             if waiting and wait.is_over():
-                late = self.heartbeat.waits_for(waiting, None)
+                late = self.heartbeat.elsewhere(waiting, round_) or self.heartbeat.waits_for(waiting, None)
                 self.heartbeat.refuse_without_store()
                 raise UnavailableError(f"finish: {late}: not all did finish within {self.timeout:g} s after this one")
             time.sleep(POLL_SECONDS if waiting else 0)

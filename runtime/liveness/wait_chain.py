@@ -37,7 +37,10 @@ class Sign:
         """As a clause that follows "which"."""
         if self.silent is None:
             return "gave no sign of life"
-        return self.text + (f" and gave no sign of life for {self.silent:.1f} s" if self.is_silent else "")
+        # What a silent one said last may be old: half a second later it may be many steps further.
+        return (
+            f"gave no sign of life for {self.silent:.1f} s (its last: it {self.text})" if self.is_silent else self.text
+        )
 
 
 def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], seconds: float | None) -> str:

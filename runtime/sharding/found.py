@@ -13,7 +13,7 @@ from partreduce.runtime.sharding.staging import DEVICES
 from partreduce.runtime.sharding.table import Table
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.routes import Gradient, Way
+from partreduce.topo.strategies.routes import Gradient, TableWay
 
 if TYPE_CHECKING:
     from partreduce.runtime.sharding.table import Embeddings
@@ -54,7 +54,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
         parameter, modules = known[route.parameter]
         refuse_route(model, route, parameter, modules)
         n = schedule.num_workers
-        rows = RowLayout.of(routes, route, n) if route.way is Way.SHARDED else None
+        rows = RowLayout.of(routes, route, n) if route.way is TableWay.SHARDED else None
         found.append(Table(index, route, parameter, modules, n, average=routes.average, layout=rows))
     tables = Tables(found, coalesces=routes.local_aggregation)
     if tables and isinstance(optimizer, torch.optim.LBFGS):
@@ -154,7 +154,7 @@ def _refuse_uses(
             f"parameter {route.parameter!r}: lies on {parameter.device}; rows of tables travel from the CPU and from "
             "CUDA devices; move it to one, or give it way 'dense'"
         )
-    if parameter.is_meta and route.way is not Way.SHARDED:
+    if parameter.is_meta and route.way is not TableWay.SHARDED:
         raise InputError(f"parameter {route.parameter!r}: has no numbers (device meta); only sharded tables are drawn")
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):  # noqa: SLF001 - no public way
         raise InputError(
@@ -176,7 +176,7 @@ def _refuse_module(route: Route, module: Embeddings) -> None:
             f"parameter {name!r}: scale_grad_by_freq divides by how often a row occurs in the whole batch, of which a "
             "worker knows a part; leave it out"
         )
-    if module.max_norm is not None and route.way is not Way.SHARDED:
+    if module.max_norm is not None and route.way is not TableWay.SHARDED:
         raise InputError(
             f"parameter {name!r}: max_norm shortens rows when they are looked up, and each worker looks up others; "
             "with way 'gather' the copies would part; use way 'sharded'"

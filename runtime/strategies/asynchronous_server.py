@@ -9,17 +9,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.through_servers import shard_bounds
 from partreduce.runtime.transport.waiting import GoneError, Wait, pause_after
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.shards import (
+    CLOSED,
+    Answer,
+    Ask,
+    Drain,
+    Open,
+    Opened,
+    Progress,
+    Pull,
+    Push,
+    Shards,
+    Take,
+    shards_of,
+)
 from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from partreduce.runtime.recorder import Operation
     from partreduce.runtime.strategies.base import Run
     from partreduce.runtime.transport.mailbox import Mailbox, Message
+    from partreduce.schedulers.protocols.base import Action
     from partreduce.topo.strategies.server import Server
+
+MESSAGES = {"open": Opened, "push": Progress, "pull": Ask}
+"""To a shard, by their kinds; each has two numbers."""
 
 
 class AsynchronousServer(OneSided):
@@ -39,15 +59,14 @@ class AsynchronousServer(OneSided):
         self.server = server
         self._bounds = [shard_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
         """For each bucket the part of every host."""
+        self.driver = _Worker(shards_of(server, run.schedule.num_workers), run.rank)
         self._base: list[torch.Tensor] = []
-        self._generation = 0
-        self._number = 0
         self._answers: dict[int, tuple[Any, ...]] = {}
         self._pending: Operation | None = None
         self._shard: _Shard | None = None
         if run.rank in server.hosts:
             own = server.hosts.index(run.rank)
-            self._shard = _Shard([bounds[own] for bounds in self._bounds], run.schedule.num_workers, server.staleness)
+            self._shard = _Shard(self.driver.machine, self.driver.machine.shards[own], [b[own] for b in self._bounds])
         self._mailbox.start()
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
@@ -67,14 +86,14 @@ class AsynchronousServer(OneSided):
                 self._remember()
             else:
                 self._take(progress)
-            self._push(step, round_, progress)
+            self._ask(Push(), step, round_, progress)
         else:
-            self._push(step, round_, progress)
-            self._take(None)
+            self._ask(Push(), step, round_, progress)
+            self._take(None, Take())
 
     def settle(self) -> None:
         """Take the answer in flight and the newest model, keeping what was learned since."""
-        if self._base:
+        if self._is_open:
             self._refresh()
 
     def drain(self) -> None:
@@ -82,22 +101,36 @@ class AsynchronousServer(OneSided):
         if self._pending is not None:
             self._wait(self._pending)
             self._pending = None
+        if not self._is_open:
+            self._begin(self.driver.open_state.round)  # all count their generations alike
+        self.driver.raised(Drain())
         self._base = []
-        self._generation += 1
 
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
         """From the first step on: whatever changed since the last answer is sent."""
-        return bool(self._base)
+        return self._is_open
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether there is a model from which progress is counted."""
+        return bool(self.driver.open_state.stage != CLOSED)
 
     def _open(self, round_: int) -> None:
-        if self._base:
+        if self._is_open:
             return
         self._remember()
-        if self._generation == 0:
+        if self.driver.open_state.generation == 0:
             self._refuse_several_models()
+        self._begin(round_)
+
+    def _begin(self, round_: int) -> None:
+        """A generation begins with the live parameters."""
         if self._shard is not None:
-            self._shard.take(self._generation, round_, self._base)
-            self._mailbox.send(self.run.rank, "open")
+            self._shard.take([bucket.flat for bucket in self.run.flat.buckets])
+        for action in self.driver.raised(Open(round_)):
+            match action:
+                case Send(_, Opened(generation, begun)):
+                    self._mailbox.send(self.run.rank, "open", (generation, begun))
 
     def _refuse_several_models(self) -> None:
         """Compare the parameters of the first step with those of the first host.
@@ -136,41 +169,49 @@ class AsynchronousServer(OneSided):
         with torch.no_grad():
             self._base = [bucket.flat.clone() for bucket in self.run.flat.buckets]
 
-    def _push(self, step: int, round_: int, progress: list[torch.Tensor], kind: str = "push") -> None:
-        base = self.run.reducer
+    def _ask(self, event: Push | Pull, step: int, round_: int, progress: list[torch.Tensor]) -> None:
+        """Send all hosts their parts of the progress, or ask them for the model as it is."""
+        base, kind = self.run.reducer, "push" if isinstance(event, Push) else "pull"
         num_bytes = sum(part.nbytes for part in progress)
         members = tuple(sorted({self.run.rank, *self.server.hosts}))
         self._pending = base.recorder.begin(kind, step, round_, members, num_bytes)
         base.heartbeat.doing(f"entered {self._pending}")
-        self._number += 1
         self._answers = {}
-        for index, host in enumerate(self.server.hosts):
-            frames = [
-                frame_of(part[bounds[index][0] : bounds[index][1]])  # this round's progress is written no more
-                for part, bounds in zip(progress, self._bounds, strict=kind == "push")
-            ]
-            try:
-                self._mailbox.send(host, kind, (self._generation, self._number, round_), frames)
-            except GoneError as error:
-                raise base.failure(self._pending, error) from None
+        for action in self.driver.raised(event):
+            match action:
+                case Send(shard, Progress(generation, number) | Ask(generation, number)):
+                    index = self.driver.machine.shards.index(shard)
+                    frames = [
+                        frame_of(part[slice(*bounds[index])])  # this round's progress is written no more
+                        for part, bounds in zip(progress, self._bounds, strict=kind == "push")
+                    ]
+                    try:
+                        self._mailbox.send(self.server.hosts[index], kind, (generation, number), frames)
+                    except GoneError as error:
+                        raise base.failure(self._pending, error) from None
 
     def _refresh(self) -> None:
         """Take the answer in flight, then ask for the newest model."""
         progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
         if self._pending is not None:
             self._take(progress)
-        self._push(-1, -1, [], kind="pull")
-        self._take(progress)
+        self._ask(Pull(), -1, -1, [])
+        self._take(progress, Take())
         for base, part in zip(self._base, progress, strict=True):
             base.sub_(part)
 
-    def _take(self, progress: list[torch.Tensor] | None) -> None:
-        """Wait for the hosts' answers: the model becomes theirs, plus `progress`; it counts from there."""
+    def _take(self, progress: list[torch.Tensor] | None, event: Take | None = None) -> None:
+        """Wait for the hosts' answers: the model becomes theirs, plus `progress`; it counts from there.
+
+        Without an event the next request says that they were taken.
+        """
         operation = self._pending
         if operation is None:
             return
         self._pending = None
         self._wait(operation)
+        if event is not None:
+            self.driver.raised(event)
         with torch.no_grad():
             for place, (bucket, bounds) in enumerate(zip(self.run.flat.buckets, self._bounds, strict=True)):
                 for host, (start, end) in zip(self.server.hosts, bounds, strict=True):
@@ -181,93 +222,88 @@ class AsynchronousServer(OneSided):
         self._remember()
 
     def _wait(self, operation: Operation) -> None:
-        reducer, num_hosts = self.run.reducer, len(self.server.hosts)
-        reducer.heartbeat.doing(
-            f"entered {operation}", [host for host in self.server.hosts if host not in self._answers]
-        )
-        everyone = range(self.run.schedule.num_workers)
-        try:
-            self._mailbox.until(lambda: len(self._answers) == num_hosts, reducer.heartbeat, everyone, operation.round)
-        except GoneError as error:
-            raise reducer.failure(operation, error) from None
-        reducer.recorder.end(operation)
-        reducer.heartbeat.doing(f"finished {operation}")
+        driver, missing = self.driver, [host for host in self.server.hosts if host not in self._answers]
+        self.run.reducer.heartbeat.doing(f"entered {operation}", missing)
+        self.until(lambda: not driver.open_state.missing, range(self.run.schedule.num_workers), operation)
 
     def _deliver(self, message: Message) -> None:
         if message.kind == "model":
-            if message.numbers[0] == self._number:
-                self._answers[message.source] = message.payload
+            driver = self.driver
+            with driver.condition:
+                if message.numbers[0] == driver.open_state.number:
+                    self._answers[message.source] = message.payload
+                shard = driver.machine.shards[self.server.hosts.index(message.source)]
+                driver.step(Received(shard, Answer(message.numbers[0])))
         else:
             assert self._shard is not None, "only hosts are written to"
             self._shard.receive(message, self._mailbox)
 
 
-class _Shard:
+class _Worker(ProtocolDriver[Any]):
+    """A worker's side, open from the beginning."""
+
+    machine: Shards
+
+    def __init__(self, machine: Shards, rank: int) -> None:
+        super().__init__(machine, rank)
+        self._state, _ = machine.start(rank)
+
+    def raised(self, event: Open | Push | Pull | Take | Drain) -> tuple[Action, ...]:
+        """Let an event of the training's happen."""
+        with self.condition:
+            assert self.offers(type(event)), f"{event} is not ready"
+            return self.step(event)
+
+
+class _Shard(ProtocolDriver[Any]):
     """One host's part of the model; lives in the side thread.
 
     Args:
+        machine: says what is added, and who is answered when.
+        process: this shard.
         bounds: for each bucket this host's part.
-        num_workers: of the run.
-        staleness: a worker is answered when it is at most so many rounds ahead of the slowest; None: always.
     """
 
-    def __init__(self, bounds: list[tuple[int, int]], num_workers: int, staleness: int | None) -> None:
-        self._bounds, self._num_workers, self._staleness = bounds, num_workers, staleness
-        self._opening: tuple[int, int, list[torch.Tensor]] | None = None
-        self._generation = -1
+    def __init__(self, machine: Shards, process: int, bounds: list[tuple[int, int]]) -> None:
+        super().__init__(machine, process)
+        self._state, _ = machine.start(process)
+        self._bounds = bounds
+        self._opening: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []
-        self._clocks: list[int] = []
-        self._applied: list[int] = []
-        self._early: list[Message] = []
-        self._waiting: dict[int, tuple[int, int]] = {}
+        self._progress: dict[tuple[int, int], tuple[Any, ...]] = {}
+        """By worker and request, until the machine says what becomes of it."""
         self._snapshots = Snapshots()
 
-    def take(self, generation: int, round_: int, arrays: list[torch.Tensor]) -> None:
-        """From the main thread: start again from these parameters at the next message `open`."""
-        parts = [
+    def take(self, arrays: list[torch.Tensor]) -> None:
+        """From the main thread: start again from these parameters when the machine opens."""
+        self._opening = [
             array[start:end].detach().to("cpu", copy=True)
             for array, (start, end) in zip(arrays, self._bounds, strict=True)
         ]
-        self._opening = (generation, round_, parts)
 
     def receive(self, message: Message, mailbox: Mailbox) -> None:
-        """Apply a push, answer a pull; messages of a generation that has not begun here wait."""
-        if message.kind == "open":
-            assert self._opening is not None, "take() comes first"
-            self._generation, round_, self._parts = self._opening
-            self._clocks = [round_] * self._num_workers
-            self._applied = [0] * self._num_workers
-            early, self._early = self._early, []
-            for held in early:
-                self.receive(held, mailbox)
-            return
-        generation, number, round_ = message.numbers
-        if generation != self._generation:
-            if generation > self._generation:
-                self._early.append(message)
-            return
+        """Let the machine decide, and carry out what it says."""
+        generation, number = message.numbers
         if message.kind == "push":
-            if number <= self._applied[message.source]:
-                return  # nothing is applied twice
-            self._applied[message.source] = number
-            for part, frame in zip(self._parts, message.payload, strict=True):
-                if part.numel():
-                    part.add_(tensor_of(frame, part.dtype))
-            self._clocks[message.source] = round_ + 1
-            self._waiting[message.source] = (number, round_ + 1)
-        else:
-            self._waiting[message.source] = (number, -1)
-        self._answer_those_who_may_go_on(mailbox)
+            self._progress[message.source, number] = message.payload
+        said = MESSAGES[message.kind](generation, number)
+        with self.condition:
+            actions = self.step(Received(message.source, said))
+        frames: list[memoryview] | None = None
+        for action in actions:
+            match action:
+                case Note(("opened", _)):
+                    self._parts = self._opening
+                case Note(("added", int(worker), int(request))):
+                    self._add(self._progress.pop((worker, request)))
+                    frames = None
+                case Note(("dropped", int(worker), int(request))):
+                    self._progress.pop((worker, request), None)
+                case Send(worker, Answer(request)):
+                    frames = frames or self._snapshots.take(self._parts)  # the next push changes them
+                    mailbox.send(worker, "model", (request,), frames)
 
-    def _answer_those_who_may_go_on(self, mailbox: Mailbox) -> None:
-        slowest = min(self._clocks)
-        ready = [
-            (rank, number)
-            for rank, (number, round_) in self._waiting.items()
-            if self._staleness is None or round_ - slowest <= self._staleness
-        ]
-        if ready:
-            frames = self._snapshots.take(self._parts)  # the next push changes them
-            for rank, number in ready:
-                del self._waiting[rank]
-                mailbox.send(rank, "model", (number,), frames)
+    def _add(self, frames: tuple[Any, ...]) -> None:
+        for part, frame in zip(self._parts, frames, strict=True):
+            if part.numel():
+                part.add_(tensor_of(frame, part.dtype))

@@ -31,28 +31,17 @@ class LackError(GoneError):
         self.missing = missing
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What ends a wait for something missing before its time, and the words for it."""
-
-    heartbeat: SignsOfLife
-    timeout: float
-    """Seconds."""
-    why: Callable[[Missing], str | None]
-    """Why it cannot come any more."""
-    refuse_failure: Callable[[], None]
-    """Raises if no message can come any more."""
-    told: Callable[[Missing], str]
-    """What this worker waited for, as it stands in an error."""
-    place: str = ""
-    """Where it waits, as its heartbeat says it."""
-
-
 def wait_for_missing(
     done: Callable[[], bool],
     missing: Callable[[], Missing | None],
     condition: threading.Condition,
-    limits: Limits,
+    heartbeat: SignsOfLife,
+    timeout: float,
+    *,
+    why: Callable[[Missing], str | None],
+    refuse_failure: Callable[[], None],
+    told: Callable[[Missing], str],
+    place: str = "",
 ) -> None:
     """Wait until `done`, which is asked under the condition's lock.
 
@@ -60,31 +49,31 @@ def wait_for_missing(
         done: what the wait is for.
         missing: what is lacking for it; None if it is there, or is somebody else's to wait for.
         condition: told of every message.
-        limits: what ends it.
+        heartbeat: knows of the others, and tells them.
+        timeout: seconds.
+        why: why what is missing cannot come any more.
+        refuse_failure: raises if no message can come any more.
+        told: what this worker waited for, as it stands in an error.
+        place: where it waits, as its heartbeat says it.
 
     Raises:
         LackError: as said, with the worker whose message is missing.
     """
     lack: Missing | None = None
-    heartbeat = limits.heartbeat
-
-    def why() -> str | None:
-        return None if lack is None else limits.why(lack)
-
-    wait = Wait(heartbeat, (), limits.timeout, why=why)
+    wait = Wait(heartbeat, (), timeout, why=lambda: None if lack is None else why(lack))
     while True:
         with condition:
             if condition.wait_for(done, GLANCE_SECONDS):
                 return
-        limits.refuse_failure()
+        refuse_failure()
         known, lack = lack, missing()
         if lack is None:
             wait.begin_anew()
             continue
         if lack != known:
-            heartbeat.doing(f"waits {limits.place}for {lack.what}", lack.of)
+            heartbeat.doing(f"waits {place}for {lack.what}", lack.of)
             wait.turn_to(lack.of)
         try:
             wait.look()
         except GoneError as error:
-            raise LackError(f"{error} ({limits.told(lack)})", lack) from None
+            raise LackError(f"{error} ({told(lack)})", lack) from None

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from partreduce.runtime.strategies.base import Runner
 from partreduce.runtime.transport.mailbox import Mailbox
-from partreduce.runtime.transport.waiting import PeerWatch
+from partreduce.runtime.transport.waiting import GoneError, PeerWatch
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from partreduce.runtime.recorder import Operation
     from partreduce.runtime.strategies.base import Run
     from partreduce.runtime.transport.credit import Bound
     from partreduce.runtime.transport.mailbox import Message
@@ -64,6 +65,22 @@ class OneSided(Runner):
             heartbeat=reducer.heartbeat,
         )
         reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)
+
+    def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
+        """Wait until messages made `done` true, with which an operation is over.
+
+        Raises:
+            PeerLostError: a member can no longer answer, or does not in time.
+        """
+        reducer = self.run.reducer
+        try:
+            self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)
+        except GoneError as error:
+            operation = operation or reducer.recorder.begin("pause of exchanges", 0, 0, tuple(members), 0)
+            raise reducer.failure(operation, error) from None
+        if operation is not None:
+            reducer.recorder.end(operation)
+            reducer.heartbeat.doing(f"finished {operation}")
 
     def close(self) -> None:
         """End the side thread."""

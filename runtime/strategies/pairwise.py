@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
-from partreduce.runtime.transport.waiting import GoneError
-from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, pairing_of
+from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, PairState, pairing_of
 from partreduce.schedulers.protocols.base import Note, Received, Send
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class PairMeans(OneSided):
         self.strategy, self.rank = strategy, run.rank
         self.is_active = run.rank in strategy.active
         self.neighbors = pairing.graph.targets[run.rank]
+        self._near = tuple(sorted((run.rank, *self.neighbors)))
         self._random = random.Random(f"{strategy.seed} {run.rank}")
         self._starts: list[torch.Tensor] = []
         self._generation = 0
@@ -81,7 +82,7 @@ class PairMeans(OneSided):
             for neighbor in self.neighbors:
                 self._mailbox.send(neighbor, "pause", (self._generation, self._pauses))
         else:
-            self._until(lambda: all(self.pair.pauses.get(v, 0) >= self._pauses for v in self.neighbors), None)
+            self.until(lambda: all(self.pair.pauses.get(v, 0) >= self._pauses for v in self.neighbors), self._near)
         self._adopt(self._progress())
 
     def drain(self) -> None:
@@ -104,7 +105,7 @@ class PairMeans(OneSided):
         self.pair.opening = (self._generation, model)
         self._mailbox.send(self.rank, "open")
         generation = self._generation
-        self._until(lambda: self.pair.generation == generation, None)
+        self.until(lambda: self.pair.generation == generation, self._near)
 
     def _progress(self) -> list[torch.Tensor]:
         return [bucket.flat - start for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True)]
@@ -137,32 +138,18 @@ class PairMeans(OneSided):
         operation, self._pending = self._pending, None
         if operation is not None:
             number = self._number
-            self._until(lambda: self.pair.answered >= number, operation)
-            self.run.reducer.recorder.end(operation)
-            self.run.reducer.heartbeat.doing(f"finished {operation}")
-
-    def _until(self, done: Any, operation: Operation | None) -> None:  # noqa: ANN401 - a predicate
-        reducer = self.run.reducer
-        members = operation.members if operation is not None else tuple(sorted((self.rank, *self.neighbors)))
-        try:
-            self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)
-        except GoneError as error:
-            if operation is None:
-                operation = reducer.recorder.begin("pause of exchanges", 0, 0, members, 0)
-            raise reducer.failure(operation, error) from None
+            self.until(lambda: self.pair.answered >= number, operation.members, operation)
 
 
-class _Pair:
+class _Pair(GenerationDriver[PairState]):
     """One worker's model and its side of the pairing; driven by the side thread, `add` by the training loop."""
 
     def __init__(self, rank: int, machine: Pairing) -> None:
-        self.rank = rank
-        self.machine = machine
-        self.state, _ = self.machine.start(rank)
+        super().__init__(machine, rank, generation=-1)
+        self._state, _ = machine.start(rank)
         self.lock = threading.Lock()
         self.mailbox: Mailbox
         self.opening: tuple[int, list[torch.Tensor]] | None = None
-        self.generation = -1
         self.model: list[torch.Tensor] = []
         self.answered = 0
         self.averaged: list[int] = []
@@ -173,7 +160,6 @@ class _Pair:
         self._asked = 0
         self._untouched = False
         self._last: dict[int, int] = {}
-        self._early: list[Message] = []
 
     def add(self, progress: Sequence[torch.Tensor]) -> None:
         """Add progress to the model."""
@@ -183,21 +169,25 @@ class _Pair:
                 model.add_(part)
 
     def receive(self, message: Message) -> None:
-        """One message; those of a generation that has not begun here wait, those of an old one change nothing."""
-        if message.kind == "open":
-            assert self.opening is not None, "the training loop left it"
-            self.generation, self.model = self.opening
-            self.pauses, self._last = {}, {}
-            early, self._early = self._early, []
-            for held in early:
-                self.receive(held)
+        """One message, in the side thread."""
+        if message.kind != "open":
+            self.deliver(message)
             return
-        generation, number = message.numbers[:2]
-        if generation > self.generation:
-            self._early.append(message)
-        elif message.kind == "pause":
-            if generation == self.generation:
-                self.pauses[message.source] = number
+        assert self.opening is not None, "the training loop left it"
+        with self.condition:
+            self._generation, self.model = self.opening
+            self.pauses, self._last = {}, {}
+            self._begin(self.open_state)
+
+    def _is_over(self, message: Message) -> bool:
+        """Who asked before all began afresh is answered, since it waits for that."""
+        return message.kind == "pause"
+
+    def _received(self, message: Message) -> None:
+        """Under the lock: let the machine decide, once for each question and answer."""
+        number = message.numbers[1]
+        if message.kind == "pause":
+            self.pauses[message.source] = number
         elif message.kind == "choose":
             self._asked = number
             self._react(Choose(message.numbers[2]), message)
@@ -208,9 +198,8 @@ class _Pair:
             self._react(Received(message.source, Answer()), message)
 
     def _react(self, event: object, message: Message) -> None:
-        """Let the machine decide, and carry out what it says."""
-        self.state, actions = self.machine.step(self.rank, self.state, event)
-        for action in actions:
+        """Carry out what the machine says of an event."""
+        for action in self.step(event):
             match action:
                 case Send(to, Ask()):
                     with self.lock:

@@ -20,7 +20,7 @@ from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.strategies.base import Runner
 from partreduce.runtime.strategies.gradient_means import KIND, GradientMeans
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.axes import WIDER, Drain, Total
+from partreduce.topo.strategies.axes import WIDER, Drain, GradientTotal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ class GradientPipeline(Runner):
     def __init__(self, when: Pipeline, run: Run) -> None:
         super().__init__(run)
         self.when = when
-        self._lockstep = GradientMeans(run, divisor=1 if when.total is Total.SUM else None)
+        self._lockstep = GradientMeans(run, divisor=1 if when.total is GradientTotal.SUM else None)
         self._flights: deque[_Flight] = deque()
         self.sends_early = self._lockstep.sends_early
         if self._lockstep.layers is not None:

@@ -39,7 +39,7 @@ from partreduce.runtime.averaging.common_start import common_start
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.group_means import GroupMeans
-from partreduce.topo.strategies.axes import Where
+from partreduce.topo.strategies.axes import CodecScope
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ class ProgressMeans(GroupMeans):
     def __init__(self, run: Run, *, averaging: Averaging, overlap: bool) -> None:
         super().__init__(run, averaging=averaging, overlap=overlap)
         how = run.schedule.strategy.how
-        self._nodes = run.schedule.cluster.node_of().tolist() if how.where is Where.ACROSS_NODES else None
+        self._nodes = run.schedule.cluster.node_of().tolist() if how.where is CodecScope.ACROSS_NODES else None
         self._codings = Codings(how, len(run.flat.buckets))
         self._starts_made = 0
         self.reference: Reference | None = None

@@ -12,7 +12,7 @@ from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGrou
 from partreduce.runtime.transport.waiting import LimitedWork
 from partreduce.topo.errors import MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Group
-from partreduce.topo.strategies.axes import Where
+from partreduce.topo.strategies.axes import CodecScope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Communicator:
             UnavailableError: the group was destroyed, or a connection of it is broken.
             MissingFeatureError: a coding in eight bits, for which the group was not made.
         """
-        if coding is not None and not (self.is_inside_a_node and coding.how.where is Where.ACROSS_NODES):
+        if coding is not None and not (self.is_inside_a_node and coding.how.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
         try:
             work: Work = self._live().allreduce([tensor], self._sum_options)

@@ -24,7 +24,7 @@ from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.staged import StagedSums, Stages
 from partreduce.runtime.transport.through_servers import shard_bounds
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
-from partreduce.topo.strategies.axes import Form, Where
+from partreduce.topo.strategies.axes import CodecScope, Form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -193,7 +193,7 @@ class _Levels(Stages):
             self._in_parts(tensor, coding.how.block, lambda part, index: self._in_eight_bits(part, index, coding))
             return
         dtype = None if coding is None else coding.dtype
-        if dtype is None or coding is None or coding.how.where is Where.ACROSS_NODES:
+        if dtype is None or coding is None or coding.how.where is CodecScope.ACROSS_NODES:
             self._in_parts(tensor, 1, lambda part, _index: self._plain(part, dtype or part.dtype))
             return
         short = tensor.to(dtype)
@@ -257,7 +257,7 @@ class _Levels(Stages):
         bounds = block_bounds(len(part), inside.size, block)
         # At most two parts are under way at the same time.
         within, crosses = (Stage(f"{where} {index}", f"{where} {index % 2}") for where in ("inside", "across"))
-        if coding.how.where is Where.ACROSS_NODES:
+        if coding.how.where is CodecScope.ACROSS_NODES:
             own = self._added_inside(part, bounds)
         else:
             own = stages.total(stages.scatter(inside, part, coding, within), block)

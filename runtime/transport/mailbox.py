@@ -221,6 +221,15 @@ class Mailbox:
         """Whether the side thread ended by an error: no message comes any more."""
         return self._failure is not None
 
+    def refuse_failure(self) -> None:
+        """Say so.
+
+        Raises:
+            GoneError: no message comes any more.
+        """
+        if self._failure is not None:
+            raise GoneError(f"a message could not be delivered ({self._cause})")
+
     def traffic(self) -> dict[int, Traffic]:
         """What went between this worker and each other one so far; itself not counted."""
         with self._changed:
@@ -260,12 +269,14 @@ class Mailbox:
             has_come = done()
             return has_come or self._failure is not None or (self._closing and bool(purpose))
 
+        with self._changed:
+            is_there = is_over()
         try:
-            Wait(heartbeat, members, self.timeout, round_).until(self._changed, is_over)
+            if not is_there:  # what is there already costs no wait
+                Wait(heartbeat, members, self.timeout, round_).until(self._changed, is_over)
         except LateError as error:
             raise GoneError(f"{error} (while this worker waited {purpose})" if purpose else str(error)) from None
-        if self._failure is not None:
-            raise GoneError(f"a message could not be delivered ({self._cause})")
+        self.refuse_failure()
         if not has_come:
             raise GoneError(f"the run ended while this worker waited {purpose}")
 

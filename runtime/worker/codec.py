@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from partreduce.topo.errors import InputError, MissingFeatureError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec, How, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, How
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.
         how = _changed(how, chosen)
     if how.codec is Codec.NONE:
         return schedule if how == strategy.how else _with_how(schedule, how)
-    if how.where is Where.ACROSS_NODES and form is not how.form:
+    if how.where is CodecScope.ACROSS_NODES and form is not how.form:
         raise InputError(
             f"form: is {form}; the schedule's codec {how.codec} is for what crosses the nodes, and only {how.form} has "
             "such a stage; leave form out, or give a codec too, which is then for everything"

@@ -55,6 +55,7 @@ class Stepper:
         self._steps = steps
         if not self.runner.enters_steps:
             self.run.progress.enter(steps)
+            self.run.reducer.heartbeat.doing(f"computes step {steps}")
 
     @property
     def round(self) -> int:

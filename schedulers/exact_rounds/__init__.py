@@ -1,6 +1,6 @@
 """Exact consensus in the fewest rounds: constructions, and the bounds that prove them best.
 
-`fewest` is the entry: plain means of groups (mixed radix), or relaxed pairs for any number of workers, each with the
+`fewest` is the entry: plain means of groups (mixed radix) times relaxed pairs, for any number of workers, with the
 bound that proves it best or shows how far it may be off. It draws on
 
 * `lower_bounds`: no schedule needs fewer rounds; each bound names its argument (docs/exact-bounds.md);

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from partreduce.schedulers.exact_rounds.lower_bounds import (
     RoundsBound,
-    mean_bound,
     pair_bound,
     refuse_senseless,
 )
 from partreduce.schedulers.exact_rounds.pair_constructions import pair_rounds
 from partreduce.schedulers.synthesis.problem import Status
-from partreduce.topo.arithmetic.whole_numbers import ceil_log, divisors, fewest_factors, largest_prime_factor
+from partreduce.topo.arithmetic.whole_numbers import ceil_log, divisors, fewest_factors
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group, Phase
@@ -77,36 +76,13 @@ def phases_of_factors(factors: tuple[int, ...]) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def fewest_means(num_workers: int, max_group: int) -> ExactAnswer:
-    """Plain means of groups ≤ g: exact iff every prime of n is ≤ g; least factors, with the bound that proves it."""
-    _check(num_workers, max_group)
-    bound = mean_bound(num_workers, max_group)
-    if bound.rounds is None:
-        worst = largest_prime_factor(num_workers)
-        reason = (
-            f"{num_workers} has the prime factor {worst}, so plain means need groups of {worst}; relaxed ones do not"
-        )
-        return ExactAnswer(num_workers, max_group, None, Status.INFEASIBLE, bound, reason)
-    factors = fewest_factors(num_workers, max_group, even=False)
-    assert factors is not None
-    status = Status.OPTIMAL if len(factors) == bound.rounds else Status.FEASIBLE
-    return ExactAnswer(
-        num_workers,
-        max_group,
-        phases_of_factors(factors),
-        status,
-        bound,
-        "mixed radix " + " x ".join(map(str, factors)),
-    )
-
-
 def fewest_rounds(num_workers: int, max_group: int = 2) -> ExactAnswer:
     """Relaxed groups ≤ g: the fewest rounds known here.
 
     Raises:
         InputError: fewer than 2 workers, groups of fewer than 2, or more than MAX_WORKERS workers.
     """
-    _check(num_workers, max_group)
+    check_size(num_workers, max_group)
     bound = RoundsBound(ceil_log(num_workers, max_group), "log") if max_group > 2 else pair_bound(num_workers)
     phases, how = _smooth_times_pairs(num_workers, max_group)
     status = Status.OPTIMAL if len(phases) == bound.rounds else Status.FEASIBLE
@@ -146,7 +122,12 @@ def _copies(phase: Phase, num_inner: int, num_workers: int, *, outer: bool) -> P
     return Phase.from_groups(num_workers, groups)
 
 
-def _check(num_workers: int, max_group: int) -> None:
+def check_size(num_workers: int, max_group: int) -> None:
+    """Refuse numbers that make no sense, and more workers than rounds are built for.
+
+    Raises:
+        InputError: as said.
+    """
     refuse_senseless(num_workers, max_group)
     if num_workers > MAX_WORKERS:
         raise InputError(f"num_workers: is {num_workers}; exact rounds are built for at most {MAX_WORKERS} workers")

@@ -19,7 +19,7 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
-from partreduce.topo.strategies.quorum import Counting, Missed, Start
+from partreduce.topo.strategies.quorum import Counting, MissedResults, QuorumStart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -275,7 +275,7 @@ class Partial:
         left: tuple[Result, ...] = ()
         if self.setting.count is Counting.CALL and not state.resting:
             version = state.version + 1
-            if self.setting.missed is Missed.LATEST:
+            if self.setting.missed is MissedResults.LATEST:
                 left = state.results
             else:
                 taken, left = state.results[:1], state.results[1:]
@@ -314,11 +314,11 @@ class Partial:
         Who has ended is known once the round before is done; only `solo` need not wait for that.
         """
         quorum, open_ = self.setting.quorum, state.entered
-        if state.activated > open_ or (state.is_running and quorum is not Start.SOLO):
+        if state.activated > open_ or (state.is_running and quorum is not QuorumStart.SOLO):
             return state, ()
         if isinstance(quorum, int):
             return (replace(state, activated=open_ + 1) if self._is_quorate(state) else state), ()
-        if state.arrived[process] <= open_ or (quorum is Start.MAJORITY and self._initiator(state) != process):
+        if state.arrived[process] <= open_ or (quorum is QuorumStart.MAJORITY and self._initiator(state) != process):
             return state, ()
         return replace(state, activated=open_ + 1), tuple(Send(v, Activate(open_)) for v in self._others[process])
 
@@ -340,7 +340,7 @@ class Partial:
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
         """Whose coming may start the open round, as far as this worker knows: one of them, or enough of them."""
         on = [w for w in range(self.num_workers) if w != process and not state.ended[w]]
-        if self.setting.quorum is Start.MAJORITY:
+        if self.setting.quorum is QuorumStart.MAJORITY:
             return (self._initiator(state),)
         return tuple(w for w in on if state.arrived[w] <= state.entered)
 
@@ -350,7 +350,7 @@ class Partial:
         """Whether the next round is activated, and nothing of this worker holds it up."""
         if state.activated <= state.entered or state.last >= 0:
             return False
-        if self.setting.missed is not Missed.LATEST:
+        if self.setting.missed is not MissedResults.LATEST:
             return len(state.results) < self.setting.staleness
         every = self.setting.synchronise_every
         return not every or state.entered % every != 0 or state.synchronised == state.entered
@@ -382,7 +382,7 @@ class Partial:
         done = replace(
             state,
             done=state.done + 1,
-            results=(result,) if self.setting.missed is Missed.LATEST else (*state.results, result),
+            results=(result,) if self.setting.missed is MissedResults.LATEST else (*state.results, result),
             shares=tuple(known[1:] for known in state.shares),
             counted=tuple(map(add, state.counted, counts)) or state.counted,
             ended=ended,

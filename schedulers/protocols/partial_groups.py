@@ -34,7 +34,7 @@ from partreduce.schedulers.protocols.partial import (
     drawn,
     with_share,
 )
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -274,7 +274,7 @@ class PartialGroups:
             may_start = self._is_quorate(come, come + missing)
         else:
             may_start = state.arrived[process] > open_
-            if quorum is Start.MAJORITY:
+            if quorum is QuorumStart.MAJORITY:
                 may_start = may_start and self._initiator(open_, members, going_on) == process
         if not may_start:
             return state, ()
@@ -302,7 +302,7 @@ class PartialGroups:
         """Whose coming may start the open round, as far as this worker knows; else who may be in an earlier one."""
         members = self.group_of(process, state.entered)
         going_on = [v for v in members if state.lasts[v] == GOES_ON]
-        if self.setting.quorum is Start.MAJORITY and going_on:
+        if self.setting.quorum is QuorumStart.MAJORITY and going_on:
             return (self._initiator(state.entered, members, going_on),)
         missing = tuple(v for v in going_on if v != process and state.arrived[v] <= state.entered)
         return missing or self._others(process, state.entered)

@@ -42,7 +42,7 @@ from partreduce.topo.strategies.gap import Gap, Order
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
 
@@ -69,6 +69,10 @@ def pause_or_kill(number) -> None:
     os.kill(os.getpid(), number)
 
 
+def is_stopped(pid) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def chain() -> Schedule:
     """Workers in a row: who stops at the end holds up the whole row, one pair after another."""
     phases = tuple(Phase.from_groups(5, groups) for groups in ([[0, 1], [2, 3]], [[1, 2], [3, 4]]))
@@ -81,9 +85,9 @@ def of_kind(kind) -> Schedule:
         "static": pairs,
         "allreduce": everyone,
         "pipeline": lambda: Schedule("pipeline", cluster, AllReduce(when=Pipeline())),
-        "quorum": lambda: Schedule("quorum", cluster, AllReduce(when=Quorum(quorum=Start.SOLO))),
+        "quorum": lambda: Schedule("quorum", cluster, AllReduce(when=Quorum(quorum=QuorumStart.SOLO))),
         "quorum of groups": lambda: Schedule(
-            "groups", cluster, Static(phases=pairs().strategy.phases, when=Quorum(quorum=Start.SOLO))
+            "groups", cluster, Static(phases=pairs().strategy.phases, when=Quorum(quorum=QuorumStart.SOLO))
         ),
         "pairwise": lambda: Schedule("pairs", cluster, Pairwise(active=(0, 1))),
         "server": lambda: Schedule("server", cluster, Server(hosts=(0, 1))),
@@ -197,6 +201,8 @@ def fenced() -> None:
         time.sleep(0.02)
         if rank() == 3 and step == 10:
             if os.fork() == 0:
+                while not is_stopped(me):  # to go on before it stands still would be to stand still for ever
+                    time.sleep(0.01)
                 time.sleep(5.0)
                 os.kill(me, signal.SIGCONT)
                 os._exit(0)

@@ -18,7 +18,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Quorum, Static
-from partreduce.topo.strategies.quorum import Start
+from partreduce.topo.strategies.quorum import QuorumStart
 
 WIDTH = 3
 PERIODS = (
@@ -47,10 +47,10 @@ class GroupCase:
 def make_group_case(seed):
     """Delays, pauses, uneven paces, and in half of all cases a worker 10 times slower than the others."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
-    quorum = rng.choice([Start.SOLO, Start.SOLO, Start.MAJORITY, 2, 3])
+    quorum = rng.choice([QuorumStart.SOLO, QuorumStart.SOLO, QuorumStart.MAJORITY, 2, 3])
     when = Quorum(
         quorum=quorum, staleness=rng.choice([1, 2, 4]), grace=rng.choice([0, 0, 1000]),
-        seed=rng.randrange(9) if quorum is Start.MAJORITY else 0,
+        seed=rng.randrange(9) if quorum is QuorumStart.MAJORITY else 0,
     )  # fmt: skip
     phases = tuple(Phase.from_groups(4, groups) for groups in rng.choice(PERIODS))
     pace = rng.choice([1, 1, 2, tuple(rng.choices([1, 2, 3], k=4))])

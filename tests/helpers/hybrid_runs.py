@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 import partreduce
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
 
 WORDS, WIDTH, BAGS = 29, 4, 13
 SAMPLES = 8
@@ -26,7 +26,7 @@ class Case:
 
     optimizer: str = "sgd"
     cluster: str | Cluster = "2x2"
-    way: Way = Way.SHARDED
+    way: TableWay = TableWay.SHARDED
     sparse: bool = False
     coalesces: bool = True
     average: bool = True
@@ -121,7 +121,7 @@ def data_of(case):
 def schedule_of(case):
     """All-reduce with both tables on a route."""
     schedule = partreduce.design(case.cluster, **(case.using or {"using": "allreduce"}))
-    sharded = case.way is Way.SHARDED
+    sharded = case.way is TableWay.SHARDED
     gradient = Gradient.SPARSE if case.sparse else Gradient.DENSE
     words = Route(
         parameter="words.weight",

@@ -20,7 +20,7 @@ from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Drain, Pipeline, Total
+from partreduce.topo.strategies.axes import Drain, GradientTotal, Pipeline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ def make_case(seed: int) -> Case:
         wider=width > 2,
         warm_up=rng.choice([0, 0, 1, 2, 3]),
         drain=rng.choice(list(Drain)),
-        total=rng.choice(list(Total)),
+        total=rng.choice(list(GradientTotal)),
     )
     optimizer = rng.choice(["sgd", "momentum", "nesterov"] if exact else ["decay", "adam", "adam"])
     steps = rng.randint(2, 10)
@@ -234,7 +234,7 @@ def replay(case: Case):
 
 def _total(case: Case, step: int, x, *, somebody: bool):
     """The mean, or the sum, of all workers' gradients; None for a second parameter of which nobody has one."""
-    count = case.num_workers if case.when.total is Total.MEAN else 1
+    count = case.num_workers if case.when.total is GradientTotal.MEAN else 1
     first, second = np.zeros(SIZES[0]), np.zeros(SIZES[1])
     for worker in range(case.num_workers):
         if step >= case.lengths[worker] or (worker, step) in case.skips:

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.quorum import runner
-from partreduce.runtime.strategies.quorum.log import QuorumLog
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
+from partreduce.topo.strategies.quorum import Counting, Divide, MissedResults, Quorum, QuorumStart
 
 runner.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
 SIZES = (3, 2)
@@ -79,16 +79,16 @@ class QuorumCase:
 def random_quorum(rng, n):
     """A setting that the schedule accepts."""
     while True:
-        quorum = rng.choice([Start.SOLO, Start.MAJORITY, *(range(2, n) if n > 2 else [Start.SOLO])])
-        missed = rng.choice([Missed.EACH, Missed.EACH, Missed.SUM, Missed.LATEST])
+        quorum = rng.choice([QuorumStart.SOLO, QuorumStart.MAJORITY, *(range(2, n) if n > 2 else [QuorumStart.SOLO])])
+        missed = rng.choice([MissedResults.EACH, MissedResults.EACH, MissedResults.SUM, MissedResults.LATEST])
         options = {"quorum": quorum, "missed": missed, "count": rng.choice(list(Counting))}
         options["divide"] = rng.choice([Divide.WORKERS, Divide.WORKERS, Divide.CONTRIBUTORS])
         options["grace"] = rng.choice([0, 0, 1000])
-        if missed is Missed.LATEST:
+        if missed is MissedResults.LATEST:
             options["synchronise_every"] = rng.choice([0, 1, 3])
         else:
             options["staleness"] = rng.choice([1, 2, 4])
-        if quorum is Start.MAJORITY:
+        if quorum is QuorumStart.MAJORITY:
             options["seed"] = rng.randrange(100)
         when = Quorum(**options)
         with contextlib.suppress(ScheduleError):
@@ -230,7 +230,7 @@ def replayed(case, results):
 
 
 def _take(when, some, values, rank, histories):
-    if when.missed is Missed.SUM:
+    if when.missed is MissedResults.SUM:
         some = [sum(some)]
     for change in some:
         values[rank] -= change

@@ -45,7 +45,7 @@ from partreduce.topo.strategies.gap import Gap
 from partreduce.topo.strategies.generated import Division
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
 
@@ -55,8 +55,8 @@ STILL_SECONDS = 0.7
 """A waiter that does nothing for so long waits."""
 LONGER = 2.0
 """Seconds for which it is stopped beyond its timeout."""
-LIMIT = 30.0
-"""Seconds for which a job may go on after it was resumed."""
+LIMIT = 45.0
+"""Seconds in which a job comes to where it is suspended, and in which it ends after it was resumed."""
 
 PAIR = Cluster.regular(1, 2)
 EDGES = Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
@@ -65,9 +65,9 @@ SCHEDULES = {
     "groups": lambda: Static(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))),
     "neighbours": lambda: Neighbor(rounds=(EDGES,)),
     "gap": lambda: Neighbor(rounds=(EDGES,), when=Gap(max_ig=2)),
-    "quorum": lambda: AllReduce(when=Quorum(quorum=Start.SOLO)),
+    "quorum": lambda: AllReduce(when=Quorum(quorum=QuorumStart.SOLO)),
     "quorum of groups": lambda: Static(
-        phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),)), when=Quorum(quorum=Start.SOLO)
+        phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),)), when=Quorum(quorum=QuorumStart.SOLO)
     ),
     "pairwise": lambda: Pairwise(active=(0,)),
     "server": lambda: Server(hosts=(1,)),

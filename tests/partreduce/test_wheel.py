@@ -273,7 +273,9 @@ def refusals(base_install, tmp_path_factory):
     folder = tmp_path_factory.mktemp("refusals")
     partreduce.write_schedule(folder / "schedule.json", partreduce.design("2x4", using="prague-figure-10"))
     cluster = partreduce.Cluster.regular(2, 4)
-    partreduce.write_schedule(folder / "generated.json", partreduce.Schedule("g", cluster, partreduce.Generated()))
+    partreduce.write_schedule(
+        folder / "generated.json", partreduce.Schedule("g", cluster, partreduce.strategies.Generated())
+    )
     return base_install.refusals([arguments for _, arguments in NEEDING], folder)
 
 
@@ -289,7 +291,7 @@ def test_a_script_learns_the_extra_as_well(base_install, tmp_path):
     code = (
         "import partreduce\n"
         "try:\n    partreduce.DistributedOptimizer\n"
-        "except partreduce.MissingFeatureError as error:\n    print(error)\n"
+        "except partreduce.errors.MissingFeatureError as error:\n    print(error)\n"
     )
     assert base_install.run(code, tmp_path) == [
         "partreduce.DistributedOptimizer needs torch; install it with: pip install 'partreduce[torch]'"

@@ -103,7 +103,8 @@ def test_shard_gives_everything_to_a_script_alone():
 
 SCRIPT = """
 import os, sys, torch, partreduce
-from partreduce import AllReduce, Cluster, Schedule
+from partreduce import Cluster, Schedule
+from partreduce.strategies import AllReduce
 model = torch.nn.Linear(2, 1)
 schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(pace=int(sys.argv[1])))
 optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=20)

@@ -75,7 +75,7 @@ def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
         with pytest.raises(InputError, match=f"schedule: is a {kind}; pass the path"):
             DistributedOptimizer(inner, model, schedule)
     with pytest.raises(InputError, match="must be str or bytes"):
-        partreduce.parse_schedule(3)
+        partreduce.files.parse_schedule(3)
     with pytest.raises(InputError, match="save_checkpoint: optimizer is a PosixPath; pass the DistributedOptimizer"):
         partreduce.save_checkpoint(tmp_path, inner)
     with pytest.raises(InputError, match="load_checkpoint: optimizer is a SGD"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.figures.chain import period_operator
+from partreduce.topo.figures.chain import Chain
 from partreduce.topo.mixing import (
     exact_mixing_matrix,
     exact_period_product,
@@ -82,12 +82,11 @@ def test_period_product_and_operator_agree(data: st.DataObject) -> None:
         assert period_product(schedule, start) == pytest.approx(expected, abs=1e-12)
         exact = [[float(v) for v in row] for row in exact_period_product(schedule, start)]
         assert np.array(exact) == pytest.approx(expected, abs=1e-12)
-        operator = period_operator(schedule, start)
+        chain = Chain.of_workers(schedule.steps(), start)
         x = np.cos(np.arange(n))
-        assert operator @ x == pytest.approx(expected @ x, abs=1e-12)
-        assert operator.rmatvec(x) == pytest.approx(expected.T @ x, abs=1e-12)
-    off_mean = period_operator(schedule, minus_mean=True)
-    assert off_mean @ np.ones(n) == pytest.approx(np.zeros(n), abs=1e-12)
+        assert chain.forward(x) == pytest.approx(expected @ x, abs=1e-12)
+        assert chain.backward(x) == pytest.approx(expected.T @ x, abs=1e-12)
+    assert chain.off_mean(np.ones(n)) == pytest.approx(np.zeros(n), abs=1e-12)
 
 
 def test_negative_entries_begin_above_k_over_k_minus_1() -> None:
@@ -96,13 +95,13 @@ def test_negative_entries_begin_above_k_over_k_minus_1() -> None:
         assert has_negative_entries(phase) is negative
 
 
-def test_operator_takes_a_million_workers() -> None:
+def test_a_period_is_applied_to_a_million_workers() -> None:
     n = 10**6
     ranks = np.arange(n, dtype=np.int32)
     phase = Phase.from_arrays(n, ranks, np.full(n // 4, 4))
     schedule = Schedule("big", Cluster.regular(n // 4, 4), Static(phases=GroupPhases((phase,))))
     x = np.arange(n, dtype=float)
-    assert (period_operator(schedule) @ x)[:4] == pytest.approx([1.5] * 4)
+    assert Chain.of_workers(schedule.steps()).forward(x)[:4] == pytest.approx([1.5] * 4)
 
 
 def test_allreduce_mixes_everything() -> None:

@@ -150,6 +150,10 @@ FORGERS = {
     "when it is asked": FORGER + "def f(w, s, c):\n    forge()\n    return {w, (w + 1) % 4}\n",
     "an answer again": FORGER
     + "import sys\ndef f(w, s, c):\n    forge(id=sys._getframe(2).f_locals['question']['id'])\n    return range(4)\n",
+    "a last answer, of fewer workers": FORGER
+    + "import sys\ndef f(w, s, c):\n    if s == 3:\n"
+    + "        forge(id=sys._getframe(2).f_locals['question']['id'], of=[0, 0, 0])\n        os._exit(0)\n"
+    + "    return range(4)\n",
 }
 
 
@@ -177,3 +181,15 @@ def test_a_function_whose_answer_depends_on_what_was_asked_before_is_refuted(tmp
     proof = prove_function_file(written(tmp_path, source), Cluster.regular(1, 64), 2).proof
     assert proof.verdict is Status.REFUTED
     assert "order drawn at random" in proof["membership"].explanation
+
+
+def test_a_function_whose_answer_depends_on_the_steps_asked_before_is_refuted(tmp_path):
+    source = (
+        "steps = []\n"
+        "def f(worker, step, cluster):\n"
+        "    if step not in steps:\n"
+        "        steps.append(step)\n"
+        "    return {worker, worker ^ (1 + steps.index(step) % 15)}\n"
+    )
+    proof = prove_function_file(written(tmp_path, source), Cluster.regular(1, 16), 15).proof
+    assert proof.verdict is Status.REFUTED

@@ -15,6 +15,7 @@ from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, RulePhases, Static
 from partreduce.verify import Status, membership, prove
+from partreduce.verify.certificate import confirm
 from partreduce.verify.membership import answers_of, expected_group, prove_membership
 
 THIRD = Fraction(1, 3)
@@ -136,6 +137,13 @@ def test_a_wrong_answer_is_shown_beside_the_right_one(monkeypatch, limit):
             round_, worker = claim.witness["round"], claim.witness["worker"]
             assert round_ >= 2
             assert claim.explanation.startswith(f"in round {round_} worker {worker} ")
+
+
+def test_a_group_of_1024_is_the_largest_of_which_everybody_is_asked_and_the_checker_follows():
+    schedule = Schedule("all", Cluster.regular(512, 2), AllReduce())
+    certified = schedule.with_certificate(prove(schedule).certificate)
+    assert "membership" in confirm(certified)
+    assert prove_membership(Schedule("all", Cluster.regular(1025, 1), AllReduce())).status is Status.NOT_PROVED
 
 
 def test_two_blocks_of_one_rank_are_not_looked_at():

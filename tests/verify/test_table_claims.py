@@ -18,7 +18,7 @@ from partreduce.topo.codec_numbers import UNDERFLOW, rounding_error
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Route, Routes, Server, Static, Way
+from partreduce.topo.strategies import AllReduce, GroupPhases, Route, Routes, Server, Static, TableWay
 from partreduce.verify.base import Status
 from partreduce.verify.prove import prove
 from partreduce.verify.tables import prove_tables
@@ -44,7 +44,7 @@ def test_they_are_essential_where_they_are_due():
     assert proof.essential >= {"one-route", "one-owner", "table-order", "row-error"}
     assert proof.verdict is Status.PROVED
     assert [claim.claim for claim in proof.claims if claim.holds][-5:] == list(JUDGES)
-    dense_only = Routes(tables=(Route(parameter="words", rows=5, columns=2, way=Way.DENSE),))
+    dense_only = Routes(tables=(Route(parameter="words", rows=5, columns=2, way=TableWay.DENSE),))
     plain = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(what=dense_only)))
     assert "one-route" in plain.essential
     assert "one-owner" not in plain
@@ -122,4 +122,4 @@ def test_a_million_workers_take_no_longer_than_their_list():
 
 
 def test_tables_of_the_forged_schedules_are_of_every_way():
-    assert {route.way for route in TABLES.tables} == set(Way)
+    assert {route.way for route in TABLES.tables} == set(TableWay)

@@ -18,7 +18,7 @@ from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Generated, Pairwise, Server
-from partreduce.topo.strategies.axes import WIDER, Codec, Drain, How, Pipeline, Total
+from partreduce.topo.strategies.axes import WIDER, Codec, Drain, GradientTotal, How, Pipeline
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some
 from partreduce.verify.certificate import certificate_bytes, confirm
@@ -116,7 +116,7 @@ def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_o
     [
         (Pipeline(), "Each step applies the mean of all workers' gradients of exactly 1 step before; the first one"),
         (Pipeline(), "Those of the last step are applied at the end: T >= 1 steps apply all T gradients"),
-        (Pipeline(total=Total.SUM), "applies the sum of all"),
+        (Pipeline(total=GradientTotal.SUM), "applies the sum of all"),
         (Pipeline(warm_up=5), "After 5 steps in lockstep each step"),
         (Pipeline(drain=Drain.DROP), "are dropped at the end: T >= 1 steps apply T - 1 gradients"),
         (Pipeline(width=4, wider=True), "the first 3 apply a gradient of 0. Never more than 3"),

@@ -23,7 +23,7 @@ from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.strategies.routes import Route, Routes
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
@@ -200,8 +200,8 @@ def _load_members(wait: Wait, raw: object, place: str) -> When:
 
 def _check_quorum(raw: object, place: str) -> None:
     """A word or a number: of two forms pydantic would say why it is neither."""
-    if type(raw) is not int and raw not in list(Start):
-        words = " or ".join(f'"{word}"' for word in Start)
+    if type(raw) is not int and raw not in list(QuorumStart):
+        words = " or ".join(f'"{word}"' for word in QuorumStart)
         raise DocumentError(place, f"is {shown(raw)}; it must be {words}, or a number of workers")
 
 

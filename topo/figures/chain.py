@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from scipy.sparse import csr_array
-    from scipy.sparse.linalg import LinearOperator
 
     from partreduce.topo.round import MixingStep
-    from partreduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]
 
@@ -191,30 +189,6 @@ def on_workers(steps: Sequence[MixingStep]) -> tuple[Step, ...]:
         if step not in ready:
             ready[step] = Averaging.of(step) if isinstance(step, Phase) else Sparse.of(step)
     return tuple(ready[step] for step in steps)
-
-
-def period_operator(schedule: Schedule, start: int = 0, *, minus_mean: bool = False) -> LinearOperator:
-    """The period product without a matrix: `matvec` applies it, `rmatvec` its transpose. O(n · T) each for groups.
-
-    With `minus_mean` the operator is P − J, whose norm is the contraction.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-    """
-    from scipy.sparse.linalg import LinearOperator
-
-    chain = Chain.of_workers(schedule.steps(), start)
-    n = schedule.num_workers
-
-    def forward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        vector = np.asarray(x, dtype=np.float64).reshape(n)
-        return chain.forward(vector) - (vector.mean() if minus_mean else 0.0)
-
-    def backward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        vector = np.asarray(x, dtype=np.float64).reshape(n)
-        return chain.backward(vector) - (vector.mean() if minus_mean else 0.0)
-
-    return LinearOperator(shape=(n, n), matvec=forward, rmatvec=backward, dtype=np.dtype(np.float64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,7 +65,7 @@ class Drain(Choice):
     """They are thrown away, as in the published algorithm."""
 
 
-class Total(Choice):
+class GradientTotal(Choice):
     """What a step applies of all workers' gradients."""
 
     MEAN = "mean"
@@ -92,7 +92,7 @@ class Pipeline(Closed, Waiting):
     width: Count = 2
     warm_up: Rounds = 0
     drain: Drain = Drain.APPLY
-    total: Total = Total.MEAN
+    total: GradientTotal = GradientTotal.MEAN
     wider: bool = False
 
     @property
@@ -158,7 +158,7 @@ class Codec(Choice):
         return self is not Codec.NONE
 
 
-class Where(Choice):
+class CodecScope(Choice):
     """Which parts of a sum a codec is for."""
 
     ALL = "all"
@@ -194,7 +194,7 @@ class How(Closed):
 
     form: Form = Form.RING
     codec: Codec = Codec.NONE
-    where: Where = Where.ALL
+    where: CodecScope = CodecScope.ALL
     rounding: Rounding = Rounding.NEAREST
     block: Count = 256
     error_feedback: bool = False
@@ -214,9 +214,9 @@ class How(Closed):
                     raise ScheduleError(
                         f"how.{name}: is {str(value).lower()}; only the codec int8 has it (the codec is {self.codec})"
                     )
-        if self.where is not Where.ALL and self.codec is Codec.NONE:
+        if self.where is not CodecScope.ALL and self.codec is Codec.NONE:
             raise ScheduleError(f"how.where: is {self.where}; there is no codec whose place it could say")
-        if self.where is Where.ACROSS_NODES and self.form is not Form.HIERARCHICAL:
+        if self.where is CodecScope.ACROSS_NODES and self.form is not Form.HIERARCHICAL:
             raise ScheduleError(
                 f"how.where: is {self.where}; form {self.form} has no stage of its own across nodes, hierarchical has"
             )

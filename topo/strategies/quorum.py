@@ -14,7 +14,7 @@ from partreduce.topo.fields import Choice, Closed, Count, Rounds
 from partreduce.topo.strategies.waiting import Waiting
 
 
-class Start(Choice):
+class QuorumStart(Choice):
     """Who starts a round, where that is no number of workers."""
 
     SOLO = "solo"
@@ -34,7 +34,7 @@ class Counting(Choice):
     """Call k for round k, as published; a call takes one result, so every worker calls once in each round."""
 
 
-class Missed(Choice):
+class MissedResults(Choice):
     """What becomes of results that a worker was too late for."""
 
     EACH = "each"
@@ -73,9 +73,9 @@ class Quorum(Closed, Waiting):
     delays_gradients: ClassVar[bool] = True
     protocol: ClassVar[str] = "quorum"
 
-    quorum: Start | Count
+    quorum: QuorumStart | Count
     count: Counting = Counting.OPEN_ROUND
-    missed: Missed = Missed.EACH
+    missed: MissedResults = MissedResults.EACH
     divide: Divide = Divide.WORKERS
     staleness: Count = 4
     grace: Rounds = 0
@@ -89,17 +89,17 @@ class Quorum(Closed, Waiting):
             ScheduleError: a word that is not in the list.
         """
         Closed.__post_init__(self)
-        if isinstance(self.quorum, str) and not isinstance(self.quorum, Start):
-            if self.quorum not in list(Start):
+        if isinstance(self.quorum, str) and not isinstance(self.quorum, QuorumStart):
+            if self.quorum not in list(QuorumStart):
                 raise ScheduleError(
-                    f"quorum: is {self.quorum!r}; it must be a number of workers or one of {', '.join(Start)}"
+                    f"quorum: is {self.quorum!r}; it must be a number of workers or one of {', '.join(QuorumStart)}"
                 )
-            object.__setattr__(self, "quorum", Start(self.quorum))
+            object.__setattr__(self, "quorum", QuorumStart(self.quorum))
 
     @property
     def bound(self) -> int | None:
         """The most rounds that are summed between a gradient's weights and its own round; None where none is kept."""
-        if self.missed is Missed.LATEST:
+        if self.missed is MissedResults.LATEST:
             return self.synchronise_every or None
         return self.staleness
 
@@ -111,9 +111,9 @@ class Quorum(Closed, Waiting):
     @property
     def in_words(self) -> str:
         """What differs from lockstep, in a few words: who starts a round, and what is not as usual."""
-        words = [str(self.quorum) if isinstance(self.quorum, Start) else f"{self.word} {self.quorum}"]
+        words = [str(self.quorum) if isinstance(self.quorum, QuorumStart) else f"{self.word} {self.quorum}"]
         words += ["by call"] * (self.count is Counting.CALL)
-        words += [str(self.missed)] * (self.missed is not Missed.EACH)
+        words += [str(self.missed)] * (self.missed is not MissedResults.EACH)
         if self.bound is not None:
             words.append(f"up to {self.bound} late")
         return " ".join(words)
@@ -121,7 +121,7 @@ class Quorum(Closed, Waiting):
     @property
     def keeps_equal(self) -> bool:
         """Whether all workers apply the same results in the same order."""
-        return self.missed is not Missed.LATEST
+        return self.missed is not MissedResults.LATEST
 
     @property
     def takes_all(self) -> bool:
@@ -150,15 +150,15 @@ class Quorum(Closed, Waiting):
         for name in ("grace", "synchronise_every", "seed"):
             if getattr(self, name) < 0:
                 raise ScheduleError(f"when.quorum.{name}: is {getattr(self, name)}; it is a whole number >= 0")
-        if self.missed is Missed.SUM and self.count is Counting.CALL:
+        if self.missed is MissedResults.SUM and self.count is Counting.CALL:
             raise ScheduleError(
                 "when.quorum.missed: is sum; where gradients count by call, a call takes one result and there is "
                 "nothing to add up; use each"
             )
-        latest = self.missed is Missed.LATEST
+        latest = self.missed is MissedResults.LATEST
         self._only("staleness", not latest, "the newest result replaces older ones, so none waits in a queue")
         self._only("synchronise_every", latest, f"with missed {self.missed} parameters never part")
-        self._only("seed", self.quorum is Start.MAJORITY, "only the quorum majority draws a worker")
+        self._only("seed", self.quorum is QuorumStart.MAJORITY, "only the quorum majority draws a worker")
 
     def _only(self, name: str, has_it: bool, why: str) -> None:
         """Refuse a member that means nothing here, unless it has its default."""
@@ -196,7 +196,7 @@ class Quorum(Closed, Waiting):
                 f"when.quorum.count: is {self.count}; {where} a worker counts for the next round that its thread "
                 "enters, whichever call that is; leave it out"
             )
-        if self.missed is not Missed.EACH:
+        if self.missed is not MissedResults.EACH:
             rule = "corrections are added, and one that is lost would move the mean of all models"
             raise ScheduleError(f"when.quorum.missed: is {self.missed}; {where} {rule}; leave it out")
         if self.divide is not Divide.WORKERS:

@@ -14,7 +14,7 @@ from partreduce.topo.fields import Choice, Closed, Count, Index, Title
 from partreduce.topo.strategies.axes import Codec
 
 
-class Way(Choice):
+class TableWay(Choice):
     """How the gradient of one table reaches all workers."""
 
     DENSE = "dense"
@@ -52,7 +52,7 @@ class Route(Closed):
     parameter: Title
     rows: Count
     columns: Count
-    way: Way = Way.SHARDED
+    way: TableWay = TableWay.SHARDED
     gradient: Gradient = Gradient.DENSE
     hosts: tuple[Index, ...] = ()
     partitions: Count | None = None
@@ -89,13 +89,13 @@ class Routes(Closed):
     def in_words(self) -> str:
         """How many tables go which way, but for those that go densely; in a few words."""
         ways = [(route.way, route.in_words) for route in self.apart]
-        words = sorted(set(ways), key=lambda one: (one[0] is Way.GATHER, ways.index(one)))
+        words = sorted(set(ways), key=lambda one: (one[0] is TableWay.GATHER, ways.index(one)))
         return ", ".join(f"{ways.count(one)} {one[1]}" for one in words)
 
     @property
     def apart(self) -> tuple[Route, ...]:
         """The tables that the strategy does not average itself, in their order."""
-        return tuple(route for route in self.tables if route.way is not Way.DENSE)
+        return tuple(route for route in self.tables if route.way is not TableWay.DENSE)
 
     def table(self, parameter: str) -> Route | None:
         """The route of a parameter; None where it goes by the strategy."""
@@ -139,14 +139,14 @@ class Routes(Closed):
 
 def _check_route(route: Route, where: str, num_workers: int) -> None:
     """Refuse hosts that do not exist, and settings that mean nothing for the table's way."""
-    if route.way is not Way.SHARDED and (route.hosts or route.partitions is not None):
+    if route.way is not TableWay.SHARDED and (route.hosts or route.partitions is not None):
         raise ScheduleError(f"{where}: way {route.way} has no hosts and no partitions; leave them out")
-    if route.way is Way.DENSE and route.gradient is not Gradient.DENSE:
+    if route.way is TableWay.DENSE and route.gradient is not Gradient.DENSE:
         raise ScheduleError(
             f"{where}.gradient: is {route.gradient}; way dense averages all rows and hands the optimizer all of them; "
             "leave it out, or choose gather"
         )
-    if route.way is Way.DENSE and route.codec.rounds:
+    if route.way is TableWay.DENSE and route.codec.rounds:
         raise ScheduleError(
             f"{where}.codec: is {route.codec}; way dense is averaged with everything else, for which how.codec is; "
             "leave it out"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from partreduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
 from partreduce.topo.hardware import CodecSeconds
-from partreduce.topo.strategies.axes import Codec, Sending, Where
+from partreduce.topo.strategies.axes import Codec, CodecScope, Sending
 
 if TYPE_CHECKING:
     from partreduce.topo.hardware import Hardware
@@ -57,7 +57,7 @@ class Coding:
         return cls(
             wire=(NUMBER_BYTES[how.codec.value] + scales) / 4,
             exchanged=is_int8,
-            across_only=how.where is Where.ACROSS_NODES,
+            across_only=how.where is CodecScope.ACROSS_NODES,
             seconds=FREE if hardware.is_free_of_bytes() else stated,
         )
 
@@ -89,7 +89,7 @@ class Travel:
             ScheduleError: only what crosses nodes is coded, and that other form has no stage across nodes.
         """
         chosen = how.form if form is None else form
-        if how.where is Where.ACROSS_NODES and chosen is not how.form:
+        if how.where is CodecScope.ACROSS_NODES and chosen is not how.form:
             type(how)(form=chosen, codec=how.codec, where=how.where).check()
         coding = Coding.of(how, hardware)
         if how.sending is Sending.WHOLE:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.topo.strategies.quorum import Start
+from partreduce.topo.strategies.quorum import QuorumStart
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -103,7 +103,7 @@ def balance(
         sum_seconds: of a sum.
     """
     least = word + sum_seconds
-    if setting.quorum is Start.MAJORITY:
+    if setting.quorum is QuorumStart.MAJORITY:
         return _majority(seconds, least)
     needed, low, high = setting.needed(seconds.shape[1]), 0.0, float(seconds.max())
     if high == 0.0:
@@ -126,7 +126,7 @@ def in_step(
 
 def _starts(calls: npt.NDArray[np.float64], setting: Quorum) -> list[npt.NDArray[np.float64]]:
     """When the round starts, (samples,): for every worker that may be drawn, or once."""
-    if setting.quorum is Start.MAJORITY:
+    if setting.quorum is QuorumStart.MAJORITY:
         return list(calls.T)
     needed = setting.needed(calls.shape[1])
     return [np.partition(calls, needed - 1, axis=1)[:, needed - 1]]

@@ -36,7 +36,7 @@ from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.axes import How
-from partreduce.topo.strategies.routes import Way
+from partreduce.topo.strategies.routes import TableWay
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import Coding
 
@@ -133,7 +133,7 @@ def exchange(
 
     `beside_gathered` says whether another table is gathered, so that all workers talk to all.
     """
-    if route.way is Way.DENSE:
+    if route.way is TableWay.DENSE:
         return Exchange()
     exact = route.columns * element_bytes
     row = row_bytes(route.codec.value, route.columns, element_bytes=element_bytes)
@@ -142,7 +142,7 @@ def exchange(
     own, together = touched.worker * route.rows, touched.node * route.rows
     wanted = np.full(cluster.num_nodes, together) if aggregates else sizes * own  # rows of each node
     held, hosts = _held(route, cluster)
-    gathers = beside_gathered or route.way is Way.GATHER
+    gathers = beside_gathered or route.way is TableWay.GATHER
     others = cluster.num_nodes - 1 if aggregates and in_pairs(cluster, gathers=gathers) else cluster.num_workers - 1
 
     def across(each: int) -> float:
@@ -158,7 +158,7 @@ def exchange(
     brought = together / float(sizes.max()) if aggregates else own  # rows of which a worker codes the gradients
     coding = Coding.of(How(codec=route.codec), hardware).seconds
     encode, decode = coding.encode * 4 * route.columns, coding.decode * 4 * route.columns  # seconds per row
-    if route.way is Way.GATHER:
+    if route.way is TableWay.GATHER:
         # All messages of a ring are as long as the longest, of which each worker hands on all but one.
         longest = together / float(sizes.min()) if aggregates else own
         rows = cluster.num_nodes * together if aggregates else cluster.num_workers * own
@@ -193,7 +193,7 @@ def exchanges(
     Raises:
         InputError: a table of which it is not said how much is touched.
     """
-    total, gathers = Exchange(), any(route.way is Way.GATHER for route in routes.apart)
+    total, gathers = Exchange(), any(route.way is TableWay.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
             raise InputError(

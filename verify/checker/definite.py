@@ -33,7 +33,7 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
         Refusal: a pivot is not positive, the remainders are too large, or the work is too much.
     """
     size = len(matrix)
-    largest = max((matrix[i][i] for i in range(size)), default=1)
+    largest = max(matrix[i][i] for i in range(size))
     confirm(largest > 0, place, "a matrix", "a positive diagonal")
     finer = max(0, FACTOR_BITS - largest.bit_length() // 2)  # A is taken 4^finer times
     shift = (largest << 2 * finer) >> SHIFT_BITS
@@ -53,4 +53,4 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
         row.append(isqrt(rest))
         left_over[i] -= rest - row[i] * row[i]
         factor.append(row)
-    confirm(max(left_over, default=0) <= shift, place, "a matrix near the edge", "one clear of it")
+    confirm(max(left_over) <= shift, place, "a matrix near the edge", "one clear of it")

@@ -89,7 +89,7 @@ def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str,
     confirm(squared >= SMALLEST, place, str(squared), f"at least {SMALLEST}")
     b = max(0, NORM_BITS - (squared.numerator.bit_length() - squared.denominator.bit_length()) // 2)
     m = isqrt(squared.numerator * 4**b // squared.denominator) - (n + 1) // 2
-    confirm(m > 0, place, str(squared), "a larger one")
+    assert m > 0, "it has 32 bits, and there are fewer rows by far"
     rounded = [[((entry << (b + 1)) + scale) // (2 * scale) for entry in row] for row in rows]
     shift = m * m - (n * m + 1) // 2
     factor: IntegerMatrix = []

@@ -20,7 +20,7 @@ from partreduce.schedulers.protocols.partial import (
     PartialState,
     Take,
 )
-from partreduce.topo.strategies.quorum import Counting, Start
+from partreduce.topo.strategies.quorum import Counting, QuorumStart
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _quorum_has_come(machine: Partial, state: PartialState) -> str | None:
     needed = min(quorum, len(going_on)) if isinstance(quorum, int) else 1
     if len(come) < needed:
         return f"round {state.done} has something of workers {come}; {needed} of {going_on} are needed"
-    if quorum is Start.MAJORITY and (drawn := _drawn(machine, state.done, going_on)) not in come:
+    if quorum is QuorumStart.MAJORITY and (drawn := _drawn(machine, state.done, going_on)) not in come:
         return f"round {state.done} has something of workers {come}, but nothing of worker {drawn}, who starts it"
     return None
 
@@ -163,7 +163,7 @@ def _rests_rightly(machine: Partial, view: View) -> str | None:
     quorum = machine.setting.quorum
     if isinstance(quorum, int):
         is_enough = len(waiting) >= min(quorum, len(going_on))
-    elif quorum is Start.MAJORITY:
+    elif quorum is QuorumStart.MAJORITY:
         is_enough = _drawn(machine, running, going_on) in waiting
     else:
         is_enough = bool(waiting)

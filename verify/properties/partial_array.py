@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
+from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 from partreduce.verify.explore import Network
 from partreduce.verify.properties.partial_suite import AT_ONCE, PartialConfiguration
 from partreduce.verify.search.covering import Factors, Level
@@ -30,14 +30,14 @@ def _possible(chosen: dict[str, Any]) -> bool:
         setting.check()
     except InputError:
         return False
-    if chosen["initiators"] != (0,) and setting.quorum is not Start.MAJORITY:
+    if chosen["initiators"] != (0,) and setting.quorum is not QuorumStart.MAJORITY:
         return False  # nobody is drawn
     return len(chosen["calls"]) == 2 or bool(chosen["wire"] == AT_ONCE)
 
 
 FACTORS = Factors(
     {
-        "quorum": [Level(2, "2", 1), Level(Start.SOLO, "solo", 8), Level(Start.MAJORITY, "majority", 4)],
+        "quorum": [Level(2, "2", 1), Level(QuorumStart.SOLO, "solo", 8), Level(QuorumStart.MAJORITY, "majority", 4)],
         "calls": [
             Level((1, 1), "calls 1 1"),
             Level((2, 1), "calls 2 1", 3),
@@ -47,10 +47,10 @@ FACTORS = Factors(
         ],
         "count": [Level(Counting.OPEN_ROUND), Level(Counting.CALL, "by call", 0.5)],
         "missed": [
-            Level((Missed.EACH, 0)),
-            Level((Missed.SUM, 0), "summed"),
-            Level((Missed.LATEST, 0), "latest", 3),
-            Level((Missed.LATEST, 2), "latest, synchronised every 2", 3),
+            Level((MissedResults.EACH, 0)),
+            Level((MissedResults.SUM, 0), "summed"),
+            Level((MissedResults.LATEST, 0), "latest", 3),
+            Level((MissedResults.LATEST, 2), "latest, synchronised every 2", 3),
         ],
         "staleness": [Level(1), Level(2, "C 2", 5)],
         "initiators": [Level((0,)), Level((1, 0), "drawn in turn")],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.partial import CALLED, COMPUTING, Begin, Call, End, Finish, Share, Take
 from partreduce.schedulers.protocols.partial_groups import GOES_ON, GroupsState, PartialGroups
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _quorum_has_come(machine: PartialGroups, w: int, state: GroupsState) -> str 
     needed = min(quorum, len({*going_on, *come})) if isinstance(quorum, int) else min(1, len(going_on))
     if len(come) < needed:
         return f"round {state.done} has progress of workers {come}; {needed} of {going_on} and these are needed"
-    if quorum is Start.MAJORITY and going_on and not set(come) & set(_may_start(machine, state.done, shares)):
+    if quorum is QuorumStart.MAJORITY and going_on and not set(come) & set(_may_start(machine, state.done, shares)):
         return f"round {state.done} has progress of workers {come}, but not of the one that starts it"
     return None
 
@@ -172,7 +172,7 @@ def _is_held(machine: PartialGroups, view: View, rests: dict[int, bool], w: int)
         return round_ >= needed
     if isinstance(quorum, int):
         return len(come) < min(quorum, len({*come, *going_on}))
-    if quorum is Start.MAJORITY:
+    if quorum is QuorumStart.MAJORITY:
         place = machine.initiators[round_ % len(machine.initiators)] if machine.initiators else 0
         drawn = next(v for v in (members[(place + i) % len(members)] for i in range(len(members))) if v in going_on)
         return drawn not in come

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from partreduce.schedulers.protocols.partial_groups import PartialGroups
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.verify.explore import Exploration, Network, explore
 from partreduce.verify.properties.partial_groups import partial_groups_properties
 
@@ -52,8 +52,8 @@ PAIR: Phases = (((0, 1),),)
 CROSSED: Phases = (((0, 1), (2, 3)), ((1, 2), (0, 3)))
 ALL_THEN_PAIR: Phases = (((0, 1, 2),), ((1, 2),))
 
-SOLO_1, SOLO_2 = Quorum(quorum=Start.SOLO, staleness=1), Quorum(quorum=Start.SOLO, staleness=2)
-MAJORITY_1 = Quorum(quorum=Start.MAJORITY, staleness=1)
+SOLO_1, SOLO_2 = Quorum(quorum=QuorumStart.SOLO, staleness=1), Quorum(quorum=QuorumStart.SOLO, staleness=2)
+MAJORITY_1 = Quorum(quorum=QuorumStart.MAJORITY, staleness=1)
 TWO_1, TWO_2 = Quorum(quorum=2, staleness=1), Quorum(quorum=2, staleness=2)
 
 SMALL = (

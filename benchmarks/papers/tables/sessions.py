@@ -27,7 +27,7 @@ from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec, Form
-from partreduce.topo.strategies.routes import Routes, Way
+from partreduce.topo.strategies.routes import Routes, TableWay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,11 +42,11 @@ HYBRID_CODED = "hybrid, aggregated, float16"
 PLANNED, COMPOSED = "planner's choice", "planner's choice, dense part by its own schedule"
 COMPOSED_CODED = "planner's choice, dense part by its own schedule, rows in float16"
 OURS = {
-    GATHER: (Way.GATHER, False, Codec.NONE),
-    GATHER_LOCAL: (Way.GATHER, True, Codec.NONE),
-    HYBRID: (Way.SHARDED, False, Codec.NONE),
-    HYBRID_LOCAL: (Way.SHARDED, True, Codec.NONE),
-    HYBRID_CODED: (Way.SHARDED, True, Codec.FLOAT16),
+    GATHER: (TableWay.GATHER, False, Codec.NONE),
+    GATHER_LOCAL: (TableWay.GATHER, True, Codec.NONE),
+    HYBRID: (TableWay.SHARDED, False, Codec.NONE),
+    HYBRID_LOCAL: (TableWay.SHARDED, True, Codec.NONE),
+    HYBRID_CODED: (TableWay.SHARDED, True, Codec.FLOAT16),
 }
 """The way of all tables, whether workers of a node agree on rows first, and how rows are written."""
 LATENCY = 3e-4
@@ -207,7 +207,7 @@ class Known:
         """What the busiest node's card, or the mean one, sends in a step, without headers."""
         shape = self.session.shape
         if way in BASELINES:
-            kind = Way.GATHER if way == HOROVOD else Way.SHARDED
+            kind = TableWay.GATHER if way == HOROVOD else TableWay.SHARDED
             tables = tables_bytes(routes_of(self.model, kind, aggregated=False, gradient="sparse"), self.shares, shape)
             if way == HOROVOD:
                 return tables + ring_bytes(self.dense_bytes, shape)

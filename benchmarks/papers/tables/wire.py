@@ -13,7 +13,7 @@ import torch
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
 from partreduce.topo.timing.tables import Touched, exchange
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def touched(
     }
 
 
-def routes_of(model: WithTables, way: Way, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE) -> Routes:
+def routes_of(
+    model: WithTables, way: TableWay, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE
+) -> Routes:
     """All tables by one way."""
     tables = tuple(
         Route(parameter=name, rows=rows, columns=columns, way=way, gradient=Gradient(gradient), codec=codec)

@@ -1,4 +1,4 @@
-"""Limits of waiting under a gap: when a worker that keeps one gives up what it waits for.
+"""Waiting under a gap: when a worker that keeps one gives up what it waits for.
 
 Somebody's end is of no concern as long as what this worker needs now can come from others: with backup workers or
 staleness it goes on as far as its setting allows, and whoever is gone far away is found out by who needs him.
@@ -9,42 +9,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.liveness.wait_chain import listed
-from partreduce.runtime.strategies.missing import Limits
+from partreduce.runtime.strategies.missing import wait_for_missing
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from partreduce.runtime.liveness.heartbeat import Heartbeat
     from partreduce.runtime.strategies.missing import Missing
 
 
-def gap_limits(
+def wait_in_step(
+    step: int,
+    done: Callable[[], bool],
+    missing: Callable[[], Missing | None],
+    condition: threading.Condition,
     heartbeat: Heartbeat,
     *,
-    step: int,
     timeout: float,
     refuse_failure: Callable[[], None],
     pausing: bool = False,
     paused: Callable[[], frozenset[int]] = frozenset,
-) -> Limits:
-    """As long as enough of those that are waited for can come.
+) -> None:
+    """`wait_for_missing` as long as enough of those that are waited for can come.
 
-    Args:
-        heartbeat: knows of the others, and tells them.
-        step: that this worker is in.
-        timeout: seconds.
-        refuse_failure: raises if no message can come any more.
-        pausing: whether all meet, so that one who has taken his last step still sends what is waited for.
-        paused: who has begun a meeting of all that this worker, in a step, has not come to.
+    With `pausing` all meet, so that one who has taken his last step still sends what is waited for. `paused` says who
+    has begun a meeting of all that this worker, in a step, has not come to.
     """
-
-    def why(lack: Missing) -> str | None:
-        return _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, paused())
-
-    def told(lack: Missing) -> str:
-        return f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {listed(lack.of)}"
-
-    return Limits(heartbeat, timeout, why, refuse_failure, told, place=f"in step {step} ")
+    wait_for_missing(
+        done,
+        missing,
+        condition,
+        heartbeat,
+        timeout,
+        why=lambda lack: _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, paused()),
+        refuse_failure=refuse_failure,
+        told=lambda lack: f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {listed(lack.of)}",
+        place=f"in step {step} ",
+    )
 
 
 def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:

@@ -1,19 +1,17 @@
 """Gap driver: one worker's side of Hop's protocol between real processes, with the updates' arrays beside it.
 
-Two threads work here: the mailbox's gives messages to the protocol object as they come, the training loop raises the
-worker's own events when the object offers them. One lock orders both. What the object decides and the arrays that go
-with it change under that lock together, so that an update which the object counts is there, and one that it takes
-cannot be replaced by a newer one meanwhile.
+What the protocol object decides and the arrays that go with it change under one lock together, so that an update which
+the object counts is there, and one that it takes cannot be replaced by a newer one meanwhile.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.strategies.missing import Missing
+from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.payload_rings import Arrival
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import (
@@ -22,6 +20,7 @@ from partreduce.schedulers.protocols.hop import (
     SENDING,
     Ack,
     Advance,
+    HopState,
     SendUpdate,
     Token,
     Update,
@@ -32,11 +31,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from partreduce.runtime.strategies.gap.log import GapLog
+    from partreduce.runtime.strategies.event_log import GapLog
     from partreduce.runtime.transport.mailbox import Message
     from partreduce.runtime.transport.payload_rings import PayloadRings
-    from partreduce.schedulers.protocols.base import Action
-    from partreduce.schedulers.protocols.hop import Hop, HopEvent, HopState, Reduce
+    from partreduce.schedulers.protocols.hop import Hop, HopEvent, Reduce
 
     Recipients = Mapping[int, tuple[int, ...]]
     """Who gets an update, and the numbers that go with it."""
@@ -78,9 +76,8 @@ Totals = Counter[tuple[int, str]]
 
 @dataclass(slots=True)
 class _Part:
-    """The state of one generation, as the object and the messages have it."""
+    """What the messages of one generation have said, beside the object's state."""
 
-    state: HopState
     step: int
     """Counted by the events that were raised; what goes into messages and into the log."""
     given: Totals = field(default_factory=Counter)
@@ -91,11 +88,8 @@ class _Part:
     """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
 
 
-class GapDriver:
-    """The protocol object, its state and the arrays of one worker.
-
-    A generation lasts until the queues are thrown away (`drop`); messages of a later one wait until this worker opens
-    it, those of an earlier one are dropped.
+class GapDriver(GenerationDriver[HopState]):
+    """The protocol object, its state and the arrays of one worker; a generation ends where queues are thrown away.
 
     Args:
         machine: the protocol, fine.
@@ -106,6 +100,8 @@ class GapDriver:
         enter: told of each step that this worker enters, and of the generation, before a message lets others know.
         send: sends an update that was offered, where the mailbox's thread is the one who may let it leave.
     """
+
+    machine: Hop
 
     def __init__(
         self,
@@ -118,60 +114,31 @@ class GapDriver:
         enter: Callable[[int, int], None],
         send: Callable[[Recipients], None],
     ) -> None:
-        self.machine, self.rank, self.rings, self.log = machine, rank, rings, log
+        super().__init__(machine, rank)
+        self.rank, self.rings, self.log = rank, rings, log
         self.sources, self.targets = machine.graph.sources[rank], machine.graph.targets[rank]
-        self.condition = threading.Condition()
         self._keeps, self._enter, self._send = keeps, enter, send
-        self._generation = 0
-        self._part: _Part | None = None
-        self._early: list[Message] = []
+        self._part = _Part(0)
         self._marks: dict[int, int] = {}
         self._paused = 0
-
-    @property
-    def generation(self) -> int:
-        """The number of times that the queues were thrown away."""
-        return self._generation
-
-    @property
-    def state(self) -> HopState | None:
-        """The protocol's state, an immutable value; None before it is opened."""
-        part = self._part
-        return None if part is None else part.state
 
     def open(self, step: int, state: HopState | None = None) -> None:
         """Be in a step, with empty queues or as a checkpoint has them (its arrays lie in the rings already)."""
         if state is None:
             state = replace(self.machine.start(self.rank)[0], step=step)
         with self.condition:
-            self._part = _Part(state, step)
+            self._part = _Part(step)
             self._enter(step, self._generation)
             self.rings.retire(step - self.machine.setting.staleness)
             self.log.add("entered", step)
-            early, self._early = self._early, []
-            for message in early:
-                self._receive(message)
+            self._begin(state)
 
     def drop(self) -> None:
         """Throw the queues away; what still comes of this generation is dropped."""
         with self.condition:
             self._generation += 1
-            self._part, self._marks, self._paused = None, {}, 0
+            self._state, self._marks, self._paused = None, {}, 0
             self.rings.clear()
-
-    def deliver(self, message: Message) -> None:
-        """Called by the mailbox's thread with each message."""
-        with self.condition:
-            self._receive(message)
-            self.condition.notify_all()
-
-    def ready(self) -> Sequence[HopEvent]:
-        """The events that the worker may raise now."""
-        return () if self._part is None else self.machine.ready(self.rank, self._part.state)
-
-    def offers(self, kind: type[Reduce | Advance]) -> bool:
-        """Whether an event of this kind may be raised now; if so, then also later, though perhaps another one."""
-        return any(isinstance(event, kind) for event in self.ready())
 
     def fire(self, kind: type[Reduce | Advance]) -> Outcome:
         """Let the event of this kind happen that is ready; letters are for the caller to send, with no lock held.
@@ -179,7 +146,9 @@ class GapDriver:
         It is chosen here, under the lock: a token that comes can turn a step into a skip, and a skip into a longer one.
         """
         with self.condition:
-            return self._fire(next(event for event in self.ready() if isinstance(event, kind)))
+            return self._fire(
+                next(event for event in self.machine.ready(self.rank, self.open_state) if isinstance(event, kind))
+            )
 
     def offer(self, tokens: Sequence[Letter]) -> Outcome:
         """The arrays of this step's update are there: it leaves now, or, if it may not yet, by the mailbox's thread.
@@ -187,9 +156,8 @@ class GapDriver:
         Tokens ride on it to those who get both.
         """
         with self.condition:
-            part = self._open_part()
-            part.is_offered = True
-            if not self._may_send(part):
+            self._part.is_offered = True
+            if not self._may_send():
                 return Outcome(tuple(tokens))
             recipients = self._fire(SendUpdate()).update
             riding = {letter.to: letter.numbers[1] for letter in tokens if letter.to in recipients}
@@ -197,21 +165,20 @@ class GapDriver:
             update = {to: (*numbers[:-1], riding.get(to, 0)) for to, numbers in recipients.items()}
             return Outcome(alone, update)
 
-    def _may_send(self, part: _Part) -> bool:
-        return part.is_offered and part.state.stage == SENDING and bool(self.ready())
+    def _may_send(self) -> bool:
+        return self._part.is_offered and self.open_state.stage == SENDING and bool(self.ready())
 
     @property
     def has_left(self) -> bool:
         """Whether the update that was offered last is on its way."""
-        return self._part is None or not self._part.is_offered
+        return self._state is None or not self._part.is_offered
 
     def missing(self) -> Missing | None:
         """What this worker waits for; None if it may go on. O(neighbours)."""
         with self.condition:
-            part = self._open_part()
             if self.ready():
                 return None
-            state, step, staleness = part.state, part.step, self.machine.setting.staleness
+            state, step, staleness = self.open_state, self._part.step, self.machine.setting.staleness
             if state.stage == SENDING:
                 of = tuple(v for v, acked in zip(self.targets, state.acked, strict=True) if not acked)
                 return Missing(f"the acknowledgement of its update of step {step - 1}", of, len(of))
@@ -229,7 +196,7 @@ class GapDriver:
         """Marks for all neighbours; what came before the mark of each is everything that it sent until now."""
         with self.condition:
             self._paused += 1
-            given: Totals = Counter() if self._part is None else self._part.given
+            given: Totals = Counter() if self._state is None else self._part.given
             return tuple(
                 Letter(to, "mark", (self._generation, self._paused, given[to, "token"], given[to, "ack"]))
                 for to in self.neighbours
@@ -250,64 +217,56 @@ class GapDriver:
         """Everyone to whom or from whom an edge leads."""
         return tuple(sorted({*self.sources, *self.targets}))
 
-    def _open_part(self) -> _Part:
-        assert self._part is not None, "a step opens it"
-        return self._part
+    def _generation_of(self, message: Message) -> int:
+        return message.numbers[1 if message.kind == "update" else 0]
 
-    def _receive(self, message: Message) -> None:
+    def _hears(self, message: Message) -> bool:
+        return self._state is not None or message.kind == "mark"
+
+    def _received(self, message: Message) -> None:
         """Under the lock: what a message changes."""
-        generation = message.numbers[1 if message.kind == "update" else 0]
-        if generation < self._generation:
-            return
-        part, source = self._part, message.source
-        if generation == self._generation and message.kind == "mark":
-            self._marks[source] = message.numbers[1]
-            if part is not None:  # what was urgent may come later than the mark that was sent after it
-                self._count(part, source, "token", message.numbers[2])
-                self._count(part, source, "ack", message.numbers[3])
-            return
-        if generation > self._generation or part is None:
-            self._early.append(message)
-            return
+        source, numbers = message.source, message.numbers
         match message.kind:
             case "update":
-                self._take_in(part, message)
+                self._take_in(message)
             case "token" | "ack":
-                self._count(part, source, message.kind, message.numbers[1])
+                self._count(source, message.kind, numbers[1])
+            case "mark":
+                self._marks[source] = numbers[1]
+                if self._state is not None:  # what was urgent may come later than the mark that was sent after it
+                    self._count(source, "token", numbers[2])
+                    self._count(source, "ack", numbers[3])
 
-    def _take_in(self, part: _Part, message: Message) -> None:
+    def _take_in(self, message: Message) -> None:
         """A part of an update; tokens ride on the first, and with the last the update is here."""
         place, _, step, total = message.numbers
         if place == 0:
-            self._count(part, message.source, "token", total)
+            self._count(message.source, "token", total)
         if self.rings.receive(message.source, step, place, message.payload) is not Arrival.MORE:
-            self._step(part, Received(message.source, Update(step)))
+            self.step(Received(message.source, Update(step)))
             self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
 
-    def _count(self, part: _Part, source: int, kind: str, total: int) -> None:
+    def _count(self, source: int, kind: str, total: int) -> None:
         """Tokens or an acknowledgement, of which the neighbour says how many it ever gave."""
+        part = self._part
         new = total - part.taken[source, kind]
         if new <= 0:
             return  # it came on another way before
         part.taken[source, kind] = total
         if kind == "token":
-            self._step(part, Received(source, Token(new)))
+            self.step(Received(source, Token(new)))
             self.log.add("tokens", part.step, by=new, source=source)
             return
         assert new == 1, "the update of a step leaves when that of the step before is acknowledged"
-        self._step(part, Received(source, Ack()))
+        self.step(Received(source, Ack()))
         self.log.add("ack", part.step, source=source)
-        if self._may_send(part):
+        if self._may_send():
             self._send(self._fire(SendUpdate()).update)
 
-    def _step(self, part: _Part, event: object) -> tuple[Action, ...]:
-        part.state, actions = self.machine.step(self.rank, part.state, event)
-        return actions
-
     def _fire(self, event: HopEvent) -> Outcome:
-        part = self._open_part()
+        part = self._part
         assert event in self.ready(), f"{event} is not ready"
-        actions = self._step(part, event)
+        actions = self.step(event)
         averaged = None
         for action in actions:
             match action:
@@ -325,17 +284,18 @@ class GapDriver:
                 case Send(to, Update()):
                     update[to] = (self._generation, part.step, 0)
                 case Send(to, Token(count)):
-                    letters.append(self._given(part, to, "token", count))
+                    letters.append(self._given(to, "token", count))
                 case Send(to, Ack()):
-                    letters.append(self._given(part, to, "ack", 1))
+                    letters.append(self._given(to, "ack", 1))
         if isinstance(event, SendUpdate):
             part.is_offered = False
             self.log.add("sent", part.step)
         return Outcome(tuple(letters), update, averaged, event.by if isinstance(event, Advance) else 0)
 
-    def _given(self, part: _Part, to: int, kind: str, count: int) -> Letter:
-        part.given[to, kind] += count
-        return Letter(to, kind, (self._generation, part.given[to, kind]))
+    def _given(self, to: int, kind: str, count: int) -> Letter:
+        given = self._part.given
+        given[to, kind] += count
+        return Letter(to, kind, (self._generation, given[to, kind]))
 
     def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> Averaged:
         """The arrays of the updates that a step uses; the rings compare the steps."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
-from partreduce.runtime.strategies.gap.deadline import gap_limits
+from partreduce.runtime.strategies.event_log import GapLog
+from partreduce.runtime.strategies.gap.deadline import wait_in_step
 from partreduce.runtime.strategies.gap.driver import GapDriver, Outcome
-from partreduce.runtime.strategies.gap.log import GapLog
-from partreduce.runtime.strategies.gap.sizes import message_bound
 from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
-from partreduce.runtime.strategies.missing import LackError, Missing, wait_for_missing
+from partreduce.runtime.strategies.missing import LackError, Missing
 from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.transport.credit import MESSAGES
 from partreduce.runtime.transport.payload_rings import PayloadRings
 from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import GoneError
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from partreduce.runtime.recorder import Operation
     from partreduce.runtime.strategies.base import Run
     from partreduce.runtime.strategies.gap.driver import Averaged, Letter, Recipients
+    from partreduce.runtime.transport.credit import Bound
+    from partreduce.schedulers.protocols.hop import Hop
     from partreduce.topo.strategies.neighbor import Neighbor
 
 
@@ -287,22 +289,32 @@ class GapMeans(OneSided):
         pausing: bool = False,
     ) -> None:
         reducer = self.run.reducer
-
-        def refuse_failure() -> None:
-            if self._mailbox.has_failed:  # says of what
-                self._mailbox.until(lambda: False, reducer.heartbeat, (), None)
-
-        limits = gap_limits(
-            reducer.heartbeat,
-            step=self._round,
-            timeout=reducer.timeout,
-            refuse_failure=refuse_failure,
-            pausing=pausing,
-            paused=frozenset if pausing else self.driver.paused,
-        )
         try:
-            wait_for_missing(done, missing, self.driver.condition, limits)
+            wait_in_step(
+                self._round,
+                done,
+                missing,
+                self.driver.condition,
+                reducer.heartbeat,
+                timeout=reducer.timeout,
+                refuse_failure=self._mailbox.refuse_failure,
+                pausing=pausing,
+                paused=frozenset if pausing else self.driver.paused,
+            )
         except GoneError as error:
             if isinstance(error, LackError):
                 operation.members = tuple(sorted({self.run.rank, *error.missing.of}))
             raise reducer.failure(operation, error) from None
+
+
+def message_bound(machine: Hop, layout: Layout) -> Bound:
+    """What may be on the way to each neighbour: equal on all workers, and never what a worker waits for.
+
+    The protocol lets at most a queue's capacity of updates be on the way. Where token queues bound the gap of every
+    edge, it is no larger than `max_ig`; otherwise no path is longer than all workers.
+    """
+    setting = machine.setting
+    longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)
+    capacity = 1 + (longest if setting.max_ig is None else setting.max_ig)
+    # Of each update at most one token message and one acknowledgement besides, and the mark of a pause.
+    return layout.bound([capacity], MESSAGES + 2 * capacity)

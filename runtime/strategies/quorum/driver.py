@@ -11,12 +11,13 @@ data does, all take the results up to the same last round, and nothing is on its
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from partreduce.runtime.strategies.missing import Missing
-from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.runtime.strategies.protocol_driver import GenerationDriver
+from partreduce.runtime.transport.mailbox import Message
+from partreduce.schedulers.protocols.base import Machine, Note, Received, Send
 from partreduce.schedulers.protocols.partial import (
     COMPUTING,
     MEETING,
@@ -33,12 +34,10 @@ from partreduce.schedulers.protocols.partial import (
 from partreduce.schedulers.protocols.partial_groups import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from partreduce.runtime.strategies.quorum.log import QuorumLog
+    from partreduce.runtime.strategies.event_log import QuorumLog
     from partreduce.runtime.strategies.quorum.spread import Spread
-    from partreduce.runtime.transport.mailbox import Message
-    from partreduce.schedulers.protocols.base import Outcome
 
 AWord = Activate | Arrived | Here | Ended
 WORDS: dict[str, type[AWord]] = {"activate": Activate, "arrived": Arrived, "here": Here, "ended": Ended}
@@ -70,17 +69,8 @@ class Payload(Protocol[Sum]):
         """All begins afresh."""
 
 
-class Rounds(Protocol):
+class Rounds(Machine[Any], Protocol):
     """The protocol of a quorum of all workers (`Partial`), or of each group (`PartialGroups`)."""
-
-    def start(self, process: int) -> Outcome[Any]:
-        """As in `Machine`."""
-
-    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
-        """As in `Machine`."""
-
-    def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as in Machine
-        """As in `Machine`."""
 
     def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Machine
         """Whether the last round of all is taken."""
@@ -118,8 +108,8 @@ class Word:
     to: tuple[int, ...]
 
 
-class QuorumDriver(Generic[Sum]):
-    """The protocol object, its state and the payload of one worker.
+class QuorumDriver(GenerationDriver[Any], Generic[Sum]):
+    """The protocol object, its state and the payload of one worker; a segment is a generation.
 
     Args:
         machine: the protocol, with shares that meet in collectives.
@@ -129,25 +119,19 @@ class QuorumDriver(Generic[Sum]):
         grace: seconds that a round which may begin waits for this worker's own gradient.
     """
 
+    machine: Rounds
+
     def __init__(self, machine: Rounds, rank: int, payload: Payload[Sum], *, log: QuorumLog, grace: float) -> None:
-        self.machine, self.rank, self.payload, self.log = machine, rank, payload, log
-        self.condition = threading.Condition()
+        super().__init__(machine, rank, generation=-1)
+        self.rank, self.payload, self.log = rank, payload, log
         self.error: BaseException | None = None
         """What ended the collective thread."""
         self.spread: Spread | None = None
         """By which words leave; set before the first segment."""
         self._grace = grace
-        self._segment = -1
-        self._state: Any = None
-        self._early: list[tuple[int, str, tuple[int, ...]]] = []
         self._closing = False
         self._notes: list[Any] = []
         """Of the last event."""
-
-    @property
-    def state(self) -> Any:  # noqa: ANN401 - as in Machine
-        """The protocol's state, an immutable value; None between segments."""
-        return self._state
 
     # The training.
 
@@ -156,18 +140,16 @@ class QuorumDriver(Generic[Sum]):
         with self.condition:
             if self._state is not None:
                 return
-            self._segment += 1
-            self._state, _ = self.machine.start(self.rank)
+            self._generation += 1
             self.payload.clear()
-            early, self._early = self._early, []
-            words = [word for known in early for word in self._received(*known)]
+            words = [word for known in self._begin(self.machine.start(self.rank)[0]) for word in known or ()]
         self._post(words)
 
     def call(self, load: Callable[[], None]) -> None:
         """A gradient is computed: `load` adds it to the send buffer."""
         with self.condition:
             load()
-            self.log.add("called", self._segment, self._open_state.version, (self._open_state.calls,))
+            self.log.add("called", self._generation, self.open_state.version, (self.open_state.calls,))
             words = self._step(Call())
         self._post(words)
 
@@ -179,14 +161,14 @@ class QuorumDriver(Generic[Sum]):
 
     def may_take(self) -> bool:
         """Whether results are there for the training."""
-        return self._offers(Take())
+        return self.offers(Take)
 
     def take(self) -> Taken[Sum]:
         """The results that are there; `may_take` was true before."""
         with self.condition:
-            before = self._open_state
+            before = self.open_state
             words = self._step(Take())
-            after = self._open_state
+            after = self.open_state
             rounds = next(note[1] for note in self._notes if note[0] == "taken")
             sums = self.payload.take(rounds)
             self.payload.retain([result.round for result in after.results])
@@ -216,7 +198,7 @@ class QuorumDriver(Generic[Sum]):
     def missing(self) -> Missing | None:
         """What the training waits for; None while that is the sum of a round which has its own limit, or is there."""
         with self.condition:
-            state = self._open_state
+            state = self.open_state
             ready = self.machine.ready(self.rank, state)
             if state.is_running or Begin() in ready or Take() in ready:
                 return None
@@ -241,20 +223,20 @@ class QuorumDriver(Generic[Sum]):
     def begin(self) -> Begun[Sum] | None:
         """Enter the next round as soon as the protocol lets it; None once the driver is closed."""
         with self.condition:
-            self.condition.wait_for(lambda: self._closing or self._offers(Begin()))
+            self.condition.wait_for(lambda: self._closing or self.offers(Begin))
             if self._grace and not self._closing and self._is_awaited():
                 self.condition.wait_for(lambda: self._closing or not self._is_awaited(), self._grace)
             if self._closing:
                 return None
-            before = self._open_state
+            before = self.open_state
             share = Share(before.entered, before.buffer, before.oldest, before.resting)
             self._step(Begin())
-            self.log.add("begun", self._segment, share.round, share.gradients)
-            return Begun(self._segment, share.round, share, self.payload.depart())
+            self.log.add("begun", self._generation, share.round, share.gradients)
+            return Begun(self._generation, share.round, share, self.payload.depart())
 
     def _is_awaited(self) -> bool:
         """Whether the round that may begin would have no gradient of this worker, and another one will come."""
-        state = self._open_state
+        state = self.open_state
         return not state.buffer and not state.resting
 
     def finish(self, begun: Begun[Sum], shares: Mapping[int, Share]) -> None:
@@ -266,9 +248,9 @@ class QuorumDriver(Generic[Sum]):
                     words += self._step(Received(source, share))
             words += self._step(Finish())
             self.payload.keep(begun.round, begun.payload)
-            self.payload.retain([result.round for result in self._open_state.results])
+            self.payload.retain([result.round for result in self.open_state.results])
             self.log.add(
-                "finished", self._segment, begun.round, tuple(len(share.gradients) for share in shares.values())
+                "finished", self._generation, begun.round, tuple(len(share.gradients) for share in shares.values())
             )
         self._post(words)
 
@@ -284,9 +266,7 @@ class QuorumDriver(Generic[Sum]):
         """Called by the mailbox's thread with each message."""
         assert self.spread is not None, "it is set before messages come"
         source, kind = self.spread.received(message)
-        with self.condition:
-            words = self._received(source, kind, message.numbers)
-        self._post(words)
+        self._post(super().deliver(Message(source, kind, message.numbers)) or ())
 
     def close(self) -> None:
         """Let the collective thread end."""
@@ -299,40 +279,25 @@ class QuorumDriver(Generic[Sum]):
         """Whether it was closed."""
         return self._closing
 
-    @property
-    def _open_state(self) -> Any:  # noqa: ANN401 - as in Machine
-        assert self._state is not None, "a segment is open"
-        return self._state
-
-    def _offers(self, event: Hashable) -> bool:
-        return self._state is not None and event in self.machine.ready(self.rank, self._state)
-
-    def _received(self, source: int, kind: str, numbers: tuple[int, ...]) -> list[Word]:
-        """Under the lock: what a message changes; one of a later segment waits for that."""
-        segment, round_ = numbers
-        if segment > self._segment or (segment == self._segment and self._state is None):
-            self._early.append((source, kind, numbers))
-            return []
-        if segment < self._segment:
-            return []
-        return self._step(Received(source, WORDS[kind](round_)))
+    def _received(self, message: Message) -> list[Word]:
+        """Under the lock: what a message changes."""
+        return self._step(Received(message.source, WORDS[message.kind](message.numbers[1])))
 
     def _step(self, event: object) -> list[Word]:
         """Under the lock: one event; what is to be told then. Shares travel in the sums."""
-        self._state, actions = self.machine.step(self.rank, self._open_state, event)
+        actions = self.step(event)
         self._notes = [action.what for action in actions if isinstance(action, Note)]
         for note in self._notes:
             match note:
                 case ("taken", tuple(rounds), int(version)):
-                    self.log.add("taken", self._segment, version, rounds)
+                    self.log.add("taken", self._generation, version, rounds)
                 case ("synchronised", int(version)):
-                    self.log.add("synchronised", self._segment, version)
-        self.condition.notify_all()
+                    self.log.add("synchronised", self._generation, version)
         targets: dict[AWord, list[int]] = {}
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, AWord):
                 targets.setdefault(action.message, []).append(action.to)
-        return [Word(KINDS[type(word)], (self._segment, word.round), tuple(to)) for word, to in targets.items()]
+        return [Word(KINDS[type(word)], (self._generation, word.round), tuple(to)) for word, to in targets.items()]
 
     def _post(self, words: Sequence[Word]) -> None:
         """Without the lock."""

@@ -16,7 +16,7 @@ from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.errors import InputError, UnavailableError
-from partreduce.topo.strategies.quorum import Missed
+from partreduce.topo.strategies.quorum import MissedResults
 
 if TYPE_CHECKING:
     from partreduce.runtime.strategies.base import Run
@@ -45,14 +45,17 @@ class QuorumGradients(QuorumRunner[GradientSum]):
     harm_of_loading = "would apply gradients to it that were taken at other parameters"
 
     def __init__(self, when: Quorum, run: Run) -> None:
-        if when.missed is Missed.SUM:
+        if when.missed is MissedResults.SUM:
             refuse_unless_plain(run.applier.optimizer)
         everyone = run.everyone
         self.sums = GradientSums(
             run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone), divide=when.divide
         )
         super().__init__(when, run, Partial(when, len(everyone)), self.sums, {everyone})
-        self._settings, self._has_warned = Settings(run.applier.optimizer, adds_up=when.missed is Missed.SUM), False
+        self._settings, self._has_warned = (
+            Settings(run.applier.optimizer, adds_up=when.missed is MissedResults.SUM),
+            False,
+        )
         self._met = 0
         """The round of this segment in which models were averaged last."""
         self.start()
@@ -109,7 +112,7 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         Raises:
             InputError: as said.
         """
-        if self.when.missed is Missed.SUM:
+        if self.when.missed is MissedResults.SUM:
             raise InputError(
                 "average_gradients: this script changes the mean gradient (clips it, say), and with missed: sum a call "
                 "may deliver the sum of several, so workers would change different sums and part; use missed: each"
@@ -147,7 +150,7 @@ class QuorumGradients(QuorumRunner[GradientSum]):
     def _applied(self, taken: Taken[GradientSum], *, but_last: bool) -> GradientSum | None:
         """Apply results one after the other, or their sum; with `but_last` the last is left to the caller."""
         sums = list(taken.sums)
-        if self.when.missed is Missed.SUM and len(sums) > 1:
+        if self.when.missed is MissedResults.SUM and len(sums) > 1:
             whole = self.sums.add_up(sums)
             self.driver.release(sums[1:])
             sums = [whole]

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.strategies.base import Runner
-from partreduce.runtime.strategies.missing import Limits, Missing, wait_for_missing
+from partreduce.runtime.strategies.event_log import QuorumLog
+from partreduce.runtime.strategies.missing import wait_for_missing
 from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
-from partreduce.runtime.strategies.quorum.log import QuorumLog
 from partreduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
 from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.transport.mailbox import Mailbox
@@ -161,8 +161,7 @@ class QuorumRunner(Runner, Generic[Sum]):
             GoneError: no message comes any more.
         """
         self.refuse_failure()
-        if self._mailbox.has_failed:  # says of what
-            self._mailbox.until(lambda: False, self.run.reducer.heartbeat, (), None)
+        self._mailbox.refuse_failure()
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Wait for what another thread brings about.
@@ -174,16 +173,17 @@ class QuorumRunner(Runner, Generic[Sum]):
             PeerLostError: it cannot come.
         """
         reducer, everyone = self.run.reducer, self.run.everyone
-
-        def why(_: Missing) -> str | None:
-            return reducer.heartbeat.gone(everyone)
-
-        def told(lack: Missing) -> str:
-            return f"this worker waited for {lack.what}"
-
-        limits = Limits(reducer.heartbeat, reducer.timeout, why, self._look, told)
         try:
-            wait_for_missing(done, self.driver.missing, self.driver.condition, limits)
+            wait_for_missing(
+                done,
+                self.driver.missing,
+                self.driver.condition,
+                reducer.heartbeat,
+                reducer.timeout,
+                why=lambda _: reducer.heartbeat.gone(everyone),
+                refuse_failure=self._look,
+                told=lambda lack: f"this worker waited for {lack.what}",
+            )
         except GoneError as error:
             round_ = self.clock()
             operation = reducer.recorder.begin("wait for a partial sum", round_, round_, self.run.everyone, 0)

@@ -24,7 +24,7 @@ from partreduce.topo.strategies import (
     Static,
 )
 from partreduce.topo.strategies.gap import Gap, Order
-from partreduce.topo.strategies.quorum import Quorum, Start
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 
 N = 3
 MEAN = [[1 / 3] * 3] * 3
@@ -71,7 +71,7 @@ def gap(order):
     return Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Gap(max_ig=2, order=order))
 
 
-PATIENT = Quorum(quorum=Start.SOLO, grace=60_000_000)
+PATIENT = Quorum(quorum=QuorumStart.SOLO, grace=60_000_000)
 """Every round waits for a gradient of each worker that has one, so that what it sums is determined."""
 
 PHASES = GroupPhases(tuple(Phase.from_groups(N, [group]) for group in ([0, 1], [1, 2], range(N))))

@@ -1,0 +1,60 @@
+"""Write docs/theory/guards.md: every inequality and premise of the checker, and the test that guards it.
+
+python docs/make_guards.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "theory" / "guards.md"
+HEAD = """# What guards the checker
+
+Every inequality and every premise on which a claim of the [checker](../certificates.md) rests, with data that is *just*
+true and data that is just false beside it: one unit too good, one edge too few, one class that diverges. This page is
+written by `python docs/make_guards.py` from the rows of [tests/helpers/edges.py](../../tests/helpers/edges.py), each of
+which [test_checker_edges.py][edges] tries both ways; a test holds the page to them. Small changes of the checker's code
+are to be noticed by these tests ([mutants](../../benchmarks/results/mutants.md)).
+
+Beside them:
+
+* from where on rounded factors, forms and pivots accept; that no covariance, state, form or weights confirm a bound
+  below the figure, a rate below the second eigenvalue or too small an error: [test_checker_numbers.py][numbers];
+* what is read and refused is what the loader reads and refuses, with the same hash:
+  [test_what_the_checker_reads.py][read];
+* every number of every fact is the prover's, computed apart, and what simulations say: [test_facts.py][facts];
+* bounds of gaps are what every interleaving attains: [test_gap_facts.py][gaps];
+* hostile files end in one line: [test_checker_attacks.py][attacks];
+* entries and schedules that are changed at random: [test_certificate_mutations.py][random], and
+  `python -m benchmarks.forgery`.
+
+[edges]: ../../tests/verify/checker/test_checker_edges.py
+[numbers]: ../../tests/verify/checker/test_checker_numbers.py
+[read]: ../../tests/verify/checker/test_what_the_checker_reads.py
+[facts]: ../../tests/verify/checker/test_facts.py
+[gaps]: ../../tests/verify/checker/test_gap_facts.py
+[attacks]: ../../tests/verify/checker/test_checker_attacks.py
+[random]: ../../tests/verify/checker/test_certificate_mutations.py
+
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    from helpers.edges import EDGES
+
+    parts = [HEAD]
+    for file in dict.fromkeys(edge.file for edge in EDGES):
+        parts.append(
+            f"## [{file}](../../verify/checker/{file})\n\n| it asks | what is just false is refused with |\n|---|---|\n"
+        )
+        parts += [f"| {edge.rule} | {edge.says.replace('|', ' ')} |\n" for edge in EDGES if edge.file == file]
+        parts.append("\n")
+    return "".join(parts).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,337 @@
+"""Runs of quorums: how long their rounds take in virtual time, what is in them, and what that comes to.
+
+A round under a quorum is no step of All-Reduce: fewer gradients are in it, and some are late. Divided by the number of
+workers, as the paper does, each weighs what it weighs in All-Reduce, so as many of them are needed, and predicted steps
+are rounds: All-Reduce's, times workers over gradients in a round, times the price of lateness. That price is what
+gradients that come a step late cost in a pipeline (`steps_model`), for each whole step, of as many gradients as there
+are workers, that they are late on average. It was measured for pipelines, where all are late alike, not for quorums.
+
+In groups models are averaged with the schedule's own matrices, each with as much progress as came
+(docs/theory/quorum-groups.md). So the same recursion, with the calls that the run had in each round, says how far
+models are apart, and the steps model what that costs. Averages that come r rounds late, of as many calls as there are
+workers, count r times what is known of averages that come one round late to all alike, in their consensus distance and
+in their price.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil, floor, isfinite
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from partreduce.planner.measuring import pushed_by
+from partreduce.planner.option import QuorumFacts
+from partreduce.topo.figures.base import Figure, Kind, absent
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.timing.quorum import balance
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from partreduce.planner.job import Job
+    from partreduce.planner.option import Option
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies.base import Strategy
+    from partreduce.topo.timing.compute import ComputeTimes
+
+LEAST_ROUNDS, MOST_ROUNDS = 120, 480
+SLOW_STEPS = 12
+"""Of the slowest worker, in a run."""
+WARM_UP = 4
+"""One part of so many of a run is left out."""
+PARTS = 4
+"""Of the rest, which say how much its seconds vary."""
+MOST_LATE = 64
+"""The longest queue that is proposed."""
+PER_MESSAGE, PER_WORKER = 1.7e-5, 3e-8
+"""Nominal seconds of a run for each message and each event of a worker, and of one for each worker that it knows of."""
+PER_ENTRY = 5e-8
+"""Nominal seconds of a round for each of the n² entries of its figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run in virtual time: seconds of a round, their relative error, waiting, bytes, and what was in the rounds.
+
+    `calls` (num_rounds, num_workers) is how many each worker had in every round, the first ones as well, and `oldest`
+    the most rounds that any was late.
+    """
+
+    seconds: float
+    error: float
+    waiting: float
+    nic_bytes: float
+    active: float
+    gradients: float
+    age: float
+    least_share: float
+    oldest: int
+    calls: npt.NDArray[np.int64] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What rounds cost whoever starts them: seconds that word is on its way, and of a sum."""
+
+    word: float
+    sum_seconds: float
+
+
+class Figures(NamedTuple):
+    """How far models are apart in a run: mean squares, as the figures of a schedule."""
+
+    consensus_distance: float
+    drift_worker: float
+    drift_node: float
+
+
+def sizes_of(schedule: Schedule) -> tuple[int, ...]:
+    """The different numbers of members of its groups, ascending."""
+    return tuple(sorted({int(size) for phase in phases_of(schedule) for size in phase.sizes}))
+
+
+def phases_of(schedule: Schedule) -> list[Phase]:
+    """The phases of a period."""
+    return [schedule.phase(index) for index in range(schedule.phased.period)]
+
+
+def of_calls(seconds: npt.NDArray[np.float64], pace: int) -> npt.NDArray[np.float64]:
+    """Seconds (samples, num_workers) of calls of `pace` steps each, from those of steps; each step is in one call."""
+    whole = len(seconds) // pace
+    return seconds[: whole * pace].reshape(whole, pace, -1).sum(axis=1) if whole else seconds * pace
+
+
+def costs_of(base: Option, job: Job) -> Costs:
+    """Of rounds that sum as the schedule does in lockstep."""
+    return Costs(max(job.hardware.inside.latency, job.hardware.nic.latency), base.communication * pace_of(base))
+
+
+def pace_of(base: Option) -> int:
+    """Steps of a round, the same for all."""
+    return int(base.schedule.paces()[0])
+
+
+def period_of(seconds: npt.NDArray[np.float64], schedule: Schedule, setting: Quorum, costs: Costs) -> float:
+    """About how long a round takes: in each phase as the group whose quorum comes last would take by itself.
+
+    Args:
+        seconds: of calls, (samples, num_workers).
+        schedule: of groups.
+        setting: their quorum.
+        costs: of word, and of a round's sums.
+    """
+    means, periods = seconds.mean(axis=0), []
+    for phase in {(phase.members.tobytes(), phase.offsets.tobytes()): phase for phase in phases_of(schedule)}.values():
+        groups = [np.array(group.members) for group in phase]
+        if groups:
+            last = max(groups, key=lambda group: float(np.sort(means[group])[setting.needed(len(group)) - 1]))
+            found = balance(seconds[:, last], setting, word=costs.word, sum_seconds=costs.sum_seconds)
+            periods.append(found.seconds)
+    return float(np.mean(periods)) if periods else float(means.max())
+
+
+def setting_of(base: Option, start: QuorumStart | int, job: Job, seconds: npt.NDArray[np.float64]) -> Quorum:
+    """With a queue that holds the rounds which pass during the longest call, so that nobody waits for it.
+
+    It is shorter where memory does not allow that. `seconds` (samples, num_workers) are those of steps; so in
+    `rounds_of`.
+    """
+    made, calls = Quorum(quorum=start), of_calls(seconds, pace_of(base))
+    wanted = queue_for(calls, period_of(calls, base.schedule, made, costs_of(base, job)))
+    if job.max_queues is not None:
+        while wanted > 1 and memory_bytes(_under(base, replace(made, staleness=wanted)), job) > job.max_queues:
+            wanted -= 1
+    return replace(made, staleness=max(1, wanted))
+
+
+def queue_for(seconds: npt.NDArray[np.float64], period: float) -> int:
+    """Results that come during the longest of such calls (samples, num_workers), rounds taking `period` each."""
+    longest = float(np.quantile(seconds, 1 - 1 / (4 * seconds.shape[1])))  # of which each worker has one in 4n
+    return min(MOST_LATE, ceil(longest / period) + 1) if period else 1
+
+
+def rounds_of(base: Option, setting: Quorum, job: Job, seconds: npt.NDArray[np.float64]) -> int:
+    """Rounds of a run in which the slowest worker has some calls."""
+    calls = of_calls(seconds, pace_of(base))
+    period = period_of(calls, base.schedule, setting, costs_of(base, job))
+    wanted = SLOW_STEPS * float(calls.mean(axis=0).max()) / period if period else 0.0
+    return int(min(MOST_ROUNDS, max(LEAST_ROUNDS, wanted)))
+
+
+def work_of_run(schedule: Schedule, setting: Quorum, num_rounds: int) -> float:
+    """Nominal seconds: under a number all members of a group tell all, else one tells all.
+
+    In groups a state says something of every worker, and there are figures.
+    """
+    count = schedule.num_workers
+    told = [phase.sizes if isinstance(setting.quorum, QuorumStart) else phase.sizes**2 for phase in phases_of(schedule)]
+    messages = float(np.mean([sizes.sum() for sizes in told]))
+    if schedule.strategy.averages_everyone:
+        return num_rounds * PER_MESSAGE * (messages + 4 * count)
+    return num_rounds * ((PER_MESSAGE + PER_WORKER * count) * (messages + 4 * count) + PER_ENTRY * count**2)
+
+
+def memory_bytes(strategy: Strategy, job: Job) -> float:
+    """What a worker keeps beside its parameters."""
+    from partreduce.runtime.virtual_time.predict import ARRAYS
+
+    return ARRAYS[strategy.protocol](strategy, job.cluster.num_workers) * (job.hardware.model_bytes or 0)
+
+
+def memory_of_groups(job: Job) -> float:
+    """The same under a quorum of groups, whatever they are and however long its queue."""
+    everybody = GroupPhases((Phase.from_groups(job.cluster.num_workers, [range(job.cluster.num_workers)]),))
+    return memory_bytes(Static(phases=everybody, when=Quorum(quorum=QuorumStart.SOLO)), job)
+
+
+def figures_of(schedule: Schedule, calls: npt.NDArray[np.int64], node_of: npt.NDArray[np.int32]) -> Figures:
+    """How far the models of a run are apart, after its warm-up. O(num_rounds · n²).
+
+    b(k + 1) = W_k b(k) + u(k + 1) of docs/theory/quorum-groups.md, with noise of unit variance for every step, and with
+    one push a worker, of which the mean is taken out as those that made no progress in a round would else count as
+    pushed.
+
+    Args:
+        schedule: of groups, at one pace for all.
+        calls: of each worker in every round, (num_rounds, num_workers).
+        node_of: the node of each worker, (num_workers,).
+    """
+    count, pace = calls.shape[1], int(schedule.paces()[0])
+    on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
+    noise, pushed = np.zeros((2, count, count))
+    phases, first, squares = phases_of(schedule), len(calls) // WARM_UP, []
+    for index, came in enumerate(calls):
+        phase, made = phases[index % len(phases)], np.diag(came * float(pace))
+        noise = phase.apply(phase.apply(noise + made).T).T
+        pushed = phase.apply(pushed + made)
+        if index >= first:
+            off = pushed - pushed.mean(axis=0)
+            off -= off.mean(axis=1, keepdims=True)
+            apart = float(np.trace(noise)) - float(noise.sum()) / count
+            squares.append((apart, float((off**2).sum()), float(((off @ on_node) ** 2).sum())))
+    inner = (count - 1) / count * (pace - 1) / 2  # steps of one's own within a round, as in `topo.figures.retimed`
+    spread, by_worker, by_node = (np.mean(squares, axis=0) / count).tolist()
+    return Figures(spread + inner, by_worker, by_node)
+
+
+def words_of(setting: Quorum, base: Option) -> str:
+    """A setting as tables call it."""
+    is_number = not isinstance(setting.quorum, QuorumStart)
+    if base.is_plain:
+        return f"{setting.quorum} of {base.schedule.num_workers}" if is_number else str(setting.quorum)
+    return f"{f'{setting.quorum} of' if is_number else 'solo in'} each group of {base.name}"
+
+
+def by(base: Option, setting: Quorum) -> Option:
+    """The same schedule under a quorum, before anything is known of it."""
+    return replace(base, schedule=replace(base.schedule, strategy=_under(base, setting), certificate=None))
+
+
+def _under(base: Option, setting: Quorum) -> Strategy:
+    return replace(base.schedule.strategy, when=setting)
+
+
+def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
+    """One run in virtual time."""
+    from partreduce.runtime.virtual_time.simulate import simulate
+
+    timeline = simulate(
+        option.schedule, job.hardware, compute=times, num_rounds=num_rounds, seed=job.seed, form=option.form
+    )
+    observed = timeline.observed
+    assert observed is not None, "a run under a quorum is observed"
+    record = observed.quorum
+    assert record is not None, "likewise"
+    first, end = num_rounds // WARM_UP, record.summed[1]  # (num_rounds,)
+    marks = np.linspace(first - 1, num_rounds - 1, PARTS + 1).astype(int)
+    parts = np.diff(end[marks]) / np.diff(marks)
+    seconds = float(end[-1] - end[first - 1]) / (num_rounds - first)
+    kept, counted = record.gradients[first:], record.rounds >= first
+    return Run(
+        seconds=seconds,
+        error=float(parts.std(ddof=1)) / len(parts) ** 0.5 / seconds if seconds else 0.0,
+        waiting=float(timeline.waiting().mean()) / num_rounds,
+        nic_bytes=float(observed.nic_bytes.max()) / num_rounds,
+        active=float(record.active[first:].mean()),
+        gradients=float(kept.sum()) / len(kept),
+        age=float(record.ages[counted].mean()),
+        least_share=float(kept.sum(axis=0).min() / kept.sum() * kept.shape[1]),
+        oldest=int(record.ages.max()),
+        calls=record.gradients,
+    )
+
+
+def price_of(delay: float, job: Job) -> float:
+    """What it costs that gradients are late by so many whole steps on average; between whole numbers in proportion."""
+    model, whole = job.steps_model, floor(delay)
+    below, above = (model.delayed(1 + late, job.curvature) for late in (whole, whole + 1))
+    return below + (delay - whole) * (above - below) if isfinite(above) else above
+
+
+def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
+    """A schedule under a quorum, as one run of it is."""
+    option, count, pace = by(base, setting), job.cluster.num_workers, pace_of(base)
+    late = found.age * found.gradients / count  # rounds of as many calls as there are workers
+    words, model = words_of(setting, base), job.steps_model
+    option = _with_price(option, late, job) if base.is_plain else _with_figures(option, late, job, found)
+    name = f"quorum: {words}, up to {setting.staleness} late"
+    schedule = replace(option.schedule, name=name)
+    schedule.strategy.check(job.cluster)
+    assert setting.bound is not None, "each keeps one"
+    return replace(
+        option,
+        name=name,
+        schedule=schedule,
+        nic_bytes=found.nic_bytes / pace,
+        step_seconds=found.seconds / pace,
+        step_error=found.error,
+        waiting=found.waiting / pace,
+        steps_ratio=count / found.gradients * option.steps_ratio,
+        model=model,
+        quorum=QuorumFacts(
+            words=words,
+            active=found.active,
+            gradients=found.gradients * pace,
+            gradients_per_second=found.gradients * pace / found.seconds if found.seconds else float("inf"),
+            age=found.age,
+            delay=late,
+            bound=setting.bound,
+            least_share=found.least_share,
+            memory_bytes=memory_bytes(schedule.strategy, job),
+            of="" if base.is_plain else base.name,
+        ),
+    )
+
+
+def _with_price(option: Option, late: float, job: Job) -> Option:
+    """All-Reduce, with the price of gradients that are late by so many steps."""
+    return replace(
+        option,
+        contraction=absent("whose gradients are in a round is decided while the job runs"),
+        steps_ratio=1 + price_of(late, job),
+        extrapolated=False,
+    )
+
+
+def _with_figures(option: Option, late: float, job: Job, found: Run) -> Option:
+    """Groups, with the figures of what came in a run, and the price of averages that come so many rounds late."""
+    count, pace, model = job.cluster.num_workers, pace_of(option), job.steps_model
+    figures = figures_of(option.schedule, found.calls, job.cluster.node_of())
+    how = f"by a run of {len(found.calls)} rounds"
+    # What comes a round late to all alike adds a round's steps (`topo.figures.retimed`).
+    noise = Figure(figures.consensus_distance + late * pace * (count - 1) / count, Kind.ESTIMATE, how)
+    drift = Figure(figures.drift_node if job.push == "node" else figures.drift_worker, Kind.ESTIMATE, how)
+    counted = (float(noise), pushed_by(drift, job))
+    return replace(
+        option,
+        consensus_distance=noise,
+        drift=drift,
+        contraction=absent("of the shadow models it is the schedule's own; models are never all of one round"),
+        steps_ratio=model.steps_ratio(*counted) + model.late * late,
+        extrapolated=model.extrapolates(*counted),
+        corrected=False,
+    )

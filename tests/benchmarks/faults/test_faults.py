@@ -1,0 +1,70 @@
+"""A part of the fault campaign, the same in each run: all kinds, and the faults whose end no busy machine can change.
+
+How long a run takes to notice is measured by the campaign, not here: tests run beside one another.
+
+A cell that fails is run again with `python -m benchmarks.faults.run --cell NAME`; `make faults` runs them at random.
+"""
+
+import json
+import subprocess
+
+import pytest
+
+from benchmarks.faults.campaign import combinations
+from benchmarks.faults.cell import Cell
+from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.table import BEGIN, PAGE, RESULTS, page
+from helpers import children
+from partreduce.topo.document.strategies import KINDS as DOCUMENTS
+
+CELLS = (
+    "static/kill parent of children/run/1",
+    "allreduce/kill parent of children/by hand/1",
+    "static late/exception/run/1",
+    "allreduce late/SIGKILL launcher/run/1",
+    "allreduce pace 2/kill worker/run/1",
+    "quorum of three/kill worker/run/1",
+    "hierarchical/SIGTERM launcher twice/run/2",
+    "neighbor/kill worker/torchrun/1",
+    "gap tokens parallel/kill worker/by hand/1",
+    "gap skip/kill worker/run/1",
+    "generated/kill worker/run/1",
+    "generated/kill generator/run/1",
+    "pairwise late/kill worker/run/1",
+    "server/kill worker/run/1",
+    "server asynchronous/full disk for checkpoints/run/1",
+    "server asynchronous late/SIGTERM launcher/run/1",
+)
+
+
+@pytest.mark.processes
+@pytest.mark.lab
+@pytest.mark.timeout(300)
+def test_faults_end_in_time_named_right_and_leave_nothing_behind():
+    possible = {"/".join(combination) for combination in combinations()}
+    cells = [name for name in CELLS if name.rsplit("/", 1)[0] in possible]
+    arguments = [part for name in cells for part in ("--cell", name)]
+    done = subprocess.run(
+        [*children.module("benchmarks.faults.run"), "--slack", "40", *arguments],
+        env=children.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == f"{len(cells)} faults (0 cells in which none fired), 0 with a violation"
+
+
+def test_every_strategy_kind_is_put_under_faults():
+    assert {kind.strategy.kind for kind in KINDS.values()} == set(DOCUMENTS)
+
+
+def test_the_page_is_what_the_kept_results_make():
+    assert PAGE.read_text().split(BEGIN)[1].strip() == page(json.loads(RESULTS.read_text())).strip()
+
+
+def test_names_of_cells_are_read_back():
+    for name in CELLS:
+        assert Cell.of_name(name).name == name

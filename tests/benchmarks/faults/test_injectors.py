@@ -1,0 +1,228 @@
+"""Every injector fires: its effect is seen on a bystander, from outside of what it says of itself."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.faults import injectors
+from benchmarks.faults.cell import Cell, Outcome, Task
+from benchmarks.faults.kinds import WORKERS
+from benchmarks.faults.processes import look_at
+from benchmarks.faults.running import Running
+from benchmarks.lab.network import Network, why_not
+
+SLEEPER = "import time\nwhile True: time.sleep(0.01)"
+
+
+@pytest.fixture
+def sleepers():
+    """Processes that only wait, as a cell's workers and its launcher."""
+    started = [subprocess.Popen([sys.executable, "-S", "-c", SLEEPER]) for _ in range(WORKERS + 1)]
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def running(tmp_path, sleepers):
+    """A cell whose workers have written that they train; its processes are the sleepers."""
+    task = Task(str(tmp_path), "", timeout=0.4, steps=1, columns=1, raising=1)
+    cell = Cell("static", "a fault", "run", 3, timeout=0.4)
+    made = Running(cell, task, tmp_path, cell.random, Outcome(cell), pid=sleepers[-1].pid, started=time.monotonic())
+    made.named = lambda word: sleepers[-1].pid
+    rows = [[0.0, 0.0]] * (WORKERS + 1)
+    for rank in range(WORKERS):
+        lines = [f'["begins", 0.0, 0, {rows}, {sleepers[rank].pid}]', f'["enters", 0.0, 0, {rows}, null]']
+        (tmp_path / f"worker-{rank}.jsonl").write_text("\n".join([*lines, ""]))
+    return made
+
+
+def carry_out(injector, running, look=lambda: None):
+    """Run an injector to its end, looking now and then."""
+    looks = []
+    for _ in injector(running):
+        looks.append(look())
+        time.sleep(0.005)
+    return [*looks, look()]
+
+
+def states(sleepers):
+    return [look_at(process.pid).state for process in sleepers]
+
+
+@pytest.mark.parametrize("injector", [injectors.kill_worker, injectors.kill_connecting])
+def test_a_killed_worker_is_dead_and_the_others_live(running, sleepers, injector):
+    carry_out(injector, running)
+    (victim,) = running.victims
+    assert running.outcome.fired
+    assert sleepers[victim].wait(5) == -signal.SIGKILL
+    assert [p.poll() for i, p in enumerate(sleepers) if i != victim] == [None] * WORKERS
+
+
+@pytest.mark.parametrize("times", [0.5, 3])
+def test_a_paused_worker_stands_still_for_that_long_and_goes_on(running, sleepers, times):
+    seen = carry_out(injectors.pause(times), running, lambda: (time.monotonic(), states(sleepers)))
+    (victim,) = running.victims
+    still = [instant for instant, now in seen if now[victim] == "T"]
+    assert running.outcome.fired
+    assert still[-1] - still[0] < times * 0.4 + 5
+    before = max((instant for instant, _ in seen if instant < still[0]), default=still[0])
+    after = min(instant for instant, _ in seen if instant > still[-1])
+    assert after - before >= times * 0.4, "it was looked at before and after"
+    assert seen[-1][1][victim] != "T"
+    assert all(now[other] != "T" for _, now in seen for other in range(WORKERS) if other != victim)
+
+
+def test_the_store_s_host_by_hand_is_worker_0(running, sleepers):
+    seen = carry_out(injectors.pause(3, store_host=True), running, lambda: states(sleepers))
+    assert any(now[0] == "T" for now in seen)
+    assert running.victims == {0}
+
+
+@pytest.mark.parametrize("injector", [injectors.pause_launcher, injectors.pause_generator])
+def test_a_paused_launcher_or_generator_stands_still_and_goes_on(running, sleepers, injector):
+    seen = carry_out(injector, running, lambda: states(sleepers))
+    assert running.outcome.fired
+    assert any(now[-1] == "T" for now in seen)
+    assert seen[-1][-1] != "T"
+
+
+@pytest.mark.parametrize("starting", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_gets_the_signal(running, sleepers, number, starting):
+    carry_out(injectors.signal_launcher(number, starting=starting), running)
+    assert running.outcome.fired
+    assert running.code == -number or sleepers[-1].wait(5) == -number
+
+
+@pytest.mark.parametrize("launcher", ["run", "by hand"])
+def test_a_killed_parent_is_dead_and_its_children_live(running, sleepers, tmp_path, launcher):
+    running.cell = Cell("static", "a fault", launcher, 3, timeout=0.4)
+    running.task = replace(running.task, children=1)
+    children = [subprocess.Popen([sys.executable, "-S", "-c", SLEEPER]) for _ in range(WORKERS)]
+    try:
+        for rank, child in enumerate(children):
+            with (tmp_path / f"worker-{rank}.jsonl").open("a") as file:
+                file.write(f'["forked", 0.0, 0, {[[0.0, 0.0]] * (WORKERS + 1)}, [{child.pid}]]\n')
+        carry_out(injectors.kill_parent, running)
+        (victim,) = running.victims
+        assert running.outcome.fired
+        assert launcher == "run" or victim == 0
+        assert sleepers[victim].wait(5) == -signal.SIGKILL
+        assert [child.poll() for child in children] == [None] * WORKERS
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def test_without_children_the_death_of_a_parent_does_not_fire(running, sleepers):
+    running.task = replace(running.task, children=1)
+    carry_out(injectors.kill_parent, running)
+    assert not running.outcome.fired
+    assert [process.poll() for process in sleepers] == [None] * (WORKERS + 1)
+
+
+COUNTER = """
+import os, signal, sys
+reading, writing = os.pipe()
+os.set_blocking(writing, False)
+signal.set_wakeup_fd(writing)
+signal.signal(signal.SIGTERM, lambda *_: None)
+print(flush=True)
+heard = 0
+while heard < 2: heard += len(os.read(reading, 9))
+sys.exit(42)
+"""
+
+
+def test_a_launcher_gets_a_signal_twice(running):
+    with subprocess.Popen([sys.executable, "-S", "-c", COUNTER], stdout=subprocess.PIPE) as launcher:
+        launcher.stdout.readline()
+        running.pid = launcher.pid
+        carry_out(injectors.signal_launcher_twice(signal.SIGTERM), running)
+        assert running.outcome.fired
+        assert running.must_save
+        assert running.code == 42 or launcher.wait(5) == 42
+
+
+def test_a_killed_generator_is_dead(running, sleepers):
+    carry_out(injectors.kill_generator, running)
+    assert running.outcome.fired
+    assert running.must_finish
+    assert running.code == -signal.SIGKILL or sleepers[-1].wait(5) == -signal.SIGKILL
+
+
+def test_an_exception_fires_when_the_worker_says_so(running, tmp_path):
+    with (tmp_path / "worker-1.jsonl").open("a") as file:
+        file.write(f'["raises", 7.0, 0, {[[0.0, 0.0]] * (WORKERS + 1)}, null]\n')
+    carry_out(injectors.exception, running)
+    assert running.outcome.fired
+    assert (running.victims, running.fault_time) == ({1}, 7.0)
+
+
+def test_nothing_fires_where_the_run_is_over_before(running, sleepers):
+    for process in sleepers:
+        os.kill(process.pid, signal.SIGKILL)
+    for process in sleepers[:-1]:
+        process.wait()
+    os.waitid(os.P_PID, sleepers[-1].pid, os.WEXITED | os.WNOWAIT)
+    carry_out(injectors.kill_worker, running)
+    assert not running.outcome.fired
+
+
+def test_a_squatted_port_takes_connections_refuses_a_host_and_never_answers():
+    with injectors.squat() as stranger, socket.socket() as host, socket.socket() as client:
+        place = stranger.getsockname()
+        with pytest.raises(OSError, match="in use"):
+            host.bind(place)
+        client.connect(place)
+        client.settimeout(0.3)
+        client.send(b"hello")
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_takes_not_one_more_file(tmp_path):
+    unmount = injectors.tiny_disk(tmp_path / "disk")
+    try:
+        (tmp_path / "disk" / "before").write_bytes(b"x" * 4096)
+        assert injectors.fill(tmp_path / "disk")
+        with pytest.raises(OSError, match="No space left"):
+            (tmp_path / "disk" / "after").write_bytes(b"x" * 4096)
+    finally:
+        unmount()
+    assert not list((tmp_path / "disk").iterdir())
+
+
+@pytest.mark.lab
+def test_a_cut_link_lets_nothing_through_until_it_is_healed():
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+
+    def reaches(network):
+        """Whether node 0 gets an answer (here a refusal) from node 1."""
+        code = f"import socket; s = socket.socket(); s.settimeout(0.7); s.connect(('{network.address(1)}', 9))"
+        command = [*network.prefix_command(0), sys.executable, "-S", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        return "ConnectionRefusedError" in done.stderr
+
+    def is_soon_reached(network):
+        deadline = time.monotonic() + 20
+        while not reaches(network):
+            assert time.monotonic() < deadline
+
+    with Network(2, "100mbit", subnet="10.79.0", tag="t") as network:
+        is_soon_reached(network)
+        network.set_link(1, up=False)
+        assert not reaches(network)
+        network.set_link(1, up=True)
+        is_soon_reached(network)

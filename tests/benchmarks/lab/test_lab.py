@@ -1,0 +1,295 @@
+"""The lab measures what it says: a real cell over shaped links, its figures by hand, and its predictions."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import compact
+from benchmarks.lab import predict
+from benchmarks.lab.campaign import is_simulated
+from benchmarks.lab.contestants import contestants
+from benchmarks.lab.measure import Measured
+from benchmarks.lab.network import Network, why_not
+from benchmarks.lab.predict import ON_HOST, Point, against_lab, predicted_ms, simulated_ms
+from benchmarks.lab.redraw import main as redraw
+from benchmarks.lab.results import page, published
+from benchmarks.lab.setting import Setting, settings
+from benchmarks.lab.table import Row, baseline, block
+from partreduce.topo.cluster import Cluster
+
+HOME = Path(__file__).resolve().parents[3]
+PLAIN = Setting(name="plain", compute=0.06)
+SLOW = Setting(name="slow", compute=0.06, slow=((6, 5.0),))
+FOUR = Cluster.regular(4, 4)
+
+
+def measured(step_ms, curve=(), nic=1.0):
+    return Measured(step_ms=step_ms, nic_mb=nic, shares={}, curve=list(curve))
+
+
+def test_the_target_is_interpolated_between_evaluations():
+    cell = measured(50.0, [(0, 0.0, 2.0), (4, 1.0, 1.0), (8, 2.0, 0.0)])
+    assert cell.reached(0.5) == (6.0, 1.5)
+    assert cell.reached(-1.0) is None
+
+
+def test_the_free_step_counts_steps_of_all_workers():
+    assert PLAIN.free_step(16) == pytest.approx(0.06)
+    assert SLOW.free_step(16) == pytest.approx(0.06 * 16 / 15.2)
+
+
+def test_only_exact_averaging_in_every_step_is_the_baseline():
+    curve = [(0, 0.0, 1.0), (10, 1.0, 0.0)]
+    rows = [
+        Row("ring", "All-Reduce", [measured(90.0, curve)], 0.5),
+        Row("best", "All-Reduce", [measured(80.0, [(s, 0.5 * t, v) for s, t, v in curve])], 0.5),
+        Row("local", "local SGD", [measured(10.0, [(s, 0.1 * t, v) for s, t, v in curve])], 0.5),
+    ]
+    assert baseline(rows) is rows[1]
+    lines = block(rows, PLAIN, 16).splitlines()
+    assert lines[3].startswith("| best (baseline) |  | 80 [80-80] | 5 | 0.25")
+    assert "| 5.00 |" in lines[4]
+
+
+def test_paced_contestants_let_the_slow_worker_take_one_step_to_five():
+    listed = {c.name: c for c in contestants(lambda *_: None)}
+    paced = listed["paced node-then-all 3"]
+    assert paced.make(FOUR, PLAIN) is None
+    paces = paced.make(FOUR, SLOW).paces().tolist()
+    assert paces == [5] * 6 + [1] + [5] * 9
+
+
+def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases():
+    from partreduce.verify import prove
+
+    for contestant in contestants(lambda *_: None):
+        for setting in (PLAIN, SLOW):
+            schedule = contestant.make(FOUR, setting) if contestant.make else None
+            if schedule is not None and schedule.strategy.kind in ("static", "allreduce") and schedule.is_mixing:
+                assert prove(schedule).verdict == "proved", contestant.name
+
+
+def test_calibration_finds_the_figures_that_made_the_step_times():
+    import numpy as np
+
+    made = np.array([2e-4, 1.1, 4e-10, 1e-5, 3e-3, 1.5])
+    listed = [c for c in contestants(lambda *_: None) if c.how == "partreduce" and c.make]
+    points = []
+    for rate in ("200mbit", "1gbit"):
+        setting = Setting(name=rate, rate=rate)
+        for contestant in listed:
+            schedule = contestant.make(FOUR, setting)
+            if schedule is None or schedule.strategy.kind not in ("static", "allreduce") or not schedule.is_mixing:
+                continue
+            point = Point(contestant.name, setting, schedule, contestant.form, 1.0, 2_000_000, steps=12)
+            points.append(replace(point, measured=predicted_ms(point, made)))
+    found = against_lab(points[::3])
+    assert found["predicted_half"] >= 5
+    assert found["within_15_percent"] == 1.0
+
+
+def test_the_segments_of_a_task_are_its_model():
+    from benchmarks.lab.setting import MODEL_BYTES, SEGMENTS
+
+    for task, size in MODEL_BYTES.items():
+        assert sum(SEGMENTS[task]) == size
+
+
+@pytest.mark.parametrize("task", ["digits", "ten layers"])
+def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
+    import torch
+
+    from benchmarks.lab.gates import Clock
+    from benchmarks.lab.setting import SEGMENTS
+    from benchmarks.lab.tasks import Samples, make_model
+    from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+    from partreduce.runtime.averaging.layers import segments_of
+
+    samples = Samples(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64))
+    model = make_model(task, samples, Clock(), 0)
+    flat = FlatModel(model, torch.optim.SGD(model.parameters()), BufferPolicy.AVERAGE, StatePolicy.LOCAL)
+    sent = [4 * (one.stop - one.start) for one in segments_of(flat.buckets, model.parameters())]
+    assert sent == pytest.approx([size for size in SEGMENTS[task] if size], abs=256), "but for padding"
+
+
+def test_a_pipeline_hides_what_the_host_does_for_its_sums():
+    """4 workers compute 80 ms; a sum of 2 MB takes 60 ms on the wire and 24 ms or 48 ms on the host."""
+    import numpy as np
+
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies import AllReduce
+    from partreduce.topo.strategies.axes import Codec, How, Pipeline, Sending
+
+    setting, four = Setting(name="x", rate="400mbit", compute=0.08), Cluster.regular(4, 1)
+
+    def ms(host, how=None, **when):
+        made = Schedule("x", four, AllReduce(how=how or How(), **when))
+        point = Point("x", setting, made, "ring", 1.0, 2_000_000, steps=400)
+        return predicted_ms(point, np.array([0, 1.0, host, 0, 0, 1.0]))
+
+    wire, host = 1e3 * 1.5 * 2e6 * 8 / 400e6, 1e3 * 6 * 2e6 * 2e-9
+    assert ms(2e-9) == pytest.approx(80 + wire + host)
+    assert ms(2e-9, when=Pipeline()) == pytest.approx(max(80, wire + host), rel=5e-3)
+    assert ms(4e-9, when=Pipeline()) == pytest.approx(max(80, wire + 2 * host), rel=1e-2)
+    half = How(codec=Codec.FLOAT16)
+    codec = 1e3 * 4 * 2e6 * 3e-10 / predict.CORES
+    assert ms(2e-9, half) == pytest.approx(80 + wire / 2 + host / 2 + codec)
+    # Sent by layers it leaves when backward comes to the first of four layers: at 5/6 of the step.
+    assert ms(2e-9, How(sending=Sending.LAYERS)) == pytest.approx(80 * 5 / 6 + wire + host, rel=1e-3)
+
+
+def test_a_host_that_costs_nothing_leaves_the_simulators_step_times():
+    import numpy as np
+
+    from partreduce.topo.hardware import Hardware, Link
+
+    nic = Link(1e-4, 1.1 * 8e-6 / PLAIN.megabits)
+    for contestant in contestants(lambda *_: None):
+        schedule = contestant.make(FOUR, SLOW) if contestant.how == "partreduce" else None
+        if schedule is not None and is_simulated(schedule):
+            point = Point(contestant.name, SLOW, schedule, contestant.form, 1.0, 2_000_000)
+            free = simulated_ms(point, Hardware(nic=nic, codec=ON_HOST, model_bytes=2_000_000))
+            assert predicted_ms(point, np.array([1e-4, 1.1, 0, 0, 0, 0])) == pytest.approx(free), contestant.name
+
+
+def test_every_published_result_makes_its_tables_again():
+    published = sorted((HOME / "benchmarks/results").glob("lab-*.json"))
+    assert published
+    for path in published:
+        content = json.loads(path.read_text())
+        text = page(content)
+        assert all(f"## {cell['setting']}" in text and cell["contestant"] in text for cell in content["cells"]), path
+
+
+def test_what_is_published_makes_the_page_of_all_that_was_measured():
+    curve = [(0, 0.0, 2.302585), (4, 1.0 / 3, 1.0 / 7), (8, 2.0 / 3, 1e-5)]
+    cell = replace(measured(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16, busy_ms=1.5)
+    everything = {
+        "head": {"commit": "none"},
+        "measure": {"num_workers": 16, "targets": {"slow": 0.5}, "families": {"ring": "All-Reduce"}, "rates": {}},
+        "settings": [asdict(SLOW)],
+        "cells": [{"setting": "slow", "contestant": "ring", "repetition": 0, "load": 1.0, "measured": asdict(cell)}],
+        "notes": ["one"],
+        "profiles": {"slow": [1.0] * 100},
+        "prediction": None,
+    }
+    text = compact.text(published(everything))
+    assert page(json.loads(text)) == page(everything)
+    assert "profiles" not in json.loads(text)
+    assert set(json.loads(text)["cells"][0]["measured"]) == {"step_ms", "nic_mb", "shares", "curve"}
+    assert sum("ring" in line and "curve" in line for line in text.splitlines()) == 1, "a cell is one line"
+
+
+def test_redraw_writes_table_and_pictures_from_the_json_file_alone(tmp_path):
+    cell = measured(90.0, [(0, 0.0, 2.0), (4, 1.0, 0.1)])
+    content = {
+        "head": {"commit": "none"},
+        "measure": {"num_workers": 16, "targets": {"slow": 0.5}, "families": {"ring": "All-Reduce"}, "rates": {}},
+        "settings": [asdict(SLOW)],
+        "cells": [{"setting": "slow", "contestant": "ring", "repetition": 0, "load": 1.0, "measured": asdict(cell)}],
+        "notes": [],
+        "prediction": None,
+    }
+    (tmp_path / "lab-one.json").write_text(json.dumps(content))
+    assert redraw([], tmp_path) == 0
+    assert "| ring (baseline) |" in (tmp_path / "lab-one.md").read_text()
+    assert (tmp_path / "lab-one-slow.png").stat().st_size > 10_000
+    content["cells"][0]["measured"]["step_ms"] = 110.0
+    (tmp_path / "lab-two.json").write_text(json.dumps(content))
+    assert redraw(["one", "--join", "two"], tmp_path) == 0
+    assert "100 [90-110]" in (tmp_path / "lab-one.md").read_text()
+    assert not list(tmp_path.glob("lab-two*"))
+
+
+def test_the_list_needs_no_root():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.lab.run", "--list"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+        cwd=HOME,
+    )
+    assert "200mbit homogeneous" in done.stdout
+    assert set(settings(16)) <= {line.strip() for line in done.stdout.splitlines()}
+
+
+@pytest.mark.lab
+@pytest.mark.processes
+def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path, stored):
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    from benchmarks.lab.crew import Crew
+    from benchmarks.lab.job import Job
+    from benchmarks.lab.measure import read_cell
+    from benchmarks.lab.tasks import read_data, write_data
+    from partreduce.schedulers.registry import build
+
+    cluster = Cluster.regular(2, 2)
+    write_data("digits", tmp_path / "digits.npz")
+    with Network(2, "200mbit", subnet="10.78.0") as network, Crew(network, tmp_path) as crew:
+        job = Job(
+            name="cell",
+            folder=str(tmp_path / "cell"),
+            how="partreduce",
+            num_nodes=2,
+            workers_per_node=2,
+            address="",
+            port=0,
+            schedule=str(stored(build("allreduce", cluster))),
+            data_file=str(tmp_path / "digits.npz"),
+            compute=0.01,
+            steps=8,
+        )
+        assert crew.run(job) == [0, 0]
+        found = read_cell(job, read_data(tmp_path / "digits.npz"))
+        names = [network.namespace(0), network.namespace(1), network.switch]
+    assert found.steps == [8] * 4
+    assert [step for step, _, _ in found.curve] == [0.0, 4.0, 8.0]
+    # A ring of 4 moves 1.5 models over its slowest link in each step; headers add a few per cent.
+    assert found.nic_mb == pytest.approx(1.5 * 2.192, rel=0.1)
+    assert found.step_ms > 1000 * 1.5 * 2.192e6 / 25e6
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not any(name in left for name in names)
+    assert os.path.exists(tmp_path / "cell" / "trace-00000.json")  # noqa: PTH110 - one file
+
+
+def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
+    import torch
+
+    from benchmarks.lab import paragraphs
+    from benchmarks.lab.gates import Clock
+    from benchmarks.lab.setting import MODEL_BYTES
+    from benchmarks.lab.tasks import Samples, make_model
+
+    inputs, labels = (torch.from_numpy(part) for part in paragraphs.samples(("scipy.signal", "sklearn.metrics")))
+    assert inputs.shape == (len(labels), paragraphs.MOST_FEATURES)
+    assert float(labels.float().mean()) == 0.5
+    assert 0 < int(inputs.max()) < paragraphs.FEATURES
+    model = make_model("svm", Samples(inputs, labels), Clock(), 0)
+    assert sum(4 * part.numel() for part in model.parameters()) == MODEL_BYTES["svm"]
+    few, sign = inputs[:64], 2 * labels[:64].float() - 1
+    weight = torch.randn(paragraphs.FEATURES, 1, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model[0].weight.copy_(weight)
+    present = torch.zeros(64, paragraphs.FEATURES).scatter_(1, few.long(), 1.0)
+    present[:, 0] = 0.0
+    scores = ((present / present.norm(dim=1, keepdim=True)) @ weight)[:, 0]
+    loss = torch.nn.functional.cross_entropy(model(few), labels[:64])
+    assert loss.item() == pytest.approx(float(torch.log1p(torch.exp(-sign * scores)).mean()), rel=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=5.0, momentum=0.9)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    seen = 3 * len(labels) // 4
+    for _ in range(30):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs[:seen]), labels[:seen]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        unseen = float((model(inputs[seen:]).argmax(1) == labels[seen:]).float().mean())
+    assert unseen > 0.75, "chance is 0.5"

@@ -1,0 +1,300 @@
+"""The papers' tables: rows that mean something, files that merge, and one truth in JSON, page and README."""
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lab.contestants import contestants
+from benchmarks.lab.gaps import name_of
+from benchmarks.lab.network import why_not
+from benchmarks.lab.setting import Setting
+from benchmarks.papers import cells, hop, page, pictures, pipe_sgd, prague, rows
+from benchmarks.papers.registry import PAPERS
+from benchmarks.papers.rows import Curve, Results, Row, ratio, value
+
+HOME = Path(__file__).resolve().parents[3]
+
+
+def results():
+    return {paper.name: rows.read(paper.name) for paper in PAPERS}
+
+
+def row(figure="one", setting="here", measured=1.0, **more):
+    return Row(
+        **{"figure": figure, "setting": setting, "measured": measured, "low": measured, "high": measured, "runs": 1}
+        | more
+    )
+
+
+def random_row(rng):
+    low, middle, high = sorted(round(rng.uniform(0.1, 999), 1) for _ in range(3))
+    paper = rng.choice([None, 2.5, (2.0, 3.2)])
+    more = rng.choice([{}, {"predicted": 4.5}, {"aim": 3.0}, {"derived": True}, {"commit": "abc"}])
+    return Row(
+        figure=rng.choice("abc"), setting=rng.choice("xyz"), paper=paper, measured=middle, low=low, high=high,
+        runs=rng.randint(1, 9), unit=rng.choice(rows.UNITS), **more,
+    )  # fmt: skip
+
+
+def test_the_page_and_the_readme_say_what_the_files_say():
+    assert page.PAGE.read_text().split(page.BEGIN)[1].strip() == page.page(results()).strip()
+    shown = page.README.read_text().split(page.TABLE_BEGINS)[1].split(page.TABLE_ENDS)[0]
+    assert shown.strip() == page.summary(results()).strip()
+
+
+def test_the_readme_names_all_five_papers_and_says_which_are_not_yet_there():
+    shown = page.summary(results())
+    assert len(PAPERS) == 5
+    for paper in PAPERS:
+        lines = [line for line in shown.splitlines() if line.startswith(f"| {paper.title} |")]
+        assert len(lines) == 1
+        assert (page.NOT_YET in lines[0]) == (not results()[paper.name].rows)
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_what_is_kept_is_short_and_holds_the_headlines(paper):
+    found = rows.read(paper.name)
+    keys = [kept.key for kept in found.rows]
+    assert len(set(keys)) == len(keys)
+    assert not found.rows or set(paper.headlines) <= set(keys)
+    assert not found.rows or len(found.to_text().splitlines()) < 400
+    assert set(found.why) <= {kept.figure for kept in found.rows}
+    assert Results.of_text(found.to_text()) == found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"low": 2.0}, "in \\[2.0"),
+        ({"high": 0.5}, "in \\[1.0"),
+        ({"runs": 0}, "of 0 runs"),
+        ({"paper": (3.2, 2.0)}, "no range"),
+        ({"unit": "furlongs"}, "unit 'furlongs'"),
+        ({"measured": float("nan")}, "nan"),
+    ],
+)
+def test_a_row_that_says_something_impossible_is_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        row(**wrong)
+
+
+def test_rows_survive_their_file_and_a_merge_replaces_what_was_run_again_alone():
+    rng = random.Random(3)
+    for _ in range(200):
+        older, newer = (
+            Results(
+                paper="p", commit=commit, why={"a": commit}, notes=(commit,),
+                rows=tuple({(made := random_row(rng)).key: made for _ in range(rng.randint(0, 6))}.values()),
+                curves=(Curve(plot="loss", name=rng.choice("mn"), at=(0.0, 1.0), losses=(2.0, 1.0)),),
+            )
+            for commit in ("old", "new")
+        )  # fmt: skip
+        assert Results.of_text(older.to_text()) == older
+        merged = older.merged(newer)
+        found = {kept.key: kept for kept in merged.rows}
+        stay = {kept.key: replace(kept, commit=kept.commit or "old") for kept in older.rows}
+        assert found == stay | {kept.key: kept for kept in newer.rows}
+        assert merged.merged(newer).rows == merged.rows
+        figures = [kept.figure for kept in merged.rows]
+        assert figures == sorted(figures, key=figures.index), "the rows of a figure stand together"
+        assert "new" in merged.notes
+
+
+def test_files_are_merged_where_they_lie(tmp_path):
+    rows.add(Results(paper="p", commit="one", rows=(row(), row(setting="there"))), tmp_path)
+    rows.add(Results(paper="p", commit="two", rows=(row(measured=2.0),)), tmp_path)
+    kept = rows.read("p", tmp_path)
+    assert [(each.setting, each.measured) for each in kept.rows] == [("here", 2.0), ("there", 1.0)]
+    assert set(json.loads((tmp_path / "p.json").read_text())) == {"paper", "commit", "rows", "why", "notes"}
+
+
+def test_the_ends_of_a_ratio_are_those_of_any_two_runs():
+    theirs, ours = [30.0, 33.0, 36.0], [10.0, 11.0, 15.0]
+    made = ratio(theirs, ours, figure="f", setting="s")
+    pairs = [a / b for a in theirs for b in ours]
+    assert (made.low, made.high, made.measured) == (min(pairs), max(pairs), 3.0)
+    assert value(ours, figure="f", setting="s").measured == 11.0
+
+
+def test_a_table_shows_paper_measured_runs_and_why():
+    found = Results(
+        paper="p",
+        commit="abc",
+        rows=(
+            row(paper=(2.0, 3.2), low=2.5, measured=2.9, high=3.125, runs=3),
+            row(setting="there", measured=123.4, unit="milliseconds", derived=True, predicted=99.96, aim=0.5),
+        ),
+        why={"one": "other links."},
+    )
+    assert page.table(found).splitlines() == [
+        "### one",
+        "",
+        "| setting | paper | measured [low–high] | predicted | runs |",
+        "|---|---|---|---|---|",
+        "| here | 2–3.2× | 2.9× [2.5–3.12] |  | 3 |",
+        "| there | – (aim: 0.5) | ≈ 123 ms | 100 ms | 1 |",
+        "",
+        "Why they differ: other links.",
+    ]
+
+
+def test_pragues_rows_come_from_the_kept_cells():
+    found = {kept.key: kept for kept in prague.stored().rows}
+    recommendation = found[prague.ALIKE, "planner's recommendation, 40 Mbit/s"]
+    assert recommendation.measured == pytest.approx(39.08 / 8.61, rel=1e-3)
+    assert found[prague.SLOW, "smart generator, the paper's rule, against the flat ring"].measured == pytest.approx(
+        2.05, abs=0.01
+    )
+
+
+def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
+    step, steps, shape = pipe_sgd.STEP, pipe_sgd.STEPS, "digits, 4x1"
+    made = (
+        row(step, f"{shape}, 200 Mbit/s: D-Sync", 200.0, low=190.0, high=220.0, runs=3, unit="milliseconds"),
+        row(step, f"{shape}, 200 Mbit/s: D-Sync, layer by layer", 100.0, unit="milliseconds"),
+        row(step, f"{shape}, 200 Mbit/s: Pipe", 50.0, low=40.0, runs=2, unit="milliseconds"),
+        row(step, f"{shape}, 40 Mbit/s: Pipe + 8 bit", 50.0, unit="milliseconds"),
+        row(steps, f"{shape}: D-Sync", 30.0, low=28.0, high=33.0, runs=3, unit="steps"),
+        row(steps, f"{shape}: Pipe", 60.0, high=70.0, runs=3, unit="steps"),
+    )
+    found = {kept.key: kept for kept in pipe_sgd.derived(Results(paper="p", rows=made))}
+    alike = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: D-Sync, layer by layer"]
+    assert (alike.measured, alike.runs, alike.derived) == (3.0, 1, True), "the same mathematics takes the same steps"
+    late = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: Pipe"]
+    assert (late.measured, late.low, late.high, late.runs) == (3.0, 2.4, 3.5, 2)
+    gain = found[pipe_sgd.LOSS_D, f"{shape}, 200 Mbit/s: Pipe"]
+    assert (gain.measured, gain.low, gain.high) == (2.0, pytest.approx(28 * 0.19 / 3.5), pytest.approx(33 * 0.22 / 2.4))
+    assert not any("40 Mbit/s" in kept.setting for kept in found.values()), "nobody knows its steps to the loss"
+
+
+def hops_cells(**runs):
+    """Cells of the SVM by (kind, contestant): milliseconds per step and steps to the loss, of each run."""
+    contents = []
+    for kind in (hop.ALIKE, hop.RANDOM, hop.SLOW):
+        setting = hop.setting_of("svm", kind)
+        found = runs.get({hop.ALIKE: "alike", hop.RANDOM: "random", hop.SLOW: "slow"}[kind], {})
+        for names in (list(found)[:1], list(found)[1:]):  # two experiments in one setting
+            listed = [
+                {
+                    "setting": setting.name, "contestant": name,
+                    "measured": {
+                        "step_ms": ms, "nic_mb": 1.0, "shares": {},
+                        "curve": [(k * steps, k * steps * ms / 1e3, 0.6 - 0.2 * k) for k in (0, 1, 2)],
+                    },
+                }
+                for name in names
+                for ms, steps in found[name]
+            ]  # fmt: skip
+            contents.append(
+                {
+                    "head": {"commit": "abc"}, "settings": [asdict(setting)], "cells": listed,
+                    "measure": {
+                        "targets": {setting.name: 0.4}, "rates": {}, "families": dict.fromkeys(names, "Hop"),
+                        "num_workers": 16,
+                    },
+                }
+            )  # fmt: skip
+    return cells.Cells(contents, None)
+
+
+def test_hops_rows_say_what_its_cells_say(tmp_path):
+    standard, backup, skip = (name_of("ring-based", gap) for gap in ("standard", "backup 1", "backup 1, skip 10"))
+    found = hops_cells(
+        alike={standard: [(200.0, 30)], hop.ALL_REDUCE: [(200.0, 30)], hop.SERVER: [(400.0, 30)]},
+        random={
+            standard: [(400.0, 30), (440.0, 30), (480.0, 30)],
+            backup: [(250.0, 33), (275.0, 36), (300.0, 33)],
+            hop.ALL_REDUCE: [(800.0, 30)],
+        },
+        slow={standard: [(780.0, 30)], skip: [(220.0, 45)]},
+    )
+    made = {kept.key: kept for kept in hop.rows(found)}
+    gain = made[hop.F16, "svm: ring-based, backup 1"]
+    assert (gain.measured, gain.low, gain.high, gain.runs) == (1.6, pytest.approx(400 / 300), pytest.approx(1.92), 3)
+    assert gain.paper == 1.81
+    assert 1.3 < gain.predicted < 1.7, "what the same lengths of steps allow where only computing takes time"
+    assert made[hop.F15, "svm: ring-based, backup 1"].measured == pytest.approx(1.1)
+    assert made[hop.F17, "svm: ring-based, backup 1"].measured == pytest.approx(30 * 440 / (36 * 275))
+    assert made[hop.F12, "svm: All-Reduce"].measured == 4.0
+    assert made[hop.F12, "svm: ring-based, standard"].measured == pytest.approx(2.2)
+    assert made[hop.F13, "svm, all alike: ring-based, standard"].measured == 2.0
+    held = made[hop.F18, "svm: ring-based, backup 1, skip 10"]
+    assert (held.measured, held.paper) == (pytest.approx(1.1), 1.1)
+    assert held.predicted == pytest.approx(1.0, abs=0.02)
+    assert made[hop.F18, "svm: ring-based, standard"].predicted == pytest.approx(4.0), "behind the first third"
+    faster = made[hop.F19, "svm: ring-based, backup 1, skip 10"]
+    assert (faster.measured, faster.paper) == (pytest.approx(780 * 30 / (220 * 45)), 2.0)
+    assert (hop.F12, "svm: ring-based, backup 1") not in made, "Figure 12 compares graphs"
+    results = hop.PAPER.results(found)
+    assert len({curve.plot for curve in results.curves}) == 2, "where some are slow"
+    one = replace(results, curves=results.curves[:1])
+    assert {path.name for path in pictures.draw(one, tmp_path)} == {
+        "hop-milliseconds-per-step.png",
+        "hop-svm-6x-at-random.png",
+    }
+    again = Results.of_text(results.to_text())
+    assert (again.bars, [curve.steps for curve in again.curves]) == (results.bars, [c.steps for c in results.curves])
+
+
+def test_hops_spectral_gaps_are_those_printed():
+    found = [kept for kept in hop.rows(hops_cells()) if kept.figure == hop.F21]
+    assert [kept.measured for kept in found] == [pytest.approx(kept.paper, abs=6e-5) for kept in found]
+    assert len(found) == 3
+
+
+def test_every_experiment_names_contestants_of_the_lab():
+    known = {contestant.name for contestant in contestants(lambda *_: None)}
+    for part, listed in pipe_sgd.PARTS.items():
+        for experiment in listed():
+            assert set(experiment.contestants) <= known, (part, set(experiment.contestants) - known)
+            assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.TO_TARGET))
+    for names in prague.EXPERIMENTS.values():
+        assert set(names) <= known
+    wanted = [(e.setting.name, name) for made in hop.PARTS.values() for e in made() for name in e.contestants]
+    assert {name for _, name in wanted} <= known
+    assert len(set(wanted)) == len(wanted), "a cell of Hop's is run by one experiment"
+
+
+def test_the_list_names_all_papers_without_root():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.papers", "--list"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+        cwd=HOME,
+    )
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [paper.name for paper in PAPERS]
+
+
+@pytest.mark.lab
+@pytest.mark.processes
+def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    monkeypatch.setattr(cells, "RAW", tmp_path)
+    tiny = Setting(name="digits, 2x1, 200 Mbit/s", rate="200mbit", compute=0.02)
+    slow = Setting(name="digits, one 4× slow", rate="1gbit", compute=0.02, slow=((2, 4.0),), momentum=0.9)
+    skipping = name_of("ring-based", hop.SKIPS[1])
+    listed = [
+        cells.Experiment(settings=(tiny,), shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
+        cells.Experiment(settings=(slow,), shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
+    ]
+    found = cells.run("tiny", listed, minutes=2.0, profile=False)
+    assert [block.contestant for block in found.blocks()[tiny.name]] == ["flat ring"]
+    (skipped,) = found.blocks()[slow.name]
+    assert (skipped.contestant, skipped.learning_rate) == (skipping, 0.02)
+    assert [at >= 12 for at in skipped.cells[0].steps] == [True] * 4, "also the one that could not take them all"
+    assert skipped.cells[0].curve[-1][0] > 4
+    assert not found.notes
+    made = list(pipe_sgd.rows(found))
+    assert [kept.key for kept in made] == [(pipe_sgd.STEP, "digits, 2x1, 200 Mbit/s: D-Sync")]
+    assert (hop.STEP, "digits, one 4× slow: ring-based, backup 1, skip 10") in {kept.key for kept in hop.rows(found)}
+    # Two workers exchange one model each way: 2.19 MB over 25 MB/s, and 20 ms of computing.
+    assert made[0].measured > 1e3 * (0.02 + 2.19e6 / 25e6)
+    assert list(pipe_sgd.rows(cells.Cells.read("tiny"))) == made

@@ -1,0 +1,513 @@
+"""The command line: JSON for machines, exit codes, one line for every mistake, instant help."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import partreduce.verify.prove
+from partreduce.__main__ import main
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Generated, Late, Lockstep, Neighbor, Pairwise, Round, Server
+from partreduce.topo.strategies.axes import Codec, How, Pipeline
+from partreduce.topo.strategies.quorum import Quorum
+
+ROOT = Path(__file__).parents[3]
+
+
+OURS = ("design", "verify", "show", "simulate", "measure", "import", "run", "schema", "demo")
+
+
+@pytest.fixture
+def figure_10(tmp_path):
+    path = tmp_path / "figure10.json"
+    assert main(["design", "4x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def conflict(tmp_path):
+    path = tmp_path / "conflict.json"
+    document = {
+        "format": "partreduce.schedule",
+        "version": 1,
+        "name": "conflict",
+        "cluster": {"num_nodes": 1, "workers_per_node": 4},
+        "strategy": {"kind": "static", "phases": [[{"group": [0, 1]}, {"group": [1, 2]}]]},
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def answer(capsys, *arguments, code=0):
+    """Run a command that prints JSON and nothing else."""
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def refusal(capsys, *arguments, code):
+    """Run a command that must fail with one line on standard error and nothing on standard output."""
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("partreduce: ")
+    return captured.err
+
+
+def test_the_version_is_printed_without_a_verb(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{partreduce.__version__}\n"
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom partreduce.__main__ import main\nmain(['--help'])\n"
+        "heavy = {'torch', 'ortools', 'sympy', 'matplotlib', 'networkx', 'pydantic', 'numpy', 'scipy', 'sklearn'}\n"
+        "sys.stderr.write(' '.join(sorted(heavy & set(sys.modules))))\n"
+    )
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    assert "Design, prove and run" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("import time:"), done.stderr.splitlines()[-1]
+    loaded = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert not loaded & {"torch", "ortools", "sympy", "matplotlib", "networkx", "pydantic", "numpy"}
+
+
+def test_every_verb_explains_itself(capsys):
+    from partreduce.commands import HIDDEN, VERBS
+
+    for verb in VERBS + HIDDEN:
+        assert main([verb, "--help"]) == 0
+        assert "Usage: partreduce" in capsys.readouterr().out
+
+
+def test_the_help_lists_eight_verbs_and_hides_what_other_programs_start(capsys):
+    assert main(["--help"]) == 0
+    listed = [
+        line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("│ ") and line[2] != " "
+    ]
+    verbs = [word for word in listed if not word.startswith("-")]
+    assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "run", "demo"]
+
+
+def test_every_option_is_documented():
+    import typer.main
+
+    from partreduce.commands import build_app
+
+    text = (ROOT / "docs" / "command-line.md").read_text()
+    shared = text[text.index("## Quantities") : text.index("## design")]
+    commands = typer.main.get_command(build_app()).commands
+    for verb in OURS:
+        start = text.index(f"\n## {verb}\n")
+        section = shared + text[start : text.find("\n## ", start + 1)]
+        for parameter in commands[verb].params:
+            names = [name for name in parameter.opts if name.startswith("-")]
+            assert not names or any(name in section for name in names), f"{verb} {names}"
+
+
+def test_every_exit_code_is_documented():
+    from partreduce.topo import errors
+
+    text = (ROOT / "docs" / "command-line.md").read_text()
+    codes = {
+        e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.PartreduceError)
+    }
+    for code in codes | {0, 2, 70, 130}:
+        assert f"| {code} |" in text
+
+
+def test_design_writes_what_verify_proves(capsys, figure_10, tmp_path):
+    certificate = tmp_path / "certificate.json"
+    document = answer(capsys, "verify", figure_10, "--json", "--certificate", certificate)
+    assert document["verdict"] == "proved"
+    assert {c["status"] for c in document["claims"]} == {"proved", "fact", "follows from the rules"}
+    assert {"conflict-free", "consensus", "deadlock-free"} <= {c["claim"] for c in document["claims"]}
+    figures = document["figures"]
+    assert (figures["period"], figures["num_workers"], figures["num_distinct_phases"]) == (4, 16, 3)
+    assert figures["contraction"] == pytest.approx(3**0.5 / 2)
+    assert figures["consensus_distance"] == pytest.approx(8 / 7)
+    assert set(figures["drift"]) == {"worker", "node"}
+    assert set(figures["spectral_gap"]) == {"hop", "slem", "sigma"}
+    checker = [sys.executable, "-I", str(ROOT / "verify" / "checker"), str(certificate), str(figure_10)]
+    assert subprocess.run(checker, capture_output=True, check=False).returncode == 0
+
+
+def test_a_conflict_is_refuted_with_its_witness(capsys, conflict):
+    document = answer(capsys, "verify", conflict, "--json", code=1)
+    assert document["verdict"] == "refuted"
+    refuted = [c for c in document["claims"] if c["status"] == "refuted"]
+    assert refuted[0]["claim"] == "conflict-free"
+    assert refuted[0]["witness"]["worker"] == 1
+    assert main(["verify", str(conflict), "--explain"]) == 1
+    assert "refuted" in capsys.readouterr().out
+
+
+def test_design_prints_the_document_when_no_file_is_named(capsys, figure_10):
+    assert answer(capsys, "design", "4x4", "--using", "prague-figure-10") == json.loads(figure_10.read_text())
+
+
+def test_design_as_json_names_the_file_and_its_hash(capsys, tmp_path):
+    path = tmp_path / "s.json"
+    arguments = ("design", "2x4", "--using", "node-then-all", "-p", "node_rounds=3", "-o", path, "--json")
+    facts = answer(capsys, *arguments)
+    assert facts["output"] == str(path)
+    assert (facts["num_workers"], facts["period"]) == (8, 4)
+    assert len(facts["sha256"]) == 64
+
+
+def test_verify_of_a_million_workers(capsys, tmp_path):
+    path = tmp_path / "big.json"
+    assert main(["design", "250000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    document = answer(capsys, "verify", path, "--json")
+    assert document["verdict"] == "proved"
+    assert document["figures"]["num_workers"] == 1_000_000
+    assert document["figures"]["contraction"] == pytest.approx(3**0.5 / 2)
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "html", "pdf"])
+def test_show_draws(capsys, figure_10, tmp_path, ending):
+    path = tmp_path / f"picture.{ending}"
+    assert main(["show", str(figure_10), "-o", str(path)]) == 0
+    data = path.read_bytes()
+    assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype html>", "pdf": b"%PDF"}[ending])
+    if ending == "html":
+        assert b"<script" not in data
+        assert b"http" not in data.replace(b"http://www.w3.org", b"").replace(b"http://purl.org", b"").replace(
+            b"http://creativecommons.org", b""
+        ).replace(b"https://matplotlib.org", b"")
+
+
+def test_show_in_the_terminal_has_a_row_for_each_worker(capsys, figure_10):
+    capsys.readouterr()
+    assert main(["show", str(figure_10)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["0", "0", "A", "F", "J", "F"] in rows
+    assert ["1", "F", "K", "F"] in rows
+
+
+def test_show_as_json_says_what_it_leaves_out(capsys, tmp_path):
+    path = tmp_path / "big.json"
+    assert main(["design", "1000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    document = answer(capsys, "show", path, "--json")
+    assert document["note"] == "Shown: 32 of 4000 workers (nodes 0-3, 500-503 of 1000)"
+    assert document["groups"][1][2] == document["groups"][17][2], "opposite nodes are shown together"
+
+
+def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
+    path = tmp_path / "ring.json"
+    rounds = [{"edges": [[i, (i + 1) % 5] for i in range(5)], "weights": "1/2"}]
+    document = {
+        "format": "partreduce.schedule", "version": 1, "name": "ring",
+        "cluster": {"num_nodes": 1, "workers_per_node": 5},
+        "strategy": {"kind": "neighbor", "rounds": rounds},
+    }  # fmt: skip
+    from fractions import Fraction
+
+    edges = Round.from_edges(5, [(i, (i + 1) % 5, Fraction(1, 2)) for i in range(5)])
+    write_schedule(path, Schedule(document["name"], Cluster.regular(1, 5), Neighbor(rounds=(edges,))))
+    assert main(["show", str(path), "-o", str(tmp_path / "ring.png")]) == 0
+    assert main(["show", str(path)]) == 0
+    assert "4: 1/2" in capsys.readouterr().out
+
+
+def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(capsys, figure_10, tmp_path):
+    fixed = load_schedule(figure_10)
+    when = Quorum(quorum=2, staleness=3)
+    path = tmp_path / "quorum.json"
+    write_schedule(path, replace(fixed, strategy=replace(fixed.strategy, when=when), certificate=None))
+    capsys.readouterr()
+    assert main(["show", str(path), "--max-phases", "3"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 F K " in shown, "the groups"
+    assert "the first 3 of 4 phases" in shown
+    own = "every round averages with its own mixing matrix, and whose progress is in it is decided while the job runs"
+    assert f"Period 4, quorum 2 up to 3 late: {own}; the schedule has no figures" in shown
+    assert main(["verify", str(path)]) == 0
+    assert f"No figures: {own}; `partreduce simulate` runs it" in " ".join(capsys.readouterr().out.split())
+    document = answer(capsys, "show", path, "--json")
+    assert document["groups"] == answer(capsys, "show", figure_10, "--json")["groups"]
+    assert document["note"].startswith("Period 4, quorum 2 up to 3 late")
+    for ending in ("png", "html"):
+        assert main(["show", str(path), "-o", str(tmp_path / f"picture.{ending}")]) == 0
+    assert main(["design", "4", "--using", "allreduce", "-o", str(path)]) == 0
+    everybody = load_schedule(path)
+    write_schedule(path, replace(everybody, strategy=replace(everybody.strategy, when=Quorum(quorum="majority"))))
+    none = "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
+    assert answer(capsys, "show", path, "--json")["note"].startswith(f"Period 1, majority up to 4 late: {none}")
+    assert main(["verify", str(path)]) == 0
+    assert f"No figures: {none}; " in " ".join(capsys.readouterr().out.split())
+
+
+def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
+    document = answer(
+        capsys, "simulate", figure_10, "--json", "--set", "compute=50ms", "--set", "slow=3:5x", "--model-bytes", "552MB"
+    )
+    assert document["seconds_per_step"] == pytest.approx(document["steady_seconds_per_step"], rel=0.02)
+    assert len(document["workers"]) == 16
+    assert document["workers"][3]["computing_seconds"] == pytest.approx(25.0)
+    shares = [document[f"share_{word}"] for word in ("computing", "communicating", "waiting")]
+    assert sum(shares) == pytest.approx(1.0)
+
+
+def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_lateness_costs(capsys, tmp_path):
+    strategy = {"kind": "allreduce", "when": {"pipeline": {"width": 3, "wider": True}}}
+    document = {"format": "partreduce.schedule", "version": 1, "name": "pipe", "strategy": strategy,
+                "cluster": {"num_nodes": 2, "workers_per_node": 2}}  # fmt: skip
+    path = tmp_path / "pipe.json"
+    path.write_text(json.dumps(document))
+    costs = pytest.approx({"stability_limit": (5**0.5 - 1) / 2, "noise_factor": 1.2247191})
+    assert main(["verify", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
+    proof = answer(capsys, "verify", path, "--json")
+    assert proof["figures"]["pipeline"] == costs
+    assert next(claim for claim in proof["claims"] if claim["claim"] == "lag")["witness"]["width"] == 3
+    assert answer(capsys, "simulate", path, "--json")["pipeline"] == costs
+    assert main(["simulate", str(path)]) == 0
+    assert "Its gradients are 2 late" in capsys.readouterr().out
+    strategy["when"] = {"pipeline": {}}
+    path.write_text(json.dumps(document))
+    assert main(["verify", str(path)]) == 0
+    assert "was asked for" not in capsys.readouterr().out
+
+
+def test_pipelines_and_codecs_are_timed_and_said(capsys, tmp_path):
+    """4 nodes, 1 MB over 1 MB/s and no codec seconds: a sum takes 1.5 s in float32 and 1.5 · 65/256 s in int8."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("num_nodes: 4\nworkers_per_node: 1\nhardware: {nic: {bandwidth: 1MB/s}, codec: {int8: {}}}\n")
+    paths = []
+    for name, when, how in (
+        ("plain", Lockstep(), How()),
+        ("pipe", Pipeline(), How()),
+        ("small", Pipeline(), How(codec=Codec.INT8)),
+    ):
+        paths.append(tmp_path / f"{name}.json")
+        write_schedule(paths[-1], Schedule(name, Cluster.regular(4, 1), AllReduce(when=when, how=how)))
+    options = ("--cluster", cluster, "--model-bytes", "1MB", "--set", "compute=1s", "--json")
+    rows = answer(capsys, "simulate", *paths, *options)["schedules"]
+    assert [row["seconds_per_step"] for row in rows] == pytest.approx([2.5, 1.5, 1.0])
+    assert [row["communication_seconds_per_step"] for row in rows] == pytest.approx([1.5, 1.5, 1.5 * 65 / 256])
+    assert [row["nic_bytes_per_step"] for row in rows] == pytest.approx([1.5e6, 1.5e6, 1.5e6 * 65 / 256])
+    assert [row["runs"] for row in rows] == ["", "pipeline", "pipeline int8"]
+    trace = tmp_path / "trace.json"
+    found = answer(capsys, "simulate", paths[1], *options, "--rounds", "40", "-o", trace)
+    assert found["seconds_per_step"] == pytest.approx(1.5)
+    assert found["makespan_seconds"] == pytest.approx(1 + 40 * 1.5)
+    assert (found["when"], found["nic_bytes_per_step"]) == ("pipeline", pytest.approx(1.5e6))
+    assert found["share_communicating"] <= 1
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    for track in {event["tid"] for event in spans}:
+        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == track)
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(mine)), "spans of a track do not cross"
+    assert main(["show", str(paths[2])]) == 0
+    assert "small (pipeline int8)" in capsys.readouterr().out
+
+
+def test_simulate_writes_pictures_and_traces(capsys, figure_10, tmp_path):
+    for ending in ("png", "json"):
+        path = tmp_path / f"timeline.{ending}"
+        arguments = ["simulate", figure_10, "--set", "jitter=0.2", "--set", "disturb=hop", "--rounds", "20", "-o", path]
+        assert main([str(a) for a in arguments]) == 0
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    assert {e["name"] for e in events if e["ph"] == "X"} == {"compute", "wait"}
+
+
+def test_several_schedules_side_by_side_reproduce_the_worked_example(capsys, figure_10, tmp_path):
+    every_4 = tmp_path / "every4.json"
+    assert main(["design", "4x4", "--using", "allreduce", "-p", "every=4", "-o", str(every_4)]) == 0
+    document = answer(
+        capsys, "simulate", figure_10, every_4, "--model-bytes", "552MB", "--json", "-o", tmp_path / "c.png"
+    )
+    first, second = document["schedules"]
+    assert first["communication_seconds_per_step"] == pytest.approx(0.1104)
+    assert first["consensus_distance"] == pytest.approx(8 / 7)
+    assert second["communication_seconds_per_step"] == pytest.approx(0.05175)
+    assert second["consensus_distance"] == pytest.approx(1.40625)
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_design_lists_and_explains_the_catalogue(capsys):
+    from partreduce.schedulers import registry
+
+    document = answer(capsys, "design", "--list", "--json")
+    assert [e["name"] for e in document["entries"]] == registry.names()
+    fitting = answer(capsys, "design", "3,3,2", "--list", "--json")["entries"]
+    assert all(bool(e.get("why_not")) != e["fits"] for e in fitting)
+    assert [e["name"] for e in fitting if e["fits"]].count("allreduce") == 1
+    one = answer(capsys, "design", "--list", "--using", "prague-figure-10", "--json")
+    assert "Prague" in one["source"]
+    assert main(["design", "--list"]) == 0
+
+
+def test_schema_is_what_the_loader_uses(capsys):
+    from partreduce.topo.document.schema import schedule_schema
+
+    assert answer(capsys, "schema") == schedule_schema()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["bogus"], 2, "No such command"),
+        (["design", "4x4", "--param", "every=2"], 2, "--using"),
+        (["design", "4by4", "--using", "allreduce"], 65, "4x4"),
+        (["design", "4x4", "--using", "allreduce", "--model", "m.py:build"], 2, "--model: is for the planner"),
+        (["design", "4x4", "--using", "alreduce"], 65, "did you mean"),
+        (["design", "4x4", "--using", "allreduce", "-p", "evry=2"], 65, "did you mean every"),
+        (["design", "4x4", "--using", "allreduce", "-p", "every"], 65, "KEY=VALUE"),
+        (["design", "4x4", "--using", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),
+        (["design", "4x4", "-o", "/nowhere/x.json"], 74, "no folder /nowhere"),
+        (["design", "4x4", "--front", "/nowhere/x.json"], 74, "no folder /nowhere"),
+        (["design", "4x4", "--plot", "front.gif"], 65, "front.gif"),
+        (["design", "4x4", "--seed", "-1"], 2, "--seed"),
+        (["design", "4x4", "--set", "nic=0GB/s"], 65, "--set nic: '0GB/s'"),
+        (["design", "4x4", "--max", "communication=fast"], 65, "--max communication: 'fast'"),
+        (["verify", "/nowhere/x.json"], 74, "/nowhere/x.json"),
+        (["verify", "x.json", "--max-bytes", "lots"], 65, "lots"),
+        (["schema", "graph"], 2, "schedule, cluster"),
+        (["design", "--list", "--using", "nothing-like-it"], 65, "partreduce design --list"),
+        (["design", "--list", "--when", "late"], 2, "--when: says nothing to --list"),
+        (["design", "--using", "allreduce"], 2, "CLUSTER: is missing"),
+        (["design", "4x4", "--max", "groups=4"], 65, "did you mean group"),
+        (["design", "4x4", "--max", "group=1"], 65, "--max group: '1' is not a whole number >= 2"),
+        (["design", "4x4", "--max", "period=513"], 65, "--max period: '513' is more than 512 phases"),
+        (["design", "4x4", "--set", "nik=5GB/s"], 65, "did you mean nic"),
+        (["design", "4x4", "--set", "nic"], 65, "--set 'nic': write KEY=VALUE, such as nic=5GB/s"),
+        (["design", "4x4", "--set", "nic=5GB/s", "--set", "nic=6GB/s"], 65, "nic is given twice"),
+        (["design", "4x4", "--set", "nic=5Gb/s"], 65, "--set nic: '5Gb/s' could mean bits or bytes"),
+        (["design", "4x4", "--set", "rails=0"], 65, "--set rails: '0' is not a whole number >= 1"),
+        (["verify", "ring:4", "--explain"], 2, "--explain: is about a schedule's claims"),
+        (["verify", "x.json", "--directed"], 2, "--directed: is about iteration gaps; say --gaps, too"),
+        (["verify", "ring:4", "--set", "staleness=-1"], 65, "--set staleness: '-1' is not a whole number >= 0"),
+        (["verify", "ring:4", "--set", "notify-ack=maybe"], 65, "--set notify-ack: 'maybe': write yes or no"),
+        (["simulate", "a.json", "b.json", "--rounds", "4"], 2, "--rounds: is for one schedule"),
+        (["measure", "--steps", "30"], 2, "--steps: is about a job"),
+        (["measure", "train.py:job", "--checks", "3"], 2, "--checks: is about the cluster"),
+        (["run", "train.py"], 2, "--workers"),
+        (["design", "4x4", "--using", "allreduce", "--json", "--name", ""], 65, 'name: is "", too short'),
+        (["verify", "--max-bytes", "0", "s.json"], 65, "--max-bytes: '0' has no unit"),
+        (["show", "--max-bytes", "1e99TB", "s.json"], 65, "--max-bytes: '1e99TB' is more than 9 PB"),
+        (["design", "", "--using", "allreduce"], 74, "a file with an empty name"),
+        (["run", "--workers", "2", "/nowhere/train.py"], 65, "is not a file"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words):
+    assert words in refusal(capsys, *arguments, code=code)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--set", "slow=3"], 65, "WORKER:FACTOR"),
+        (["--set", "slow=99:2x"], 65, "ranks are 0..15"),
+        (["--set", "slow=1:2x", "--set", "slow=1:3x"], 65, "named twice"),
+        (["--set", "compute=fast"], 65, "--set compute: 'fast'"),
+        (["--set", "compute=50"], 65, "no unit"),
+        (["--set", "disturb=earthquake"], 65, "hop"),
+        (["--set", "disturb=hop:0"], 65, "--set disturb: 'hop:0': '0' is no factor"),
+        (["--set", "disturb=delay:²:5ms"], 65, "write hop[:FACTOR]"),
+        (["--set", "jitter=1e300"], 65, "in 0..1000"),
+        (["--set", "jitter=much"], 65, "--set jitter: 'much' is not a number >= 0"),
+        (["--set", "compute=1e99s"], 65, "0..1e+09 s"),
+        (["--set", "nic=1e-99B/s"], 65, "in 0..1e+09"),
+        (["--cluster", "3x3"], 65, "schedule is for 4x4"),
+        (["--form", "star"], 2, "ring, tree, hierarchical"),
+        (["--rounds", "0"], 2, "--rounds"),
+        (["--trace", "/nowhere/t.csv"], 74, "/nowhere/t.csv"),
+        (["-o", "picture.gif"], 65, "picture.gif"),
+    ],
+)
+def test_simulate_refuses_in_one_line(capsys, figure_10, options, code, words):
+    assert words in refusal(capsys, "simulate", figure_10, *options, code=code)
+
+
+def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figure_10):
+    def broken(*arguments, **named):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(sys.modules["partreduce.verify.prove"], "prove", broken)
+    line = refusal(capsys, "verify", figure_10, code=70)
+    report = Path(line.split("the traceback is in ")[1].split(" (")[0])
+    assert "ZeroDivisionError" in report.read_text()
+    report.unlink()
+    assert main(["--debug", "verify", str(figure_10)]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interruption_is_130(capsys, monkeypatch, figure_10):
+    def interrupted(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["partreduce.verify.prove"], "prove", interrupted)
+    assert main(["verify", str(figure_10)]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_reader_that_leaves_is_no_error(figure_10, options):
+    # `true` reads nothing and is gone before the first line is written, so every write meets a closed pipe.
+    command = f"{sys.executable} -m partreduce verify {options} {figure_10} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path):
+    path = tmp_path / "no-phases.json"
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
+    assert "'generated'" in refusal(capsys, "show", path, code=65)
+
+
+def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_path):
+    path = tmp_path / "server.json"
+    write_schedule(path, Schedule("s", Cluster.regular(2, 2), Server()))
+    said = answer(capsys, "simulate", path, "--json", "--model-bytes", "1MB", "--rounds", "8")
+    assert said["seconds_per_step"] > 0.05
+    assert "steady_seconds_per_step" not in said
+
+
+@pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])
+def test_simulate_shows_kinds_without_fixed_phases_beside_the_others(capsys, figure_10, tmp_path, kind):
+    path = tmp_path / "no-phases.json"
+    write_schedule(path, Schedule("g", Cluster.regular(4, 4), kind))
+    options = ["--set", "nic=1GB/s", "--set", "compute=10ms", "--json"]
+    fixed, free = answer(capsys, "simulate", figure_10, path, *options)["schedules"]
+    assert fixed["predicted"] == "exact"
+    assert (free["predicted"], free["period"], free["consensus_distance"]) == ("simulated", None, None)
+    assert free["seconds_per_step"] > 0.01
+    assert free["nic_bytes_per_step"] > 0
+    assert free["memory_bytes"] >= 1e8
+    assert free["largest_age_steps"] >= 0
+
+
+@pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1, 2, 3)), Pairwise(active=(0, 1), when=Late())])
+def test_simulate_runs_the_protocol_of_schedules_without_phases(capsys, tmp_path, kind):
+    path = tmp_path / "protocol.json"
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), kind))
+    options = ["--set", "compute=50ms", "--set", "slow=3:5x", "--model-bytes", "552MB", "--rounds", "20"]
+    document = answer(capsys, "simulate", path, "--json", *options)
+    assert 0.05 < document["seconds_per_step"] < 1.0
+    assert "steady_seconds_per_step" not in document, "there is no exact one"
+    assert document["workers"][3]["computing_seconds"] == pytest.approx(5.0)
+    shares = [document[f"share_{word}"] for word in ("computing", "communicating", "waiting")]
+    assert sum(shares) >= 1.0 - 1e-9, "under overlap communication hides behind computing"
+    assert main([str(a) for a in ("simulate", path, *options, "-o", tmp_path / "timeline.png")]) == 0
+    assert "the mean over the steps of all" in capsys.readouterr().out
+
+
+def test_a_timeline_that_would_not_fit_memory_is_refused_with_what_fits(capsys, tmp_path):
+    path = tmp_path / "big.json"
+    assert main(["design", "250000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    assert "at most 50 rounds fit" in refusal(capsys, "simulate", path, code=65)

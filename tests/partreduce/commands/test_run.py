@@ -1,0 +1,128 @@
+"""`partreduce run`: torchrun's environment, the schedule's shape, the script's own arguments and exit code."""
+
+import json
+
+import pytest
+
+from helpers.warm import WARM
+from partreduce.__main__ import main
+from partreduce.runtime.launcher import supervision
+from partreduce.runtime.launcher.launch import _variables
+
+SCRIPT = """
+import os, sys
+print(*(os.environ[k] for k in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")), sys.argv[1:])
+print("schedule", os.environ.get("PARTREDUCE_SCHEDULE", "none"))
+sys.exit(int(sys.argv[-1]) if os.environ["RANK"] == "2" else 0)
+"""
+
+
+@pytest.mark.processes
+def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_code_on(tmp_path):
+    script, schedule = tmp_path / "script.py", tmp_path / "s.json"
+    script.write_text(SCRIPT)
+    assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    command = ["partreduce", "run", "--schedule", str(schedule), str(script), "--debug", "7"]
+    done = WARM.run(*command)
+    assert done.returncode == 7
+    lines = done.stdout.splitlines()
+    assert "[3] 3 1 2 4 ['--debug', '7']" in lines, "--debug after the script is the script's"
+    assert f"[0] schedule {schedule}" in lines
+
+
+@pytest.mark.processes
+def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nos.closerange(1, 256)\ntime.sleep(0.5)\nos._exit(7)\n")
+    command = ["partreduce", "run", "--workers", "2", str(script)]
+    done = WARM.run(*command)
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize(("stated", "count"), [("4,2", "4"), (" 3 ", "3"), ("abc", "1"), ("", "1"), ("0", "1")])
+def test_threads_that_openmp_would_not_understand_are_left_aside(monkeypatch, stated, count):
+    monkeypatch.setenv("OMP_NUM_THREADS", stated)
+    assert _variables(0, 64, 1, None)["OMP_NUM_THREADS"] == count
+
+
+def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):
+    schedule = tmp_path / "s.json"
+    assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    assert main(["run", "--schedule", str(schedule), "--workers", "3", "train.py"]) == 65
+    assert "is for 4 workers" in capsys.readouterr().err
+
+
+def test_missing_torch_is_said_with_the_way_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr("partreduce.topo.extras.find_spec", lambda name: None)
+    assert main(["run", "--workers", "2", "train.py"]) == 77
+    assert "pip install 'partreduce[torch]'" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "said"), [("os._exit(7)", True), ("print('no', file=sys.stderr); sys.exit(7)", False)]
+)
+def test_a_worker_that_ends_without_any_message_is_named_once(tmp_path, code, said):
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, sys\nif os.environ['RANK'] == '1': {code}\n")
+    command = ["partreduce", "run", "--workers", "2", str(script)]
+    done = WARM.run(*command)
+    assert done.returncode == 7
+    assert done.stderr.count("worker 1 ended with exit code 7 and no message") == said, done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("cause", "code"), [("raise ValueError('mine')", 1), ("os._exit(7)", 7)])
+def test_the_exit_code_is_that_of_the_cause_whoever_of_those_that_miss_it_ends_first(tmp_path, cause, code):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, time, partreduce\nrank = int(os.environ['RANK'])\ntime.sleep(0.4 * rank)\n"
+        f"if rank == 1: {cause}\nraise partreduce.errors.PeerLostError('worker 1 is missing')\n"
+    )
+    done = WARM.run("partreduce", "run", "--workers", "3", str(script))
+    assert done.returncode == code
+    assert done.stderr.count("worker 1 ended with exit code 7 and no message") == (code == 7), done.stderr
+
+
+def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monkeypatch):
+    monkeypatch.setattr(supervision, "_tell", lambda *_, **__: None)
+    monkeypatch.setattr(supervision, "_signal_group", lambda *_: None)
+    codes = {0: 1, 1: 69, 2: 128 + 9}
+    monkeypatch.setattr(supervision, "_reap", lambda worker: setattr(worker, "code", codes[worker.rank]) or True)
+    workers, shutdown = [supervision.Child(rank, 0, 0) for rank in codes], supervision._Shutdown()
+    supervision._collect(workers, None, shutdown, 5.0, None)
+    assert shutdown.code == 128 + 9
+
+
+@pytest.mark.processes
+def test_a_refuted_schedule_is_run_and_said_to_be_refuted(tmp_path):
+    script, schedule = tmp_path / "script.py", tmp_path / "s.json"
+    script.write_text("")
+    phases = [[{"group": [0, 1]}, {"group": [2, 3]}]]
+    cluster = {"num_nodes": 1, "workers_per_node": 4}
+    head = {"format": "partreduce.schedule", "version": 1, "name": "apart", "cluster": cluster}
+    schedule.write_text(json.dumps(head | {"strategy": {"kind": "static", "phases": phases}}))
+    command = ["partreduce", "run", "--schedule", str(schedule), str(script)]
+    done = WARM.run(*command)
+    assert done.returncode == 0
+    assert done.stderr.count("consensus is refuted") == 1, done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("uses", [False, True])
+def test_a_script_that_trains_without_the_schedule_it_was_started_with_is_told_its_three_lines(tmp_path, uses):
+    script, schedule = tmp_path / "script.py", tmp_path / "s.json"
+    wraps = "optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ['PARTREDUCE_SCHEDULE'])\n"
+    script.write_text(
+        "import os, sys, torch, partreduce\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        f"{wraps if uses else ''}model(torch.ones(2)).sum().backward()\noptimizer.step()\n"
+        f"{'optimizer.finish()' if uses else ''}\nsys.exit(0)\n"
+    )
+    assert main(["design", "1x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    done = WARM.run("partreduce", "run", "--schedule", str(schedule), str(script))
+    assert done.returncode == 0
+    told = [line for line in done.stderr.splitlines() if "ended without a DistributedOptimizer" in line]
+    assert len(told) == (0 if uses else 1)
+    assert ("partreduce.shard(data)" in done.stderr) is not uses
+    assert (wraps.strip().replace("'", '"') in done.stderr) is not uses

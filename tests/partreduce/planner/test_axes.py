@@ -1,0 +1,140 @@
+"""Form, lateness and steps of a round with every candidate: the best of them, and what stays true of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from partreduce import Data, Job, Limits, Objective, plan
+from partreduce.__main__ import main
+from partreduce.planner.axes import Axes
+from partreduce.planner.competitors import competitors
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.measuring import Label, measure
+from partreduce.planner.preference import preference
+from partreduce.planner.searched import with_bound
+from partreduce.planner.travel import timed
+from partreduce.schedulers import registry
+from partreduce.schedulers.synthesis.age_bound import dual_bound
+from partreduce.schedulers.synthesis.problem import Problem
+from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.figures import consensus_distance
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
+from partreduce.topo.timing.cost import communication
+
+if TYPE_CHECKING:
+    from partreduce.types import Option
+
+LINKS = {"inside": Link.of_bandwidth(10e9), "nic": Link.of_bandwidth(5e9)}
+HARDWARE = Hardware(**LINKS, model_bytes=552_000_000, compute=0.05)
+SLOW = replace(HARDWARE, slowdown=((1, 1.7), (4, 1.2)), node_nic=((0, Link.of_bandwidth(2e9)),))
+
+
+def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) -> Job:
+    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), time_limit=2.0, **options)
+
+
+@pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(HARDWARE, num_nics=4, model_bytes=100_000_000)])
+@pytest.mark.parametrize("name", ["allreduce", "node-digits", "prague-figure-10"])
+def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name: str, hardware: Hardware) -> None:
+    schedule = registry.build(name, Cluster.parse("4x4"))
+    everything = [
+        measure(timed(schedule, late.when, pace), job(hardware=hardware), form=form)
+        for late in Lateness
+        for pace in range(1, 25)
+        for form in (Form.RING, Form.HIERARCHICAL)
+        if late.suits(replace(schedule.strategy, pace=pace))
+    ]
+    for objective in (Objective.BALANCED, Objective.COMMUNICATION, Objective.WAITING):
+        axes = Axes.of(schedule, job(hardware=hardware, objective=objective))
+        assert axes.most() == 24
+        least = min(preference(option.costs, objective) for option in axes.options(Label(name=name)))
+        assert least == pytest.approx(min(preference(option.costs, objective) for option in everything))
+
+
+def test_every_option_is_what_its_file_says() -> None:
+    asked = job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE)
+    for option in competitors(asked):
+        again = measure(option.schedule, asked, form=option.schedule.strategy.how.form)
+        assert option.form is option.schedule.strategy.how.form
+        assert option.late is option.schedule.strategy.overlap
+        for one, other in ((option.costs, again.costs), (option, again)):
+            for field in ("communication", "step_seconds", "steps_ratio"):
+                assert getattr(one, field) == pytest.approx(getattr(other, field), abs=1e-12), option.name
+        assert option.costs.drift == pytest.approx(again.costs.drift, abs=1e-9)
+        assert option.nic_bytes == pytest.approx(again.nic_bytes)
+        assert option.waiting == pytest.approx(again.waiting, abs=1e-9)
+
+
+def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
+    rings = competitors(job(form=Form.RING, when=Lateness.LOCKSTEP), until=0.0)
+    assert {(option.form, option.late) for option in rings} == {(Form.RING, False)}
+    late = plan(job(when=Lateness.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000)))
+    assert late.recommendation.late
+    assert "allreduce" in {option.name for option in late.baselines}, "what torch does, though it is not late"
+
+
+def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
+    found = plan(job(hardware=replace(HARDWARE, model_bytes=100_000_000)))
+    late = next(o for o in found.options if o.is_plain and o.late and o.pace == 1)
+    assert late.step_seconds == pytest.approx(0.05)
+    usual = next(o for o in found.options if o.is_plain and not o.late and o.pace == 1)
+    assert found.recommendation.time <= late.time < usual.time
+
+
+def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:
+    asked = job(objective=Objective.CONSENSUS_DISTANCE, limits=Limits(max_communication=0.03))
+    best = [o for o in competitors(asked, until=0.0) if o.is_plain and o.costs.keep(asked.limits)]
+    assert min(o.pace for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
+
+
+def test_the_bound_of_a_late_schedule_holds_for_every_schedule_of_its_class() -> None:
+    """All periods of two phases on 2x2, in lockstep and late, at paces 1 to 3, against the bound at what each costs."""
+    asked = job("2x2", form=Form.RING)
+    problem = Problem(cluster=asked.cluster, form=Form.RING)
+    alphabet = rule_alphabet(problem)
+    bound = dual_bound(alphabet, lambda: False)
+    assert bound is not None
+    some = measure(timed(registry.build("allreduce", asked.cluster), Late(), 1), asked)
+    words, reached = "rules, of any period, in lockstep, with sums in the form ring", 0
+    for first in range(len(alphabet)):
+        for second in range(len(alphabet)):
+            found = alphabet.schedule((first, second), "x")
+            cost = communication(found, asked.hardware).per_step
+            for late, pace in ((False, 1), (True, 1), (False, 3), (True, 3)):
+                retimed = timed(found, Late() if late else LOCKSTEP, pace)
+                value = consensus_distance(retimed).value
+                option = replace(some, schedule=retimed, status="optimal", bound_class=words)
+                converted = with_bound(replace(option, bound=bound.at(cost / pace)), 1)
+                assert converted.bound is not None
+                assert value >= converted.bound - 1e-5
+                assert ("late by one round" in converted.bound_class) is late
+                reached += late and value <= converted.bound + 1e-3
+    assert reached, "it is tight somewhere"
+
+
+def test_command_line_says_which_forms_and_which_lateness_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["design", "2x2", "--time-limit", "1s", "--json"]
+    assert main([*asked, "--form", "ring", "--when", "lockstep"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {(row["form"], row["when"]) for row in answer["front"]} == {("ring", "lockstep")}
+    assert set(answer["gain"]) == {"alternative", "gain", "low", "high", "distinguishable"}
+    assert answer["gain"]["alternative"] in {row["name"] for row in answer["baselines"]}
+    assert main([*asked, "--when", "late"]) == 0
+    assert json.loads(capsys.readouterr().out)["recommendation"]["when"] == "late"
+    assert main([*asked, "--when", "early"]) == 2
+    assert "any, lockstep, late" in capsys.readouterr().err
+
+
+def test_a_late_schedule_is_never_counted_on_with_drift_correction() -> None:
+    asked = job(data=Data.PER_WORKER, drift_correction=True)
+    options: list[Option] = competitors(asked, until=0.0)
+    assert any(option.corrected for option in options)
+    assert not any(option.corrected and option.late for option in options)
+    assert all(math.isfinite(option.time) for option in options if option.is_plain)

@@ -1,0 +1,294 @@
+"""`partreduce design --model`: what is read from a user's file, what steps touch, and the schedule that comes of it."""
+
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from partreduce.commands import build_app
+from partreduce.planner.hybrid import plan_hybrid
+from partreduce.planner.job import Job
+from partreduce.planner.model_tables import ModelFacts, measure_touched, read_model, tables_of
+from partreduce.planner.table_prices import Table
+from partreduce.runtime.sharding.uses import OtherUses
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Route, Routes, TableWay
+from partreduce.topo.timing.tables import Touched
+from partreduce.user_function import function_of
+from partreduce.verify import prove
+from partreduce.verify.base import Status
+from partreduce.verify.certificate import confirm
+
+CLUSTER = Cluster.regular(2, 2)
+SLOW = Hardware(inside=Link(1e-5, 1e-9), nic=Link(1e-4, 4e-8), model_bytes=1, compute=0.01)
+
+MODEL = """
+import torch
+from beside import ROWS
+
+class Words(torch.nn.Module):
+    def __init__(self, sparse=False):
+        super().__init__()
+        self.words = torch.nn.Embedding(ROWS, 32, sparse=sparse)
+        self.bags = torch.nn.EmbeddingBag(10, 32)
+        self.shared = torch.nn.Embedding(20, 8)
+        self.frozen = torch.nn.Embedding(30, 4)
+        self.frozen.weight.requires_grad_(False)
+        self.decoder = torch.nn.Linear(8, 20, bias=False)
+        self.decoder.weight = self.shared.weight
+        self.out = torch.nn.Linear(32, 3)
+
+    def forward(self, words):
+        self.shared(words % 20)
+        return self.out(self.words(words).mean(1) + self.bags(words % 10))
+
+def batches(number):
+    for worker in range(number):
+        yield torch.tensor([[7, 8, worker]]), torch.zeros(1)
+
+def build():
+    return Words(), batches(9)
+
+def alone():
+    return Words()
+
+def sparse():
+    return Words(sparse=True)
+
+def few():
+    return Words(), batches(3)
+
+def endless():
+    return Words(), ((torch.tensor([[step]]),) for step in range(10**9))
+
+def outside():
+    return Words(), [(torch.tensor([[ROWS]]),)] * 4
+
+def number():
+    return 5
+
+def fails():
+    raise ValueError("no data\\nhere")
+
+def exits():
+    raise SystemExit(3)
+
+def no_batches():
+    return Words(), 5
+
+def torn():
+    return Words(), (torch.tensor([[1 // (1 - step)]]) for step in range(9))
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "beside.py").write_text("ROWS = 20_000\n")
+    return f"{tmp_path / 'model.py'}:"
+
+
+def shares(touched):
+    return [touched.worker, touched.node, touched.everyone]
+
+
+def test_tables_sizes_and_touched_rows_are_those_of_the_model(place):
+    facts = read_model(place + "build", CLUSTER)
+    tables = {table.parameter: table for table in facts.tables}
+    assert list(tables) == ["words.weight", "bags.weight", "shared.weight"]
+    assert facts.dense_bytes == 4 * (32 * 3 + 3)
+    assert facts.num_steps == 2, "the ninth batch is no whole step"
+    words = tables["words.weight"]
+    assert (words.rows, words.columns, words.num_bytes) == (20_000, 32, 20_000 * 32 * 4)
+    # Workers touch 7, 8 and their number, which is 7 or 8 for none of workers 0..3 and for worker 3 of the second step.
+    each, node, everyone = (3 * 4 + 3 * 3 + 2) / 8, (4 * 2 + 4 + 3) / 4, (6 + 5) / 2
+    assert shares(words.touched) == pytest.approx([rows / 20_000 for rows in (each, node, everyone)])
+    assert words.ways == (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED)
+    assert tables["shared.weight"].ways == (TableWay.DENSE,)
+    assert "is used by 'decoder.weight' (Linear), too" in tables["shared.weight"].because
+
+
+def test_measuring_ends_by_itself_and_leaves_the_model_as_it_was(place):
+    facts = read_model(place + "endless", CLUSTER)
+    assert facts.num_steps == 20
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Dropout(0.5)).train()
+    measured, _ = measure_touched(model, [torch.tensor([1, 1, 2])] * 4, CLUSTER)
+    assert shares(measured["0.weight"]) == pytest.approx([2 / 9] * 3)
+    assert model.training
+    assert not model[0]._forward_pre_hooks
+
+
+def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(place):
+    tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER).tables}
+    assert tables["words.weight"].ways == (TableWay.DENSE,)
+    assert tables["words.weight"].because.startswith("nobody said how many of its rows a step touches")
+    said = {"words.weight": Touched(0.01, 0.02, 0.04)}
+    tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER, touched=said).tables}
+    assert tables["words.weight"].touched == said["words.weight"]
+    assert TableWay.SHARDED in tables["words.weight"].ways
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("number", "returned what is no model (int)"),
+        ("fails", "raised ValueError: no data here"),
+        ("exits", "raised SystemExit: 3"),
+        ("no_batches", "gave batches that are no iterable (int)"),
+        ("torn", "batch 1 raised ZeroDivisionError"),
+        ("few", "gave 3 batches, and a step of 4 workers takes one for each"),
+        ("outside", "forward() of a batch raised IndexError: index out of range"),
+        ("biuld", "has no function biuld; did you mean build?"),
+        ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; nobody said"),
+        ("", "write FILE.py:NAME"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(place, name, words):
+    with pytest.raises(InputError) as refusal:
+        read_model(place + name, CLUSTER)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_files_and_tables_that_are_not_there_are_refused(place, tmp_path):
+    with pytest.raises(FileProblem, match="there is no such file"):
+        read_model(f"{tmp_path / 'other.py'}:build", CLUSTER)
+    with pytest.raises(InputError, match=r"names 'word', which no embedding of the model has; known: words\.weight"):
+        read_model(place + "alone", CLUSTER, touched={"word": Touched(0.1, 0.1, 0.1)})
+
+
+def test_embeddings_under_one_name_are_one_table():
+    model = torch.nn.ModuleDict({"a": torch.nn.Embedding(5, 3), "b": torch.nn.Embedding(5, 3)})
+    model["b"].weight = model["a"].weight
+    tables, dense = tables_of(model, {"a.weight": Touched(0.1, 0.1, 0.1)})
+    assert [table.parameter for table in tables] == ["a.weight"]
+    assert dense == 0
+    assert tables[0].ways == (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED)
+
+
+def facts(*tables, dense_bytes=10**6):
+    return ModelFacts(tables=tables, dense_bytes=dense_bytes, num_steps=1)
+
+
+def table(name, rows, worker):
+    return Table(parameter=name, rows=rows, columns=64, touched=Touched(worker, worker, worker))
+
+
+def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_bytes_that_are_left():
+    job = Job(cluster=Cluster.regular(2, 2, hardware=SLOW), effort=0.2, time_limit=30.0)
+    found = plan_hybrid(job, facts(table("words", 50_000, 0.01), table("all", 1000, 1.0)))
+    ways = {route.parameter: route.way for route in found.schedule.routes.tables}
+    assert ways == {"words": TableWay.SHARDED, "all": TableWay.DENSE}
+    assert found.job.hardware.model_bytes == 10**6 + 1000 * 64 * 4 == found.chosen.dense_bytes
+    assert found.proof.verdict == "proved"
+    assert found.step_seconds > found.planned.recommendation.step_seconds
+    assert set(found.to_json()["tables"]["costs"]["words"]) == {"dense", "gather", "sharded"}
+    with pytest.raises(InputError, match="a gap leaves workers without common steps"):
+        plan_hybrid(Job(cluster=job.cluster, gap=True), facts(table("words", 50_000, 0.01)))
+
+
+def test_slow_workers_keep_a_common_pace_beside_tables():
+    slow = Hardware(inside=SLOW.inside, nic=SLOW.nic, model_bytes=1, compute=0.05, slowdown=((1, 5.0),))
+    job = Job(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=30.0)
+    found = plan_hybrid(job, facts(table("words", 50_000, 0.01)))
+    assert not found.schedule.strategy.refuses_tables()
+    assert found.schedule.routes.apart
+
+
+def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(place, tmp_path):
+    output = tmp_path / "schedule.json"
+    words = ["design", "2x2", "--model", place + "build", "--set", "nic=25MB/s", "--effort", "0.2"]
+    done = CliRunner().invoke(build_app(), [*words, "--name", "hybrid", "-o", str(output), "--json"])
+    assert done.exit_code == 0, done.output
+    schedule = load_schedule(output)
+    assert schedule.name == "hybrid"
+    assert schedule.route_of("words.weight").way is TableWay.SHARDED
+    assert "consensus" in confirm(schedule)
+    assert prove(schedule)["one-owner"].status is Status.FACT
+    tables = json.loads(done.stdout)["tables"]
+    assert tables["measured_steps"] == 2
+    assert tables["reasons"][0].startswith("words.weight (20,000 x 32, 2.56 MB; a worker touches 0.01% of its rows")
+
+
+def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_path):
+    words = Route(parameter="words", rows=50_000, columns=64)
+    for name, what in (("plain", Routes()), ("hybrid", Routes(tables=(words,)))):
+        write_schedule(tmp_path / f"{name}.json", Schedule(name, CLUSTER, AllReduce(what=what)))
+    files = [str(tmp_path / "plain.json"), str(tmp_path / "hybrid.json")]
+    asked = ["simulate", *files, "--model-bytes", "1MB", "--set", "nic=25MB/s", "--json"]
+    done = CliRunner().invoke(build_app(), [*asked, "--touched", "words=1%:2%:4%"])
+    plain, hybrid = json.loads(done.stdout)["schedules"]
+    assert hybrid["runs"] == "1 sharded"
+    assert plain["nic_bytes_per_step"] == pytest.approx(1.5 * (10**6 + 50_000 * 64 * 4))
+    asked_for = 1_000 * (256 + 2 * 4) * 0.5 + 1_000 * 256 * 0.5
+    assert hybrid["nic_bytes_per_step"] == pytest.approx(1.5 * 10**6 + asked_for)
+    assert "does not say how much of 'words'" in str(CliRunner().invoke(build_app(), asked).exception)
+
+
+def test_rows_that_max_norm_shortens_lie_once_and_whole_tensor_optimizers_keep_tables_whole():
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 2, max_norm=1.0), torch.nn.Embedding(8, 2))
+    touched = {name: Touched(1.0, 1.0, 1.0) for name in ("0.weight", "1.weight")}
+    (shortened, plain), _ = tables_of(model, touched)
+    assert (shortened.ways, plain.ways) == ((TableWay.SHARDED,), (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED))
+    (shortened, plain), _ = tables_of(model, touched, torch.optim.Adafactor(model.parameters()))
+    assert (shortened.ways, plain.ways) == ((TableWay.DENSE,), (TableWay.DENSE, TableWay.GATHER))
+    assert plain.because.startswith("Adafactor looks at whole tensors")
+
+
+def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.tags = torch.nn.Embedding(9, 2), torch.nn.EmbeddingBag(5, 2)
+
+        def forward(self, words):
+            hidden = self.words(words) + self.tags(words[:, None] % 5) + self.tags.weight.new_zeros(2)
+            return torch.nn.functional.linear(hidden, self.words.weight)
+
+    model = Tied()
+    with OtherUses(model) as uses, torch.no_grad():
+        model(torch.tensor([1, 7]))
+    touched = {name: Touched(0.1, 0.1, 0.1) for name in ("words.weight", "tags.weight")}
+    (words, tags), _ = tables_of(model, touched, other_uses=uses.found)
+    assert (words.ways, words.because) == (
+        (TableWay.DENSE,),
+        "forward() hands its weight to linear, too, which needs all rows",
+    )
+    assert len(tags.ways) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("raise ValueError('no\\n data')", "--step {0}:step: {0} raised ValueError: no data"),
+        ("import sys\nsys.exit(2)", "ended the program when it was executed; put what makes it a program under"),
+        ("def stop(): ...", "has no function step; did you mean stop?"),
+    ],
+)
+def test_a_file_that_cannot_be_executed_is_named_and_no_bug_of_ours(tmp_path, text, words):
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    with pytest.raises(InputError) as refusal:
+        function_of(f"{file}:step", "--step")
+    assert words.format(file) in str(refusal.value)
+
+
+def test_a_file_is_executed_as_if_it_were_run_without_arguments(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["partreduce", "design", "2x2"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_train.py").write_text("seven = 7\n")
+    (tmp_path / "later_train.py").write_text("eight = 8\n")
+    (tmp_path / "train.py").write_text(
+        "import sys\nfrom beside_train import seven\ngiven = sys.argv[1:]\n"
+        "def step():\n    from later_train import eight\n    return [given, seven, eight]\n"
+    )
+    assert function_of(f"{tmp_path}/train.py:step", "--step")() == [[], 7, 8]
+    assert sys.argv == ["partreduce", "design", "2x2"]
+    assert sys.path[-1] == str(tmp_path)

@@ -1,0 +1,237 @@
+"""The gain over the best plain alternative, within which error, and that the simpler of equals is recommended."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from partreduce import Data, Job, Objective, plan
+from partreduce.planner.competitors import competitors
+from partreduce.planner.front import baselines, front
+from partreduce.planner.gain import TIE, beats, best_plain, decisive_time, gain, least_time, simplicity, unbeaten
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.measuring import Label, measure
+from partreduce.planner.recommend import reasons, recommend
+from partreduce.planner.shorter import shorter
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import RulePhases, Static
+from partreduce.topo.strategies.axes import Form
+
+if TYPE_CHECKING:
+    from partreduce.types import Option
+
+HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
+JOB = Job(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), time_limit=2.0)
+
+
+@pytest.fixture(scope="module")
+def options() -> list[Option]:
+    return competitors(JOB, until=0.0)
+
+
+def named(options: list[Option], name: str) -> Option:
+    return next(option for option in options if option.name == name)
+
+
+def test_the_interval_holds_both_predictions_errors(options: list[Option]) -> None:
+    figure_10, every_step = named(options, "prague-figure-10"), named(options, "allreduce")
+    against = gain(figure_10, every_step, Data.SHUFFLED)
+    assert against.ratio == pytest.approx(every_step.time / figure_10.time)
+    error = figure_10.steps_ratio_error(Data.SHUFFLED)
+    assert against.high / against.ratio == pytest.approx(1 + error), "gradients averaged in every step define 1"
+    assert against.low * against.high == pytest.approx(against.ratio**2)
+    twice = gain(figure_10, named(options, "allreduce(every=8) hierarchical"), Data.SHUFFLED)
+    assert math.log(twice.high / twice.ratio) == pytest.approx(math.sqrt(2) * math.log(1 + error))
+    sampled = gain(replace(figure_10, step_error=0.1), every_step, Data.SHUFFLED)
+    assert sampled.high > against.high
+
+
+def test_nothing_is_gained_over_itself(options: list[Option]) -> None:
+    same = gain(options[0], options[0], Data.SHUFFLED)
+    assert (same.ratio, same.low, same.high) == (1.0, 1.0, 1.0)
+    assert not same.is_certain
+
+
+def in_lockstep(options: list[Option]) -> list[Option]:
+    return [option for option in options if not option.late]
+
+
+def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(options: list[Option]) -> None:
+    plain = best_plain(in_lockstep(options), JOB)
+    assert plain is not None
+    known = [option for option in in_lockstep(options) if option.is_plain]
+
+    def made(name: str, faster: float) -> Option:
+        """The faster its steps, the more it disagrees, so that neither is better whatever consensus distance costs."""
+        seconds, spread = plain.step_seconds / faster, replace(plain.consensus_distance, value=9.0 * faster)
+        return replace(
+            named(options, name), step_seconds=seconds, steps_ratio=plain.steps_ratio, consensus_distance=spread
+        )
+
+    few, many = "pairs-pairs-all hierarchical", "pairs-pairs-all(pair_rounds=15) hierarchical"
+    assert least_time([*known, made(few, 1 + 0.9 * TIE)], JOB) is plain
+    ahead = made(few, 1 + 1.1 * TIE)
+    assert least_time([*known, ahead], JOB) is ahead, "however wrong both predictions may be: they are wrong alike"
+    assert not gain(ahead, plain, JOB.data).is_certain
+    far = made(few, 1.5)
+    assert least_time([*known, far, made(many, 1.5 * (1 + 0.9 * TIE))], JOB) is far, "fewer phases are simpler"
+    further = made(many, 1.5 * (1 + 1.1 * TIE))
+    assert least_time([*known, far, further], JOB) is further
+
+
+def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(options: list[Option]) -> None:
+    late = named(options, "node-digits every 3 late hierarchical")
+    calm = min(in_lockstep(options), key=lambda option: option.time)
+    assert late.time < calm.time * (1 - TIE), "at the predicted price"
+    assert decisive_time(late, JOB) == late.time_at_worst > calm.time
+    assert decisive_time(calm, JOB) == calm.time
+    assert least_time([late, calm], JOB) is calm
+    said = " ".join(reasons(calm, [late, calm], JOB))
+    assert f"{late.name} is predicted to be {calm.time / late.time:.2f} times as fast as it, but comes late" in said
+    assert "--when late takes it at its predicted price" in said
+    slower = replace(calm, step_seconds=1.1 * late.time_at_worst / calm.steps_ratio)
+    assert least_time([late, slower], JOB) is late, "it wins where even that is faster"
+
+
+def test_lateness_is_taken_at_its_predicted_price_where_it_is_asked_for(options: list[Option]) -> None:
+    late = min((option for option in options if option.lateness is Lateness.LATE), key=lambda option: option.time)
+    asked = replace(JOB, when=Lateness.LATE)
+    assert decisive_time(late, asked) == late.time < decisive_time(late, JOB)
+    assert decisive_time(late, replace(JOB, fastest=True)) == late.time
+    assert decisive_time(late, replace(JOB, when=Lateness.PIPELINE)) == late.time_at_worst
+    assert recommend(options, asked).lateness is Lateness.LATE
+
+
+def test_a_pilot_says_what_lateness_costs_at_the_most(options: list[Option]) -> None:
+    late = named(options, "allreduce late hierarchical")
+    model = replace(late.model, late=0.10, late_more=0.02, late_more_per_step=0.5)
+    measured = replace(late, model=model, steps_ratio=1.13)
+    assert measured.time_at_worst == pytest.approx(late.step_seconds * 1.15)
+    every = replace(named(options, "node-digits every 3 late hierarchical"), model=model, steps_ratio=1.4)
+    assert every.time_at_worst == pytest.approx(every.step_seconds * (1.4 + 0.02 + 2 * 0.5)), (
+        "it tried one step a round"
+    )
+
+
+def test_an_older_gradient_costs_more_where_it_costs_most(options: list[Option]) -> None:
+    pipeline = next(option for option in options if option.lateness is Lateness.PIPELINE)
+    assert pipeline.time_at_worst == pytest.approx(pipeline.step_seconds * 2.1, rel=0.01)
+    flat = replace(JOB, curvature=0.2).steps_model
+    known = replace(pipeline, model=flat, steps_ratio=1 + flat.delayed(2, 0.2))
+    assert known.time_at_worst < 1.02 * known.time, "a small curvature leaves little to fear"
+
+
+def test_more_kinds_never_make_the_decisive_time_longer(options: list[Option]) -> None:
+    """Whatever is added to the options, the recommendation's time at its price is no longer, but for a tie."""
+    kinds = sorted({option.schedule.strategy.kind for option in options} | {"late"})
+    for kind in kinds:
+        fewer = [one for one in options if one.schedule.strategy.kind != kind and not (kind == "late" and one.late)]
+        before, after = (decisive_time(recommend(some, JOB), JOB) for some in (fewer, options))
+        assert after <= before * (1 + TIE), kind
+
+
+def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late() -> None:
+    """4 nodes at 40 Mbit/s: All-Reduce every few steps, late, took 1.45 times as long to the loss as node-then-all."""
+    thin = Hardware(
+        inside=Link.of_bandwidth(1e9, 1e-4), nic=Link.of_bandwidth(5e6, 1e-4), model_bytes=2_192_296, compute=0.06
+    )
+    for slowdown in ((), ((0, 5.0),)):
+        place = replace(JOB.cluster, hardware=replace(thin, slowdown=slowdown))
+        asked = replace(JOB, cluster=place, form=Form.HIERARCHICAL)
+        known = competitors(asked, until=0.0)
+        chosen = recommend(known, asked)
+        assert not chosen.late
+        assert "node-then-all" in chosen.name
+        assert chosen.time <= min(option.time for option in known if not option.late) * (1 + TIE)
+
+
+def test_the_recommendation_is_never_beaten_in_everything(options: list[Option]) -> None:
+    plain = best_plain(options, JOB)
+    equal = replace(plain, communication=plain.communication * (1 + 1e-12))
+    assert unbeaten([equal, plain]) == [equal, plain], "rounding beats nobody"
+    for objective in Objective:
+        chosen = recommend(options, replace(JOB, objective=objective))
+        rivals = [option for option in options if option.is_exact] if objective is Objective.EXACT else options
+        if objective is Objective.BALANCED:
+            rivals = [option for option in rivals if decisive_time(option, JOB) <= decisive_time(chosen, JOB)]
+        assert not any(beats(option, chosen) for option in rivals), objective
+
+
+def test_the_text_says_why_the_fastest_is_not_taken() -> None:
+    asked = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), when=Lateness.LOCKSTEP)
+    options = competitors(asked, until=0.0)
+    fastest = min(options, key=lambda option: option.time)
+    plain = best_plain(options, asked)
+    assert plain is not None
+    near = replace(plain, step_seconds=1.01 * fastest.time / plain.steps_ratio, communication=0.0)
+    said = " ".join(reasons(near, [*options, near], asked))
+    assert f"{fastest.name} is predicted to be 1.01 times as fast as it: within 2% the simpler one is taken" in said
+    other = named(options, "prague-figure-10")
+    assert "as fast as the best plain alternative" in " ".join(reasons(other, options, asked))
+
+
+def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options: list[Option]) -> None:
+    names = ["allreduce(every=4) hierarchical", "node-digits hierarchical", "pairs-pairs-all hierarchical"]
+    ordered = [simplicity(named(options, name)) for name in [*names, "prague-figure-10"]]
+    assert ordered == sorted(ordered)
+    assert ordered[0][0] == 0
+
+
+@pytest.mark.parametrize("cluster", ["2x1", "1x2", "4x4"])
+def test_all_baselines_are_kept_beside_the_front_also_where_they_are_beaten(cluster: str) -> None:
+    answer = plan(replace(JOB, cluster=replace(Cluster.parse(cluster), hardware=HARDWARE)))
+    assert answer.recommendation.is_plain or cluster == "4x4"
+    kept = {id(option) for option in answer.front}
+    names = {option.name for option in answer.baselines}
+    assert "allreduce" in names
+    assert {option.name for option in answer.baselines if not option.late and option.pace != 1}
+    assert {option.name for option in answer.baselines if option.late}
+    if cluster == "4x4":
+        assert "prague-figure-10" in names
+        assert any(id(option) not in kept for option in answer.baselines), "Figure 10 is beaten in everything"
+
+
+def test_baselines_are_the_best_of_their_kind(options: list[Option]) -> None:
+    kept = baselines(options)
+    plain = [option for option in options if option.is_plain]
+    for kind in (
+        [o for o in plain if o.pace == 1],
+        [o for o in plain if not o.late],
+        [o for o in plain if o.late],
+        [o for o in plain if o.pace == 1 and not o.late and o.form is Form.RING],
+    ):
+        assert min(option.time for option in kind) in {option.time for option in kept}
+    assert len({id(option) for option in kept}) == len(kept)
+    assert len(front(options)) > len(kept)
+
+
+def test_figures_that_are_asked_for_are_told_apart_up_to_rounding_only() -> None:
+    asked = replace(JOB, objective=Objective.DRIFT)
+    options = competitors(asked, until=0.0)
+    chosen = recommend(options, asked)
+    assert float(chosen.drift) == 0
+    assert chosen.is_plain
+    assert chosen.form is Form.HIERARCHICAL, "of equal drift the one that communicates less"
+
+
+def test_a_period_that_holds_a_shorter_one_as_good_is_shortened() -> None:
+    """Figure-10-like phases, written out over 21 rounds: six of them have the same figures."""
+    inside, pairs, everybody = (Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),), (Block((0, 1, 2, 3), (0, 1)),)
+    six = (pairs, inside, everybody, inside, inside, everybody)
+    asked = replace(JOB, objective=Objective.CONSENSUS_DISTANCE, form=Form.RING)
+    schedules = [Schedule("s", JOB.cluster, Static(phases=RulePhases((2, 2), six * times))) for times in (1, 3)]
+    once, thrice = (measure(one, asked, label=Label(name="s", status="feasible")) for one in schedules)
+    part = shorter(thrice, asked)
+    assert part is not None
+    assert part.period <= 6
+    assert part.communication <= once.communication * (1 + 1e-9)
+    assert float(part.consensus_distance) <= float(once.consensus_distance) + 1e-9
+    assert part.name == f"synthesised-{part.period}-phases-{1e3 * part.communication:.4g}ms"
+    assert shorter(part, asked) is None
+    assert shorter(replace(thrice, status="catalogue"), asked) is None

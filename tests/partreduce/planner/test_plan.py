@@ -1,0 +1,286 @@
+"""The planner: measured options, an honest front, an answer within the limits, and sentences instead of tracebacks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from partreduce import Data, Job, Limits, Objective, plan
+from partreduce.planner.competitors import competitors
+from partreduce.planner.front import front
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.measuring import measure
+from partreduce.planner.recommend import cautions, reasons, recommend
+from partreduce.planner.steps_model import CORRECTED, FITTED
+from partreduce.schedulers import registry
+from partreduce.strategies import Late
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, UnknownError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.axes import Form
+
+if TYPE_CHECKING:
+    from partreduce.types import Option, Plan
+
+WORKED_EXAMPLE = Hardware(
+    inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05
+)
+
+
+def job(cluster: str = "4x4", **options: object) -> Job:
+    place = Cluster.parse(cluster)
+    hardware = options.pop("hardware", WORKED_EXAMPLE)
+    limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith(("max_", "min_"))})
+    return Job(
+        cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware),
+        limits=limits,
+        time_limit=3.0,
+        **options,
+    )
+
+
+def named(options: list[Option], name: str) -> Option:
+    return next(option for option in options if option.name == name)
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> list[Option]:
+    return competitors(job())
+
+
+@pytest.fixture(scope="module")
+def within_budget() -> Plan:
+    return plan(job(objective=Objective.CONSENSUS_DISTANCE, max_communication=0.1104))
+
+
+def test_catalogue_costs_are_the_reference_figures(catalogue: list[Option]) -> None:
+    figure_10 = named(catalogue, "prague-figure-10")
+    assert math.isclose(figure_10.communication, 0.1104)
+    assert math.isclose(float(figure_10.consensus_distance), 8 / 7)
+    assert math.isclose(named(catalogue, "allreduce hierarchical").communication, 0.1656)
+    assert math.isclose(named(catalogue, "allreduce").communication, 0.207)
+    rings = competitors(job(form=Form.RING), until=0.0)
+    assert math.isclose(named(rings, "allreduce(every=4)").communication, 0.05175)
+
+
+def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue: list[Option]) -> None:
+    kept = front(catalogue)
+
+    def costs(option: Option) -> tuple[float, ...]:
+        figures = (float(option.consensus_distance), float(option.drift))
+        # A pipeline has the figures of lockstep, and takes more steps.
+        return (option.communication, *figures, option.step_seconds, option.steps_ratio)
+
+    for a, b in itertools.permutations(kept, 2):
+        assert any(x > y + 1e-9 for x, y in zip(costs(a), costs(b), strict=True)), (a.name, b.name)
+    for option in catalogue:
+        if math.isfinite(option.steps_ratio):
+            assert any(
+                all(x <= y + 1e-9 for x, y in zip(costs(other), costs(option), strict=True)) for other in kept
+            ), option.name
+
+
+def test_recommendation_beats_figure_10_within_its_communication(within_budget: Plan) -> None:
+    chosen = within_budget.recommendation
+    assert chosen.communication <= 0.1104 * (1 + 1e-9)
+    assert float(chosen.consensus_distance) <= 0.3542
+    assert within_budget.proof.verdict == "proved"
+    assert chosen.bound is None or chosen.bound <= float(chosen.consensus_distance) + 1e-9
+
+
+def test_recommendation_is_on_the_front_and_its_json_is_finite(within_budget: Plan) -> None:
+    document = within_budget.to_json()
+    assert document["recommendation"]["name"] in {row["name"] for row in document["front"]}
+    assert {"name", "communication_seconds_per_step", "consensus_distance", "step_seconds", "period", "status"} <= set(
+        document["recommendation"]
+    )
+
+
+def test_sorted_data_moves_the_balanced_recommendation_to_less_drift(catalogue: list[Option]) -> None:
+    shuffled = recommend(catalogue, job())
+    sorted_job = job(data=Data.PER_WORKER)
+    sorted_ = recommend(competitors(sorted_job), sorted_job)
+    assert float(sorted_.drift) < float(shuffled.drift)
+
+
+LAB = Hardware(nic=Link.of_bandwidth(25e6), inside=Link.of_bandwidth(1e10), model_bytes=2_200_000, compute=0.06)
+
+
+@pytest.mark.parametrize("data", [Data.PER_WORKER, Data.PER_NODE])
+def test_with_drift_correction_sorted_data_need_few_steps_at_a_third_of_the_bytes(data: Data) -> None:
+    asked = job(hardware=LAB, data=data, drift_correction=True)
+    options = competitors(asked, until=0.0)
+    chosen, every_step = recommend(options, asked), named(options, "allreduce")
+    assert chosen.corrected
+    assert chosen.nic_bytes <= every_step.nic_bytes / 3
+    assert chosen.time < every_step.time / 1.5
+    assert any(o.steps_ratio <= 1.2 and o.nic_bytes <= every_step.nic_bytes / 3 for o in options if o.corrected)
+    assert not every_step.corrected
+    assert any("drift_correction='auto'" in reason for reason in reasons(chosen, options, asked))
+    assert chosen.to_json()["drift_correction"] == "auto"
+
+
+def test_drift_correction_is_counted_on_only_where_asked_and_defined() -> None:
+    entry = registry.build("node-then-all", Cluster.parse("4x4"), node_rounds=3)
+    late = replace(entry, strategy=replace(entry.strategy, when=Late()))
+    sorted_data = job(data=Data.PER_WORKER, drift_correction=True)
+    plain = measure(entry, job(data=Data.PER_WORKER))
+    assert not plain.corrected
+    assert any("--drift-correction" in caution for caution in cautions(plain, job(data=Data.PER_WORKER)))
+    assert not measure(entry, job(drift_correction=True)).corrected
+    assert not measure(late, sorted_data).corrected
+    assert measure(entry, sorted_data).steps_ratio < plain.steps_ratio
+
+
+def test_corrected_steps_ratio_grows_with_both_figures_and_lies_below_the_other() -> None:
+    for consensus_distance, drift in ((0.28, 0.66), (0.47, 1.72), (1.14, 18.8), (1.41, 14.5), (10.8, 169.0)):
+        assert 1 < CORRECTED.steps_ratio(consensus_distance, drift) < FITTED.steps_ratio(consensus_distance, drift)
+        assert CORRECTED.steps_ratio(consensus_distance, drift) < CORRECTED.steps_ratio(consensus_distance, 2 * drift)
+        assert CORRECTED.steps_ratio(consensus_distance, drift) < CORRECTED.steps_ratio(2 * consensus_distance, drift)
+
+
+def test_a_slow_worker_appears_as_waiting() -> None:
+    slowed = Hardware(
+        inside=WORKED_EXAMPLE.inside,
+        nic=WORKED_EXAMPLE.nic,
+        model_bytes=WORKED_EXAMPLE.model_bytes,
+        compute=0.05,
+        slowdown=((6, 5.0),),
+    )
+    options = competitors(job(hardware=slowed))
+    allreduce = named(options, "allreduce")
+    assert math.isclose(allreduce.step_seconds, 0.25 + 0.207, rel_tol=1e-6)
+    assert math.isclose(allreduce.waiting, 0.2, rel_tol=1e-6)
+    paced = named(options, "paced node-then-all(node_rounds=7)")
+    assert paced.schedule.paces().tolist() == [1 if rank == 6 else 5 for rank in range(16)]
+    assert paced.step_seconds < 0.5 * allreduce.step_seconds
+    assert not any(option.name.startswith("paced") for option in competitors(job(), until=0.0))
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [(Form.HIERARCHICAL, "form hierarchical, which runs over gloo"), (Form.TREE, "planned but not run")],
+)
+def test_a_form_other_than_the_ring_is_named(form: Form, words: str) -> None:
+    asked = job(form=form)
+    chosen = recommend(competitors(asked, until=0.0), asked)
+    assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
+    expected = form if form.is_executable else Form.RING
+    assert chosen.schedule.strategy.how.form is expected, "the file says how it is to be run"
+
+
+def test_a_million_workers_are_planned_from_rules_alone() -> None:
+    options = competitors(job("250000x4"))
+    assert {"prague-figure-10", "node-then-all"} <= {option.schedule.name.split("(")[0] for option in options}
+
+
+def test_impossible_budget_names_the_nearest_possible_thing(catalogue: list[Option]) -> None:
+    with pytest.raises(UnknownError, match=r"max-communication 0\.001 ms: nothing .* below .* ms per step \("):
+        recommend(catalogue, job(max_communication=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cluster": "1x1"}, "has 1 worker"),
+        ({"hardware": None}, "its links are unknown"),
+        ({"max_group": 17}, "max-group: is 17; it lies between 2 and the number of workers, 16"),
+        ({"max_group": 1}, "max-group: is 1; it lies between 2 and the number of workers, 16"),
+        ({"max_communication": math.inf}, "max-communication: is inf"),
+        ({"max_consensus_distance": -1.0}, "max-consensus-distance: is -1.0; it is a finite number >= 0"),
+        ({"max_period": 0}, "a period has at least 1 phase"),
+    ],
+)
+def test_impossible_jobs_are_refused_in_one_line(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        job(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_figures() -> None:
+    assert FITTED.steps_ratio(0.0, 0.0) == 1.0
+    assert (
+        FITTED.steps_ratio(1.0, 0.0)
+        < FITTED.steps_ratio(2.0, 0.0)
+        < FITTED.steps_ratio(2.0, 1.0)
+        < FITTED.steps_ratio(2.0, 5.0)
+    )
+    assert math.isinf(FITTED.steps_ratio(math.inf, 0.0))
+
+
+@pytest.mark.parametrize(("cluster", "rounds"), [("6x1", 3), ("5x1", 4), ("3,3", 3), ("2x4", 3)])
+def test_exact_objective_finds_the_fewest_rounds_of_pairs(cluster: str, rounds: int) -> None:
+    found = plan(job(cluster, objective=Objective.EXACT, max_group=2))
+    assert found.recommendation.is_exact
+    assert found.recommendation.period == rounds
+    assert found.recommendation.status == "optimal"
+    assert {claim.claim: claim.status for claim in found.proof.claims}["exact-consensus"] == "proved"
+
+
+def test_rules_are_measured_and_graphs_named_when_the_time_is_up() -> None:
+    left_out: list[str] = []
+    options = competitors(job(), until=0.0, left_out=left_out.append)
+    assert {option.schedule.strategy.kind for option in options} == {"static", "allreduce"}
+    assert {"ring", "hypercube"} <= set(left_out)
+    assert "prague-figure-10" not in left_out
+
+
+def test_catalogue_entries_keep_every_limit_that_the_search_keeps() -> None:
+    options = competitors(job(max_gap=3, min_period=2, form=Form.RING), until=0.0)
+    assert {"prague-figure-10", "node-then-all"} <= {option.name for option in options}
+    assert not {"allreduce", "node-then-all(node_rounds=5)"} & {option.name for option in options}
+    without_gap = competitors(job(max_gap=0, when=Lateness.LOCKSTEP), until=0.0)
+    assert {option.name for option in without_gap} == {
+        "allreduce",
+        "allreduce hierarchical",
+        "node-digits hierarchical",
+    }
+
+
+def test_the_search_minimises_what_the_data_make_matter_unless_a_figure_is_asked_for() -> None:
+    assert job().problem().objective is Objective.CONSENSUS_DISTANCE
+    assert job(data=Data.PER_NODE).problem().objective is Objective.DRIFT
+    assert job(data=Data.PER_NODE).problem().push == "node"
+    assert (
+        job(data=Data.PER_NODE, objective=Objective.CONSENSUS_DISTANCE).problem().objective
+        is Objective.CONSENSUS_DISTANCE
+    )
+    assert job(objective=Objective.COMMUNICATION).problem().objective is Objective.COMMUNICATION
+    with pytest.raises(
+        InputError, match="objective: is waiting; the search minimises communication, consensus-distance"
+    ):
+        replace(job().problem(), objective=Objective.WAITING)
+
+
+@pytest.mark.parametrize("cluster", ["1x9", "1x16", "5,3,1", "3,3,2", "2x1"])
+def test_any_shape_of_cluster_is_planned(cluster: str) -> None:
+    answer = plan(replace(job(cluster), time_limit=1.0))
+    assert all(
+        option.consensus_distance.value >= 0 for option in answer.options if option.consensus_distance.value is not None
+    )
+    assert any(option.schedule.strategy.averages_everyone for option in answer.front), "all-reduce disagrees least"
+    assert answer.proof.verdict == "proved"
+
+
+def test_limits_bind_catalogue_entries_as_they_bind_the_search() -> None:
+    options = competitors(job("4x4", max_period=3, max_group=4))
+    assert options
+    assert all(option.period <= 3 for option in options)
+
+
+def test_an_overlapped_schedule_is_predicted_from_its_delayed_figures_with_an_error_of_its_own() -> None:
+    """All-Reduce, overlapped, needed 1.07, 1.31 and 1.31 times its own steps on three networks: the geometric mean."""
+    predicted = FITTED.steps_ratio(0.9375, 0.0, late=True)
+    assert predicted == pytest.approx((1.07 * 1.315 * 1.310) ** (1 / 3), abs=0.01)
+    assert max(predicted / 1.07, 1.315 / predicted) - 1 < FITTED.error("shuffled", late=True)
+    assert FITTED.steps_ratio(0.9375, 0.0) == pytest.approx(1 + FITTED.a * 0.9375)
+    assert replace(FITTED, late=0.1).steps_ratio(0.5, 2.0, late=True) == pytest.approx(
+        FITTED.steps_ratio(0.5, 2.0) + 0.1
+    )
+    assert replace(FITTED, late=0.1).steps_ratio(0.5, 2.0) == FITTED.steps_ratio(0.5, 2.0)
+    assert FITTED.error("per-node", late=True) != FITTED.error("per-node")
+    assert CORRECTED.error("per-node", late=True) == CORRECTED.error("per-node")

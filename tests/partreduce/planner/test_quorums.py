@@ -1,0 +1,138 @@
+"""Quorums as options: which are proposed, what they are predicted to cost, which pays, and what is said and drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from partreduce import Job, load_schedule, plan
+from partreduce.__main__ import main
+from partreduce.planner import quorum_runs, quorums
+from partreduce.planner.imbalance import imbalances
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.recommend import permitted
+from partreduce.runtime.virtual_time.predict import predict
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, UnknownError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies import AllReduce, Quorum
+from partreduce.topo.strategies.axes import Pipeline
+
+HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
+ONE_SLOW = replace(HARDWARE, slowdown=((5, 5.0),), jitter=0.02)
+
+
+def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) -> Job:
+    place = replace(Cluster.parse(cluster), hardware=hardware)
+    return Job(**{"cluster": place, "effort": 20.0, "quorum": True} | options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan(job(hardware=ONE_SLOW, effort=3.0))
+
+
+def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
+    assert planned.recommendation.quorum.words == "7 of 8"
+    assert planned.proof.verdict == "proved"
+    assert planned.recommendation.schedule.strategy.when == Quorum(
+        quorum=7, staleness=planned.recommendation.quorum.bound
+    )
+    options = {option.quorum.words: option for option in planned.options if option.quorum and not option.quorum.of}
+    assert set(options) == {"solo", "majority", "4 of 8", "7 of 8"}
+    lockstep = min(o.time for o in planned.options if o.is_plain and o.pace == 1 and not o.late)
+    assert 3 < lockstep / planned.recommendation.time < 4.5, "gradients a second allow 4.5"
+    # Steps are rounds: as many gradients, and the price of their lateness.
+    for option in options.values():
+        facts = option.quorum
+        price = job().steps_model.delay * facts.delay if facts.delay <= 1 else None
+        if price is not None:
+            assert option.steps_ratio == pytest.approx(8 / facts.gradients * (1 + price))
+        assert option.time == pytest.approx(8 / facts.gradients_per_second * (option.steps_ratio * facts.gradients / 8))
+        assert not option.is_plain
+        assert option.lateness is None
+        assert json.dumps(option.to_json(), allow_nan=False)
+        assert option.to_json()["when"] == "quorum"
+        assert facts.memory_bytes == predict(option.schedule, ONE_SLOW, num_rounds=8).memory_bytes
+    timeline = simulate(
+        planned.recommendation.schedule,
+        ONE_SLOW,
+        compute=job(hardware=ONE_SLOW).compute_times(),
+        num_rounds=200,
+        seed=3,
+    )
+    assert planned.recommendation.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
+    line = next(sentence for sentence in planned.reasons if sentence.startswith("recommended"))
+    assert "7 of 8 with a queue of" in line
+    assert "Worker 5 always takes 5 times as long" in line
+    assert any("brings 0.2" in caution for caution in planned.cautions)
+
+
+def test_equal_workers_need_no_quorum():
+    found = plan(job(effort=2.0))
+    line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
+    assert line.startswith("recommended: All-Reduce without a quorum. No worker is slow")
+
+
+def test_queues_suit_the_longest_step_and_the_memory():
+    asked = job(hardware=ONE_SLOW)
+    seconds = quorums.sampled(asked.compute_times(), 8)
+    base = quorums.all_reduce(asked)
+    late = {one.quorum: one.staleness for one in quorums.settings(base, asked, seconds)}
+    assert late[7] < late[4] < late["solo"], "so many rounds pass while the slow worker computes"
+    tight = replace(asked, max_queues=8e6)
+    made = quorums.settings(base, tight, seconds)
+    assert {one.staleness for one in made} == {3}, "two arrays for each result, and two besides"
+    with pytest.raises(UnknownError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
+        plan(replace(asked, max_queues=1e6, effort=2.0))
+    pair = job("2x1")
+    two = [one.quorum for one in quorums.settings(quorums.all_reduce(pair), pair, seconds[:, :2])]
+    assert two == ["majority", "solo"]
+
+
+def test_the_price_of_lateness_is_a_pipelines_in_proportion():
+    asked = job()
+    delay = asked.steps_model.delay
+    assert quorum_runs.price_of(0.0, asked) == 0
+    assert quorum_runs.price_of(0.25, asked) == pytest.approx(delay / 4)
+    assert quorum_runs.price_of(2.5, asked) == pytest.approx(2.5 * delay)
+    sharp = replace(asked, curvature=1.5)
+    assert quorum_runs.price_of(0.5, sharp) == float("inf"), "a whole step late diverges there"
+
+
+def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
+    assert Lateness.of(AllReduce(when=Quorum(quorum="solo"))) is None
+    assert Lateness.of(AllReduce(when=Pipeline())) is Lateness.PIPELINE
+    assert all(option.quorum for option in permitted(planned.options, job(hardware=ONE_SLOW)))
+    assert not any(option.quorum for option in permitted(planned.options, job(hardware=ONE_SLOW, quorum=False)))
+    with pytest.raises(InputError, match="a quorum is asked for, and something else"):
+        job(gap=True)
+
+
+def test_which_quorum_pays_for_which_imbalance():
+    found = imbalances(job("4x1", replace(ONE_SLOW, slowdown=((3, 4.0),))))
+    assert found.own == pytest.approx(4, rel=0.02)
+    assert found.waits == pytest.approx([1, 1.75, 2.5, 4, 5.5, 7], rel=0.03)
+    assert set(found.speeds) == {"3 of 4", "2 of 4", "majority", "solo"}
+    three = found.speeds["3 of 4"]
+    assert three[0] < 1.02, "nothing to gain among equals"
+    assert (np.diff(three) > 0).all()
+    assert 3.25 / 1.47 < three[3] < 3.25, "3.25 gradients a step of 1 s, against 4 in 4 s; late by up to a step"
+    assert (found.free >= found.steps - 0.1).all()
+    assert len(found.free) == 3
+
+
+def test_long_steps_by_command_line(tmp_path, capsys):
+    path, picture = tmp_path / "quorum.json", tmp_path / "quorums.svg"
+    main(
+        ["design", "3x1", "--when", "quorum", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
+         "-o", str(path), "--plot", str(picture)]
+    )  # fmt: skip
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "recommended:" in shown
+    assert "<svg" in picture.read_text()
+    assert isinstance(load_schedule(path).strategy.when, Quorum)

@@ -1,0 +1,214 @@
+"""What becomes of the sums of a finished reduction, number by number: parameters, piggybacked tensors, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from partreduce.runtime.averaging.applier import Applier
+from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot
+from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
+from partreduce.runtime.averaging.piggybacked import commit_piggybacked, load_piggybacked, snapshot_piggybacked
+from partreduce.topo.errors import InputError
+
+YES, NO = torch.tensor(True), torch.tensor(False)
+
+
+def bucket_of(live, sums=(), *, parameters=(), piggybacked=()):
+    """A bucket of doubles: places of parameters, two numbers of padding, piggybacked tensors; and sums."""
+    flat = torch.tensor(live, dtype=torch.float64)
+    slots, start = [], 0
+    for parameter in parameters:
+        slots.append(Slot((f"p{start}",), parameter, (), start, parameter.stride()))
+        start += parameter.numel()
+    length = len(live) + sum(torch.Size(tensor.shape).numel() for tensor in piggybacked)
+    bucket = Bucket(torch.device("cpu"), torch.float64, len(live), flat, slots, list(piggybacked), length)
+    array = bucket.lend()
+    array[: len(sums)] = torch.tensor(sums, dtype=torch.float64)
+    return bucket, array
+
+
+def leaf(*values):
+    return torch.nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+
+def tensor(name, value, start, *, broadcast=False, shape=None):
+    return Piggybacked(name, shape or tuple(value.shape), start, broadcast, lambda: value)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(
+    ("relax", "ok", "expected"),
+    [
+        (1, None, [3.0, 5.0]), (1, YES, [3.0, 5.0]), (1, NO, [1.0, 9.0]),
+        (0.5, None, [2.0, 7.0]), (0.5, YES, [2.0, 7.0]), (0.5, NO, [1.0, 9.0]), (1.5, None, [4.0, 3.0]),
+    ],
+)  # fmt: skip
+def test_a_mean_is_committed_by_its_factor_and_only_with_the_devices_check(relax, ok, expected, swap):
+    bucket, sums = bucket_of([1, 9], [3, 5, 7])
+    before = bucket.flat
+    commit_mean(bucket, sums, relax, ok, swap=swap)
+    assert bucket.flat.tolist() == expected
+    assert (bucket.flat is before) == (not swap or relax != 1 or ok is not None)
+
+
+def test_nothing_is_swapped_unless_asked():
+    bucket, sums = bucket_of([1, 9], [3, 5])
+    before = bucket.flat
+    commit_mean(bucket, sums, 1, None)
+    assert bucket.flat is before
+
+
+@pytest.mark.parametrize(("ok", "expected"), [(None, [11.0, 26.0]), (YES, [11.0, 26.0]), (NO, [10.0, 30.0])])
+def test_a_delayed_mean_keeps_what_was_learned_since_the_snapshot(ok, expected):
+    bucket, sums = bucket_of([10, 30], [3, 5, 7])
+    commit_delayed(bucket, sums, torch.tensor([1.0, 13.0, 99.0], dtype=torch.float64), 0.5, ok)
+    assert bucket.flat.tolist() == expected
+
+
+def test_progress_is_scaled_from_where_the_round_began():
+    bucket, _ = bucket_of([10, 30])
+    rescale_progress(bucket, torch.tensor([6.0, 40.0, 99.0], dtype=torch.float64), 0.5)
+    assert bucket.flat.tolist() == [8.0, 35.0]
+
+
+def test_a_false_check_leaves_values_and_zeroes_changes_even_where_they_are_no_numbers():
+    live, new = torch.tensor([1.0, 2.0]), torch.tensor([float("nan"), float("inf")])
+    replace_where(live, new, NO)
+    assert live.tolist() == [1.0, 2.0]
+    replace_where(live, torch.tensor([3.0, 4.0]), YES)
+    assert live.tolist() == [3.0, 4.0]
+    replace_where(live, torch.tensor([5.0, 6.0]), None)
+    assert live.tolist() == [5.0, 6.0]
+    kept = torch.tensor([7.0])
+    only_where(kept, YES)
+    only_where(new, NO)
+    assert (kept.tolist(), new.tolist()) == ([7.0], [0.0, 0.0])
+
+
+def test_piggybacked_tensors_are_loaded_in_shares_or_from_the_first_member_alone():
+    value, count, nothing = torch.tensor([[2.0], [4.0]]), torch.tensor(6.0), None
+    piggybacked = [
+        tensor("bn.running_mean", value.double(), 1),
+        tensor("bn.num_batches_tracked", count.double(), 3, broadcast=True),
+        Piggybacked("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: nothing),
+    ]
+    for is_first, expected in ((True, [9.0, 1.0, 2.0, 6.0, 0.0]), (False, [9.0, 1.0, 2.0, 0.0, 0.0])):
+        bucket, array = bucket_of([0], [9, 9, 9, 9, 9], piggybacked=piggybacked)
+        load_piggybacked(bucket, array, 2, is_first=is_first, rank=0)
+        assert array.tolist()[:5] == expected
+    saved = snapshot_piggybacked(bucket)
+    assert [None if one is None else one.tolist() for one in saved] == [[[2.0], [4.0]], 6.0, None]
+    assert saved[0] is not piggybacked[0].fetch()
+
+
+def test_piggybacked_tensors_are_committed_and_keep_what_changed_since_a_snapshot():
+    mean, var, batches = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor([8.0])
+
+    def loaded():
+        piggybacked = [
+            tensor("bn.running_mean", mean.double(), 0), tensor("bn.running_var", var.double(), 2),
+            Piggybacked("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: None), tensor("count", batches.double(),
+            5),
+        ]  # fmt: skip
+        bucket, sums = bucket_of([], [10, 20, 0.5, 0.25, 77, 5], piggybacked=piggybacked)
+        return bucket, sums, [one.fetch() for one in piggybacked]
+
+    bucket, sums, values = loaded()
+    commit_piggybacked(bucket, sums, None)
+    assert [v.tolist() for v in values if v is not None] == [[10.0, 20.0], [0.5, 0.25], [5.0]]
+    bucket, sums, values = loaded()
+    commit_piggybacked(bucket, sums, NO)
+    assert [v.tolist() for v in values if v is not None] == [[1.0, 2.0], [3.0, 4.0], [8.0]]
+    bucket, sums, values = loaded()
+    before = [torch.tensor([4.0, 4.0]).double(), torch.tensor([4.0, 4.0]).double(), None, None]
+    commit_piggybacked(bucket, sums, YES, before)
+    assert values[0].tolist() == [7.0, 18.0], "a mean may be negative"
+    assert values[1].tolist() == [0.0, 0.25], "a variance is none below 0"
+    assert values[3].tolist() == [5.0]
+    bucket, sums, values = loaded()
+    commit_piggybacked(bucket, sums, YES, [torch.tensor([40.0, 4.0]).double(), None, None, None])
+    assert values[0].tolist() == [-29.0, 18.0]
+
+
+def test_gradients_are_loaded_in_shares_with_who_has_one():
+    one, two = leaf(0, 0), leaf(0)
+    one.grad = torch.tensor([6.0, 9.0], dtype=torch.float64)
+    bucket, array = bucket_of([0, 0, 0, 0], [5, 5, 5, 5, 5, 5], parameters=(one, two))
+    assert load_gradients(bucket, array, 3) == {1}
+    assert array.tolist()[:6] == [2.0, 3.0, 0.0, 5.0, 1.0, 0.0]
+    assert one.grad.tolist() == [6.0, 9.0]
+    two.grad = torch.tensor([3.0], dtype=torch.float64)
+    assert load_gradients(bucket, array, 3) == set()
+    assert array.tolist()[:6] == [2.0, 3.0, 1.0, 5.0, 1.0, 1.0]
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    one, two = leaf(0), leaf(0, 0)
+    one.grad = torch.tensor([1.0], dtype=torch.float64)
+    two.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([1.0]).double(), (2,), check_invariants=True)
+    with pytest.raises(InputError, match="gradient of 'p1': is sparse"):
+        load_gradients(*bucket_of([0, 0, 0], parameters=(one, two)), 2)
+
+
+@pytest.mark.parametrize(("ok", "expected"), [(None, [2.0, 3.0]), (YES, [2.0, 3.0]), (NO, [0.0, 0.0])])
+def test_means_are_written_into_gradients_and_nobody_without_one_anywhere_gets_one(ok, expected):
+    here, elsewhere, nowhere = leaf(0, 0), leaf(0), leaf(0)
+    here.grad = torch.zeros(2, dtype=torch.float64)
+    own = here.grad
+    bucket, sums = bucket_of([0, 0, 0, 0], [2, 3, 4, 5, 1, 0.5, 0], parameters=(here, elsewhere, nowhere))
+    commit_gradients(bucket, sums, ok, frozenset({1, 2}))
+    assert here.grad is own
+    assert here.grad.tolist() == expected
+    assert elsewhere.grad.tolist() == ([4.0] if ok is not NO else [0.0])
+    assert nowhere.grad is None
+    sums.fill_(99)
+    assert elsewhere.grad.tolist() != [99.0], "it has memory of its own"
+
+
+def test_a_gradient_scalers_factor_is_divided_out():
+    one, two = leaf(0, 0), leaf(0)
+    one.grad = torch.tensor([8.0, -4.0], dtype=torch.float64)
+    unscale(torch.optim.SGD([{"params": [one]}, {"params": [two]}], lr=0.1), torch.tensor(4.0))
+    assert one.grad.tolist() == [2.0, -1.0]
+    assert two.grad is None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_one_number_that_is_none_is_seen_in_any_bucket(bad):
+    one, two, three = leaf(0, 0), leaf(0), leaf(0)
+    one.grad = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    two.grad = torch.tensor([1.0], dtype=torch.float64)
+    buckets = [bucket_of([0, 0], parameters=(one, three))[0], bucket_of([0], parameters=(two,))[0]]
+    assert averaged_are_finite(buckets)
+    two.grad = torch.tensor([bad], dtype=torch.float64)
+    assert not averaged_are_finite(buckets)
+    two.grad, one.grad = None, torch.tensor([1.0, bad], dtype=torch.float64)
+    assert not averaged_are_finite(buckets)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "ok", "check", "moves"),
+    [
+        (3.0, None, False, True), (3.0, YES, True, True), (3.0, NO, False, False),
+        (float("inf"), None, True, False), (float("nan"), YES, True, False), (float("inf"), None, False, True),
+    ],
+)  # fmt: skip
+def test_an_applier_steps_with_a_given_mean_unless_it_is_none_or_not_finite(gradient, ok, check, moves):
+    """Momentum and decay would move a weight even with a gradient of zero, so a wrong step is undone as a whole."""
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=0.5)
+    flat = FlatModel(model, inner, BufferPolicy.LOCAL, StatePolicy.LOCAL)
+    model.weight.grad = torch.ones_like(model.weight)
+    inner.step()
+    before = model.weight.detach().clone()
+
+    def put():
+        model.weight.grad.fill_(0.0 if ok is NO else gradient)
+        return ok
+
+    applier = Applier(inner, flat)
+    assert applier.apply(put, check_finite=check) == (moves or ok is NO)
+    assert torch.equal(model.weight.detach(), before) == (not moves)

@@ -1,0 +1,347 @@
+"""Parameters with a codec: what travels is what was added since all were equal; equal references, or a named error."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.progress_replay import complaint, random_run, run
+from helpers.progress_schedules import dyadic_case, plain, train
+from helpers.random_schedules import reference
+from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.averaging.common_start import common_start
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.strategies import group_means
+from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.runtime.strategies.progress_means import ProgressMeans
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Late, Lockstep, Static
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
+
+RUNS = int(os.environ.get("PARTREDUCE_PROGRESS_RUNS", "24"))
+CHUNK = 12
+BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 1000))
+
+
+def test_differences_that_are_not_rounded_change_nothing(ranks, monkeypatch):
+    """On dyadic numbers, in float64: equal to dense matrices, which know no reference."""
+    monkeypatch.setattr(Codings, "in_round", lambda *_: None)
+    for seed in range(BASE, BASE + 24):
+        case = dyadic_case(seed)
+
+        def work(world, case=case):
+            model, optimizer = train(case, world)
+            assert type(optimizer.runner) is ProgressMeans
+            optimizer.runner.drain()
+            return model.values().numpy()
+
+        got = np.stack(ranks.run(case.schedule.num_workers, work))
+        np.testing.assert_array_equal(got, reference(plain(case))[0], err_msg=f"seed {seed}")
+
+
+def nested(**options):
+    """Four workers on two nodes: nodes, then everybody."""
+    inside, everyone = ([0, 1], [2, 3]), [range(4)]
+    phases = tuple(Phase.from_groups(4, groups) for groups in (inside, everyone))
+    options = {"how": How(codec=Codec.INT8), "pace": 2} | options
+    return Schedule("nested", Cluster.regular(2, 2), Static(phases=GroupPhases(phases), **options))
+
+
+class Job:
+    """One worker's small training: two kinds of numbers, momentum, its own data."""
+
+    def __init__(self, world, schedule, **options):
+        self.model = torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 2))
+        self.model[2].double()
+        generator = torch.Generator().manual_seed(1)  # threads share torch's own
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
+        inner = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
+        options = {"timeout": 20} | options
+        self.optimizer = DistributedOptimizer(inner, self.model, schedule, world=world, **options)
+        self.rank = world.rank
+
+    def train(self, rounds):
+        pace = self.optimizer.run.pace
+        for step in range(self.optimizer.steps, self.optimizer.steps + rounds * pace):
+            generator = torch.Generator().manual_seed(1000 * step + self.rank)
+            inputs = torch.randn(8, 5, generator=generator)
+            self.optimizer.zero_grad()
+            out = self.model[2](self.model[1](self.model[0](inputs)).double())
+            (out - inputs.sum(1, keepdim=True).sin()).square().mean().backward()
+            self.optimizer.step()
+        return self
+
+    def values(self):
+        return [tensor.detach().clone() for tensor in [*self.model.parameters(), *self.model.buffers()]]
+
+    def references(self):
+        return [array.clone() for array in self.optimizer.runner.reference.arrays]
+
+
+def same(first, second):
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+WHENS = pytest.mark.parametrize("when", [Lockstep(), Late()], ids=["lockstep", "late"])
+
+
+@WHENS
+def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, when):
+    def work(world):
+        job = Job(world, nested(when=when))
+        seen = []
+        for _ in range(6):
+            job.train(1)
+            seen.append((job.optimizer.runner.reference.version, job.references(), job.values()))
+        return seen
+
+    results = ranks.run(4, work)
+    for round_, seen in enumerate(zip(*results, strict=True)):
+        versions = {version for version, _, _ in seen}
+        last = (round_ - 1) // 2 * 2 + 1
+        assert versions == {f"reference 1/{last}"}
+        assert all(same(seen[0][1], references) for _, references, _ in seen)
+        if round_ % 2 and when == Lockstep():
+            assert all(same(seen[0][2][:4], values[:4]) for _, _, values in seen), "all have the same bits"
+
+
+@WHENS
+def test_a_mean_model_changes_nothing(ranks, when):
+    def work(world, looks):
+        job = Job(world, nested(when=when))
+        for _ in range(5):
+            job.train(1)
+            if looks:
+                with job.optimizer.mean_model():
+                    pass
+        return job.values()
+
+    without = ranks.run(4, lambda world: work(world, looks=False))
+    for one, other in zip(without, ranks.run(4, lambda world: work(world, looks=True)), strict=True):
+        assert same(one, other)
+
+
+@WHENS
+@pytest.mark.parametrize("saved", [2, 3])
+def test_a_resumed_run_is_bit_for_bit_the_same(ranks, tmp_path, when, saved):
+    """Saved between two means over all, where the reference is no worker's model any more."""
+
+    def whole(world):
+        job = Job(world, nested(when=when)).train(saved)
+        save_checkpoint(job.optimizer, tmp_path)
+        return job.train(4).values()
+
+    def resumed(world):
+        job = Job(world, nested(when=when))
+        load_checkpoint(job.optimizer, tmp_path)
+        return job.train(4).values()
+
+    for one, other in zip(ranks.run(4, whole), ranks.run(4, resumed), strict=True):
+        assert same(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
+def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
+    """Also where each worker loads another model: worker 0's is the reference then, and the mean is right."""
+
+    def work(world):
+        job = Job(world, nested()).train(3)
+        states = job.model.state_dict(), job.optimizer.state_dict()
+        job.train(2)
+        states[0]["0.weight"].add_(world.rank)
+        job.optimizer.load_state_dict(states[1])
+        job.model.load_state_dict(states[0])
+        before = job.optimizer.runner.reference
+        job.train(1)
+        return before, job.optimizer.runner.reference.version, job.references(), job.values()
+
+    results = ranks.run(4, work)
+    assert {(before, version) for before, version, _, _ in results} == {(None, "reference 2/3")}
+    for _, _, references, values in results[1:]:
+        assert same(references, results[0][2])
+        assert same(values[:4], results[0][3][:4])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch, apart):
+    """The broadcast at the start of a run has made them equal; who changes a model after it is found by its digest."""
+    broadcasts, starting = [], set()
+    original = Communicator.broadcast
+
+    def counted(self, tensor):
+        if self.place in starting:
+            broadcasts.append(self.place)
+        return original(self, tensor)
+
+    def work(world):
+        job = Job(world, nested())
+        if apart and world.rank == 2:
+            with torch.no_grad():
+                next(job.model.parameters()).add_(1.0)
+        starting.add(world.rank)
+        run = job.optimizer.run
+        reference = common_start(run.reducer, run.everyone, 1, 0, 0)
+        return [array.clone() for array in reference.arrays], [bucket.flat.clone() for bucket in run.flat.buckets]
+
+    monkeypatch.setattr(Communicator, "broadcast", counted)
+    results = ranks.run(4, work)
+    assert all(same(arrays, results[0][1]) for arrays, _ in results), "worker 0's"
+    assert sorted(broadcasts) == ([0, 0, 1, 1, 2, 2, 3, 3] if apart else [])
+
+
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
+def test_a_model_that_is_loaded_alone_is_refused(ranks):
+    def work(world):
+        job = Job(world, nested()).train(1)
+        job.model.load_state_dict(job.model.state_dict())
+        job.train(1)
+
+    for error in ranks.run(4, work, catch=InputError):
+        assert "would send the difference to the others as progress" in str(error)
+
+
+@WHENS
+@pytest.mark.parametrize("field", ["round", "starts"])
+def test_workers_with_different_references_end_in_an_error_that_names_them(ranks, when, field):
+    def work(world):
+        job = Job(world, nested(when=when), timeout=5)
+        start = job.optimizer.runner._start_sum
+
+        def with_another(step, round_, group):
+            reference = job.optimizer.runner.reference
+            if world.rank == 2 and round_ == 3:
+                setattr(reference, field, 7)
+                reference.arrays[0].add_(1.0)
+            return start(step, round_, group)
+
+        job.optimizer.runner._start_sum = with_another
+        job.train(2 if when == Late() else 3)
+        before = job.references()
+        try:
+            job.train(3)
+        except PeerLostError as error:
+            return str(error), same(job.references()[:1], before[:1]) or world.rank == 2
+        return "", False
+
+    results = ranks.run(4, work)
+    ranks.fresh()
+    assert all(text and kept for text, kept in results), results
+    assert any("measure their parameters from another reference than this worker's" in text for text, _ in results)
+
+
+def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
+    def work(world):
+        job = Job(world, nested(), timeout=4).train(4)
+        if world.rank == 1:
+            job.optimizer.load_state_dict(job.optimizer.state_dict())
+        try:
+            job.train(4)
+        except PeerLostError as error:
+            return str(error)
+        return ""
+
+    results = ranks.run(4, work)
+    ranks.fresh()
+    said = "worker 1 waits for all in a new start after 4 rounds: call load_state_dict() on all workers"
+    assert all(said in text for text in results), results
+
+
+def test_workers_without_data_take_part_in_every_round(ranks):
+    def work(world):
+        job = Job(world, nested(pace=1))
+        with job.optimizer.join():
+            job.train([0, 3, 5, 8][world.rank])
+        return job.optimizer.round, job.references(), job.optimizer.runner.reference.version
+
+    results = ranks.run(4, work)
+    assert {(round_, version) for round_, _, version in results} == {(8, "reference 1/7")}
+    assert all(same(results[0][1], references) for _, references, _ in results)
+
+
+def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed(ranks):
+    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
+
+    def work(world):
+        job = Job(world, nested(how=how))
+        begun, begin = [], job.optimizer.run.reducer.begin
+
+        def noted(kind, step, round_, group, **options):
+            begun.append((len(group.members), options.get("since") is not None))
+            return begin(kind, step, round_, group, **options)
+
+        job.optimizer.run.reducer.begin = noted
+        job.train(4)
+        return begun
+
+    assert ranks.run(4, work) == [[(2, False), (4, True)] * 2] * 4
+
+
+def test_what_cannot_go_with_it_is_refused(ranks):
+    plan = nested()
+
+    def work(world):
+        model = torch.nn.Linear(2, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        texts = []
+        for options in ({"initial": "keep"}, {"drift_correction": 0.1}):
+            with pytest.raises(InputError) as caught:
+                DistributedOptimizer(inner, model, plan, world=world, **options)
+            texts.append(str(caught.value))
+        with pytest.raises(InputError, match="with codec int8"):
+            ScheduleAverager(plan, world=world)
+        return texts
+
+    for keep, correction in ranks.run(4, work):
+        assert "models that begin apart differ by more than that" in keep
+        assert "no longer sum to zero" in correction
+
+
+@pytest.mark.parametrize("part", range(RUNS // CHUNK))
+def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
+    """`PARTREDUCE_PROGRESS_RUNS=400 pytest tests/runtime/averaging/test_progress_means.py -k replay` draws more."""
+    for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
+        case = random_run(seed)
+        histories = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
+        assert complaint(case, histories) is None, f"seed {seed}"
+
+
+@pytest.mark.parametrize("fault", ["parameters themselves", "an old reference", "relax ignored"])
+def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
+    if fault == "parameters themselves":
+        monkeypatch.setattr(ProgressMeans, "_start_sum", GroupMeans._start_sum)
+    elif fault == "an old reference":
+        monkeypatch.setattr(Reference, "take", lambda *_: None)
+    else:
+        mean = group_means.commit_mean
+        monkeypatch.setattr(group_means, "commit_mean", lambda bucket, sums, _, ok, **__: mean(bucket, sums, 1.0, ok))
+    found = []
+    for seed in range(12):
+        case = random_run(seed)
+        found.append(complaint(case, ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))))
+        if found[-1]:
+            return
+    raise AssertionError("unnoticed")
+
+
+def test_random_runs_cover_what_they_claim():
+    cases = [random_run(seed) for seed in range(300)]
+    strategies = [case.schedule.strategy for case in cases]
+    assert {strategy.how.codec for strategy in strategies} == {Codec.INT8, Codec.FLOAT16, Codec.BFLOAT16}
+    assert {strategy.kind for strategy in strategies} == {"static", "allreduce"}
+    assert {strategy.overlap for strategy in strategies} == {True, False}
+    assert any(getattr(strategy, "prologue", 0) for strategy in strategies)
+    assert any(strategy.averaging == "step-normalised" for strategy in strategies)
+    assert {case.schedule.num_workers for case in cases} == {2, 3, 4, 5, 6}

@@ -1,0 +1,313 @@
+"""Coded sums of groups: equal to a model in NumPy bit for bit, on all members alike, within their bounds; and kills.
+
+`PARTREDUCE_CODED_SUMS=1200 pytest tests/runtime/codecs/test_coded_sums.py -k random` draws that many groups; the
+suite draws fewer.
+"""
+
+import os
+import random
+import re
+import signal
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import coded_sums
+from helpers.driver import Driver
+from partreduce.runtime.codecs.coding import Coding, Leftovers
+from partreduce.runtime.codecs.eight_bits import noise as drawn
+from partreduce.runtime.transport import hierarchical
+from partreduce.runtime.transport.hierarchical import formed
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import sum_error
+from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Rounding, Static
+
+CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "48"))
+CHUNK = 24
+"""Random groups of one test."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A group of a cluster, how its sums travel, and what its members give: [members, numbers] for each sum."""
+
+    cluster: Cluster
+    members: tuple[int, ...]
+    how: How
+    given: tuple[np.ndarray, ...]
+
+    @property
+    def on_each(self):
+        """Members on each of several nodes, where the sum has stages; 1 otherwise."""
+        return 1 if self.how.form is Form.RING else self.cluster.workers_per_node
+
+    def plan(self):
+        phases = (Phase.from_groups(self.cluster.num_workers, [self.members]),)
+        phases += (Phase.from_groups(self.cluster.num_workers, [range(self.cluster.num_workers)]),)
+        return Schedule("case", self.cluster, Static(phases=GroupPhases(phases), how=self.how))
+
+
+def numbers(rng, members, length):
+    """Shapes of numbers that a codec must bear."""
+    kind = rng.choice(["normal", "dyadic", "wide", "outliers", "zeros", "tiny"])
+    shape = (members, length)
+    values = rng.standard_normal(shape)
+    if kind == "dyadic":
+        values = rng.integers(-8, 9, shape) / 4
+    elif kind == "wide":
+        values = values * 2.0 ** rng.integers(-30, 10, shape)
+    elif kind == "outliers":
+        values[:, :: max(1, int(rng.integers(1, 300)))] *= 1000
+    elif kind == "zeros":
+        values[:, : length // 2] = 0
+        values[0] = 0
+    elif kind == "tiny":
+        values = values * 2.0 ** float(rng.integers(-149, -100))
+    return values.astype(np.float32)
+
+
+def draw(seed):
+    rng = np.random.default_rng(seed)
+    nodes, on_each = rng.choice([(1, 2), (1, 3), (1, 5), (2, 2), (3, 2), (2, 3), (4, 2), (2, 4)])
+    cluster = Cluster.regular(int(nodes), int(on_each))
+    staged = nodes > 1 and rng.random() < 0.5
+    codec = Codec(rng.choice(["int8", "int8", "float16", "bfloat16"]))
+    where = CodecScope.ACROSS_NODES if staged and rng.random() < 0.5 else CodecScope.ALL
+    options = {}
+    if codec is Codec.INT8:
+        options = {
+            "block": int(rng.choice([1, 3, 16, 64, 256])),
+            "rounding": Rounding(rng.choice(["nearest", "stochastic"])),
+        }
+    how = How(form=Form.HIERARCHICAL if staged else Form.RING, codec=codec, where=where, **options)
+    everyone = tuple(range(cluster.num_workers))
+    count = int(rng.integers(2, len(everyone) + 1))
+    members = everyone if staged else tuple(sorted(random.Random(seed).sample(everyone, count)))
+    least = 256 if staged else 1
+    lengths = [int(rng.integers(least, least + 2 ** rng.integers(1, 12))) for _ in range(3)]
+    return Case(cluster, members, how, tuple(numbers(rng, len(members), length) for length in lengths))
+
+
+def summed(world, case):
+    """What this worker has of each sum of a case; None outside its group."""
+    ours = formed(world, case.how.form, case.cluster)
+    ours.prepare(case.plan())
+    results = None
+    if world.rank in case.members:
+        group, place = ours.communicator(case.members), case.members.index(world.rank)
+        results = [torch.from_numpy(given[place].copy()) for given in case.given]
+        works = [group.all_reduce(one, Coding(case.how, (7, index))) for index, one in enumerate(results)]
+        for work in works:  # all under way together, in one order
+            work.wait()
+    return results
+
+
+def expected(case, index):
+    """What the model says of a sum: one row, or the rows among which each number is."""
+    how, given = case.how, case.given[index]
+    across_only = how.where is CodecScope.ACROSS_NODES
+    if how.codec is not Codec.INT8:
+        return coded_sums.short_sums(given, how.codec.value, on_each=case.on_each, across_only=across_only)
+
+    def noise(count, place, member):
+        if how.rounding is Rounding.NEAREST:
+            return None
+        return drawn(count, "codec", 7, index, place, case.members[member]).numpy()
+
+    if case.on_each == 1:
+        return coded_sums.flat_sum(given, how.block, noise)[None]
+    return coded_sums.hierarchical_sum(given, how.block, noise, on_each=case.on_each, across_only=across_only)[None]
+
+
+def check(case, answers):
+    answers = [answer for answer in answers if answer is not None]
+    bound = sum_error(
+        case.how.codec,
+        len(case.members),
+        on_each_node=case.on_each,
+        across_only=case.how.where is CodecScope.ACROSS_NODES,
+        stochastic=case.how.rounding is Rounding.STOCHASTIC,
+    )
+    for index, given in enumerate(case.given):
+        mine = answers[0][index].numpy()
+        for other in answers[1:]:
+            assert mine.tobytes() == other[index].numpy().tobytes(), "members differ"
+        candidates = expected(case, index)
+        assert (mine.view(np.uint32) == candidates.view(np.uint32)).any(axis=0).all(), "not what the model says"
+        sizes = np.abs(given.astype(np.float64))
+        if case.how.codec is Codec.INT8:
+            sizes = np.stack([coded_sums.peaks_of(row, case.how.block) for row in sizes])
+        limit = float(bound.relative) * sizes.sum(0) + float(bound.absolute)
+        assert (np.abs(mine - given.astype(np.float64).sum(0)) <= limit * (1 + 1e-9)).all(), "beyond the bound"
+
+
+@pytest.mark.parametrize("first", range(0, CASES, CHUNK))
+def test_random_groups_have_the_models_bits_on_all_members_and_keep_the_bound(ranks, first):
+    by_size = {}
+    for seed in range(first, min(first + CHUNK, CASES)):
+        case = draw(seed)
+        by_size.setdefault(case.cluster.num_workers, []).append((seed, case))
+    ranks.fresh()
+    for size, cases in by_size.items():
+        answers = ranks.run(size, lambda world, cases=cases: [summed(world, case) for _, case in cases], limit=120)
+        ranks.run(size, lambda world: world.abandon())  # there would be too many groups
+        for place, (seed, case) in enumerate(cases):
+            try:
+                check(case, [answer[place] for answer in answers])
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}: {case.how}, members {case.members}") from None
+
+
+@pytest.fixture(scope="module")
+def driver():
+    started = Driver("helpers.coded_scenarios")
+    yield started
+    started.close()
+
+
+STAGES = [("ring", stage) for stage in range(4)] + [("hierarchical", stage) for stage in range(7)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("form", "stage"), STAGES if CASES > 1000 else [STAGES[1], STAGES[3], STAGES[8]])
+def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(driver, form, stage):
+    answer = driver.run(f"killed in {form} {stage}")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    assert set(answer["errors"]) == {0, 1, 2}
+    for report in answer["errors"].values():
+        assert report["error"] == "PeerLostError"
+        assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
+        # Who is late, in the step before, is told of the death there; who had all that it needed, in the next one.
+        assert re.match(r"step ([123]), round \1: group \{0,1,2,3\}", report["text"])
+        assert report["seconds"] < 15  # the timeout is 60 s
+    stepped = [report for report in answer["reports"] if "values" in report]
+    assert len(stepped) == 3
+    assert all(report["values"] == [-float(report["steps"])] for report in stepped), "whole steps only"
+    late = [report["rank"] for report in stepped if report["steps"] == 3]
+    assert not late or ((form, stage) == ("hierarchical", 6) and 2 not in late), "its node needed it at the end"
+
+
+def flat_groups(world, how, cluster):
+    """The group of all workers, which sums as `how` says."""
+    ours = formed(world, how.form, cluster)
+    ours.prepare(Schedule("all", cluster, AllReduce(how=how)))
+    return ours, ours.everyone()
+
+
+def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
+    ranks.fresh()
+    how = How(codec=Codec.INT8)
+
+    def work(world):
+        ours, group = flat_groups(world, how, Cluster.regular(1, 3))
+        assert ours.has(group.members, name="int8"), "a second communicator of the same members"
+        work = group.all_reduce(torch.ones(5000), Coding(how))
+        work.wait()
+        if world.rank == 2:
+            ours.destroy([group.members])
+            assert not ours.has(group.members, name="int8"), "both went together"
+            return
+        start = time.monotonic()
+        with pytest.raises(RuntimeError):
+            group.all_reduce(torch.ones(5000), Coding(how)).wait()
+        with pytest.raises(RuntimeError):
+            group.all_reduce(torch.ones(5000), Coding(how)).wait()
+        assert time.monotonic() - start < 10
+        world.abandon()
+        with pytest.raises(UnavailableError, match="was destroyed"):
+            group.all_reduce(torch.ones(5000), Coding(how))
+
+    ranks.run(3, work)
+    ranks.fresh()
+
+
+def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monkeypatch):
+    """Five parts of a hierarchical sum: with feedback the mean of many sums comes near the exact sum."""
+    monkeypatch.setattr(hierarchical, "PART_BYTES", 4096)
+    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=64, error_feedback=True)
+    plain = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=64)
+    given = np.random.default_rng(1).standard_normal((4, 4999)).astype(np.float32)
+    exact = given.astype(np.float64).sum(0)
+
+    def work(world):
+        _, group = flat_groups(world, plain, Cluster.regular(2, 2))
+        leftovers = Leftovers()
+        totals = {}
+        for name, coding in (("plain", Coding(plain)), ("fed back", Coding(how, leftovers=leftovers))):
+            totals[name] = np.zeros(4999)
+            for _ in range(40):
+                tensor = torch.from_numpy(given[world.rank].copy())
+                group.all_reduce(tensor, coding).wait()
+                if name == "plain" and not totals[name].any():
+                    once = tensor.numpy().copy()
+                totals[name] += tensor.numpy()
+        assert {place.split()[0] for place in leftovers.state()} == {"inside", "across"}
+        assert len(leftovers.state()) == 5 * 3
+        return once, {name: np.abs(total / 40 - exact).max() for name, total in totals.items()}
+
+    answers = ranks.run(4, work)
+    model = coded_sums.hierarchical_sum(
+        given, 64, lambda *_: None, on_each=2, across_only=False, parts=-(-4999 * 4 // 4096)
+    )
+    for once, errors in answers:
+        np.testing.assert_array_equal(once, model)
+        assert errors["fed back"] < errors["plain"] / 10
+
+
+def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):
+    ranks.fresh()
+    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
+    cluster = Cluster.regular(2, 2)
+    phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [range(4)]))
+    plan = Schedule("levels", cluster, Static(phases=GroupPhases(phases), how=how))
+
+    def work(world):
+        ours = formed(world, how.form, cluster)
+        ours.prepare(plan)
+        differences = {}
+        for phase in phases:
+            group = ours.communicator(next(g.members for g in phase if world.rank in g.members))
+            tensor = torch.randn(3000, generator=torch.Generator().manual_seed(world.rank))
+            exact = tensor.clone()
+            group.all_reduce(exact).wait()
+            group.all_reduce(tensor, Coding(how)).wait()
+            differences[len(group.members), group.members[1] - group.members[0]] = float((tensor - exact).abs().max())
+        return differences
+
+    for differences in ranks.run(4, work):
+        assert differences[2, 1] == 0, "nothing crosses"
+        assert differences[2, 2] > 0
+        assert differences[4, 1] > 0
+
+
+def test_second_communicators_count_in_the_budget(ranks):
+    ranks.fresh()
+
+    def work(world):
+        world.max_groups = 1
+        world.prepare(Schedule("plain", Cluster.regular(1, 2), AllReduce()))
+        with pytest.raises(InputError, match="puts this worker into 2 distinct groups"):
+            world.prepare(Schedule("coded", Cluster.regular(1, 2), AllReduce(how=How(codec=Codec.INT8))))
+        world.max_groups = 2
+        with pytest.raises(MissingFeatureError, match="was not made for sums in int8"):
+            world.everyone().all_reduce(torch.ones(8), Coding(How(codec=Codec.INT8)))
+        world.prepare(Schedule("coded", Cluster.regular(1, 2), AllReduce(how=How(codec=Codec.INT8))))
+        beside = world.create((0, 1), name="of a side thread")
+        assert beside is not world.everyone()
+        assert world.communicator((0, 1), name="of a side thread") is beside
+        with pytest.raises(UnavailableError, match="other: was not made at start"):
+            world.communicator((0, 1), name="other")
+        sums = [torch.ones(100), torch.full((100,), 2.0)]
+        works = [group.all_reduce(one) for group, one in zip((world.everyone(), beside), sums, strict=True)]
+        for running in works:
+            running.wait()
+        return [set(one.tolist()) for one in sums]
+
+    assert ranks.run(2, work) == [[{2.0}, {4.0}]] * 2
+    ranks.fresh()

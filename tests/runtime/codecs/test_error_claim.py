@@ -1,0 +1,176 @@
+"""The claim `codec-error` against the sums that really run: no number is further off, and some are nearly as far."""
+
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport.hierarchical import formed, levels_of
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import sum_error
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Rounding, Server
+from partreduce.verify import Status, prove
+from partreduce.verify.forms import Spread
+
+BLOCK = 8
+LENGTH = 40 * BLOCK  # longer than what goes uncoded
+CLUSTER = Cluster.regular(2, 2)
+IN_16 = [How(form=form, codec=codec, where=where)
+         for codec in (Codec.FLOAT16, Codec.BFLOAT16)
+         for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
+                             (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
+IN_8 = [How(form=form, codec=Codec.INT8, where=where, rounding=rounding, block=BLOCK)
+        for rounding in Rounding
+        for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
+                            (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
+
+
+def adversaries(how, num_members):
+    """What members give, [cases, members, numbers]: drawn, and made so that each rounding takes as much as it can."""
+    rng = np.random.default_rng(1)
+    unit = {Codec.FLOAT16: 2.0**-11, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 2.0**-8}[how.codec]
+    cases = [rng.normal(size=(num_members, LENGTH)), rng.random((num_members, LENGTH)) * 1e-6]
+    for large in range(num_members):  # the others vanish beside it, one after the other
+        case = np.full((num_members, LENGTH), unit * (1 - 2.0**-6))
+        case[large] = 1.0
+        cases.append(case)
+    one_up = np.full((num_members, LENGTH), 1 + unit * (1 - 2.0**-6))  # rounded down by half a unit each
+    cases.append(one_up)
+    halves = np.tile(np.arange(BLOCK) + 0.5, LENGTH // BLOCK)
+    halves[::BLOCK] = 127.0  # the others lie between two codes
+    cases += [np.tile(halves, (num_members, 1)), np.tile(halves * (1 - 2.0**-7), (num_members, 1))]
+    for _ in range(8):
+        grid = np.rint(rng.random((num_members, LENGTH)) * 100) + 0.49
+        grid[:, ::BLOCK] = 127.0
+        cases.append(grid)
+    return np.array(cases, dtype=np.float32).astype(np.float64)
+
+
+def decoded_means(ranks, how, given):
+    """What every worker takes for the mean of each case, [workers, cases, numbers]."""
+    schedule = Schedule("coded", CLUSTER, AllReduce(how=how))
+
+    def work(world):
+        ours = formed(world, how.form, CLUSTER)
+        ours.prepare(schedule)
+        group = ours.communicator(range(world.size))
+        rows = []
+        for number, case in enumerate(given):
+            share = torch.from_numpy(case[world.rank]).to(torch.float32) / world.size
+            group.all_reduce(share, Coding(how, (number,))).wait()
+            rows.append(share.numpy().astype(np.float64))
+        return rows
+
+    return np.array(ranks.run(CLUSTER.num_workers, work))
+
+
+@pytest.mark.parametrize("how", IN_16 + IN_8, ids=str)
+def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bits(ranks, how):
+    schedule = Schedule("coded", CLUSTER, AllReduce(how=how))
+    entry = prove(schedule)["codec-error"].numbers
+    relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
+    given = adversaries(how, CLUSTER.num_workers)
+    means = decoded_means(ranks, how, given)
+    assert (means == means[0]).all(), "claim equal-replicas: the same bits"
+    sizes = np.abs(given)
+    if how.codec is Codec.INT8:
+        blocks = sizes.reshape(*sizes.shape[:2], -1, BLOCK)
+        sizes = np.broadcast_to(blocks.max(axis=-1, keepdims=True), blocks.shape).reshape(sizes.shape)
+    part = (np.abs(means[0] - given.mean(axis=1)) - absolute) / (relative * sizes.mean(axis=1))
+    assert part.max() <= 1
+    assert part.max() >= (0.5 if how.rounding is Rounding.NEAREST else 0.4), "attained up to a small factor"
+
+
+def rounds_of(world, schedule, pushes):
+    """The parameters of one worker after every round, each of which moves it by one of its pushes."""
+    weight = torch.nn.Parameter(torch.full((LENGTH,), 3.0))
+    model = torch.nn.Module()
+    model.register_parameter("weight", weight)
+    optimizer = DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), model, schedule, world=world)
+    seen = []
+    for push in pushes:
+        for part in (0.25, 0.75):  # two steps a round
+            optimizer.zero_grad()
+            (model.weight * torch.from_numpy(-push[world.rank] * part).to(torch.float32)).sum().backward()
+            optimizer.step()
+        seen.append(model.weight.detach().numpy().astype(np.float64))
+    optimizer.finish()
+    return seen
+
+
+@pytest.mark.parametrize("how", [IN_16[0], IN_16[5], IN_8[0], IN_8[2]], ids=str)
+def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_reference(ranks, how):
+    schedule = Schedule("coded", CLUSTER, AllReduce(pace=2, how=how))
+    entry = prove(schedule)["codec-error"].numbers
+    relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
+    pushes = adversaries(how, CLUSTER.num_workers)[:12] * 0.01
+    runs = np.array(ranks.run(CLUSTER.num_workers, lambda world: rounds_of(world, schedule, pushes)))
+    assert (runs == runs[0]).all(), "claim equal-replicas: after every round"
+    reference = np.full(LENGTH, 3.0)
+    attained = 0.0
+    for push, mean in zip(pushes, runs[0], strict=True):
+        sizes = np.abs(push)
+        if how.codec is Codec.INT8:
+            sizes = np.repeat(sizes.reshape(len(push), -1, BLOCK).max(axis=-1), BLOCK, axis=1)
+        own = 8 * 2.0**-24 * (np.abs(reference) + np.abs(push).max(axis=0))  # of parameters, in float32
+        error = np.abs(mean - (reference + push.mean(axis=0)))
+        limit = relative * (sizes.mean(axis=0) + own) + absolute + own
+        assert (error <= limit).all()
+        attained = max(attained, float((error / limit).max()))
+        reference = mean
+    assert attained > 0.3
+
+
+@pytest.mark.parametrize("how", IN_16 + IN_8, ids=str)
+def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(how):
+    """`topo.codec_numbers` follows the stages by another lemma of summation, whose bound is a little larger."""
+    for num_nodes, on_each in ((2, 2), (4, 4), (3, 1), (9, 8)):
+        schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), AllReduce(how=how))
+        entry = prove(schedule)["codec-error"].numbers
+        staged = how.form is Form.HIERARCHICAL and on_each > 1
+        beside = sum_error(
+            how.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
+            across_only=how.where is CodecScope.ACROSS_NODES and staged, stochastic=how.rounding is Rounding.STOCHASTIC,
+        )  # fmt: skip
+        first = Fraction(3, 2**24)  # what members round before, which is no part of the bound beside the codecs
+        assert Fraction(entry["relative"]) <= beside.relative + first * (1 + 2 * beside.relative) + Fraction(1, 2**32)
+        if num_nodes * on_each < 20:
+            assert Fraction(entry["relative"]) >= beside.relative * Fraction(9, 10)
+
+
+@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8])
+def test_a_server_claims_two_roundings_and_what_they_cost(codec):
+    schedule = Schedule("s", CLUSTER, Server(how=How(codec=codec)))
+    proof = prove(schedule)
+    witness = proof["codec-error"].witness
+    beside = sum_error(codec.value, 4, through_servers=True)
+    assert witness["roundings"] == 2
+    assert 0 <= Fraction(witness["relative"]) - beside.relative <= Fraction(4, 2**24)
+    assert Fraction(witness["absolute"]) >= beside.absolute
+    assert proof["equal-replicas"].status is Status.FOLLOWS
+    assert "takes rounded, too" in proof["equal-replicas"].explanation
+    assert "codec-error" not in prove(Schedule("s", CLUSTER, Server()))
+    assert "equal-replicas" not in prove(Schedule("s", CLUSTER, Server(synchronous=False)))
+
+
+def test_the_form_that_a_claim_takes_a_group_to_have_is_the_one_that_runs():
+    chance = random.Random(4)
+    seen = set()
+    for _ in range(300):
+        nodes = sorted(chance.randrange(chance.randrange(1, 4)) for _ in range(chance.randrange(2, 9)))
+        members = sorted(chance.sample(range(len(nodes)), chance.randrange(2, len(nodes) + 1)))
+        spread = Spread.of(np.array([nodes[member] for member in members]))
+        staged = levels_of(members, nodes, members[0]) is not None
+        assert spread.has_stages(How(form=Form.HIERARCHICAL)) == staged
+        assert not spread.has_stages(How())
+        assert spread.size == len(members)
+        inside_one = len({nodes[member] for member in members}) == 1
+        across = How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16, where=CodecScope.ACROSS_NODES)
+        assert spread.is_coded(across) == (not inside_one)
+        seen.add((staged, inside_one))
+    assert len(seen) == 3

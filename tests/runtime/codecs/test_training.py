@@ -1,0 +1,250 @@
+"""Training with codecs: replicas stay equal, losses near; what leaves a codec's range is said; feedback resumes."""
+
+import math
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from partreduce import load_checkpoint, save_checkpoint
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.worker.codec import with_codec
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import HandshakeError, InputError, MissingFeatureError, ScheduleError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Rounding, Server
+from partreduce.topo.strategies.generated import Division, Generated
+
+_building = threading.Lock()
+MEMBERS = 4
+CLUSTER = Cluster.regular(2, 2)
+HOWS = {
+    "float16": How(codec=Codec.FLOAT16),
+    "bfloat16 across": How(form=Form.HIERARCHICAL, codec=Codec.BFLOAT16, where=CodecScope.ACROSS_NODES),
+    "int8": How(codec=Codec.INT8, block=32),
+    "int8 stochastic": How(codec=Codec.INT8, block=32, rounding=Rounding.STOCHASTIC),
+    "int8 feedback": How(codec=Codec.INT8, block=32, error_feedback=True),
+    "int8 across": How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES, block=32),
+    "int8 hierarchical feedback": How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True),
+}
+
+
+def plan_of(how, strategy=AllReduce, **fields):
+    return Schedule("coded", CLUSTER, strategy(how=how, **fields))
+
+
+def network():
+    with _building:  # the seed belongs to the process, and all ranks are threads of it
+        torch.manual_seed(3)
+        return torch.nn.Sequential(torch.nn.Linear(5, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1))
+
+
+class Training:
+    """One worker's training on its own numbers, which can stop and go on."""
+
+    def __init__(self, world, plan, **options):
+        self.model = network()
+        inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.optimizer = DistributedOptimizer(inner, self.model, plan, timeout=20, world=world, **options)
+        self.rank = world.rank
+
+    def steps(self, first, last):
+        losses = []
+        for step in range(first, last):
+            x = torch.randn(8, 5, generator=torch.Generator().manual_seed(1000 * self.rank + step))
+            loss = (self.model(x) - x.sum(1, keepdim=True).sin()).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def backward(self, parameter, index, value):
+        """Gradients of a step, of which one number is given."""
+
+        def changed(gradient):
+            gradient = gradient.clone()
+            gradient[index] = value
+            return gradient
+
+        hook = parameter.register_hook(changed)
+        self.model(torch.ones(1, 5)).sum().backward()
+        hook.remove()
+
+    def weights(self):
+        return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()]).clone()
+
+    def end(self):
+        weights = self.weights()
+        self.optimizer.finish()
+        assert torch.equal(weights, self.weights()) or torch.allclose(weights, self.weights(), rtol=1e-6)
+        return weights
+
+
+def trained(world, plan, steps=12, **options):
+    training = Training(world, plan, **options)
+    losses = training.steps(0, steps)
+    return losses, training.end()
+
+
+@pytest.mark.parametrize("name", HOWS)
+def test_replicas_stay_equal_and_losses_near(ranks, name):
+    def work(world):
+        return trained(world, plan_of(HOWS[name])), trained(world, Schedule("plain", CLUSTER, AllReduce()))
+
+    results = ranks.run(MEMBERS, work)
+    for (losses, weights), (wanted, _) in results:
+        assert torch.equal(weights, results[0][0][1])
+        assert losses != wanted, "a codec rounds"
+        assert losses == pytest.approx(wanted, rel=0.05, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["float16", "int8", "int8 stochastic", "int8 feedback"])
+@pytest.mark.parametrize("hosts", [(0,), (1, 3)])
+def test_a_synchronous_server_carries_codes_both_ways(ranks, name, hosts):
+    def work(world):
+        plan = plan_of(HOWS[name], Server, hosts=hosts)
+        return trained(world, plan), trained(world, Schedule("plain", CLUSTER, AllReduce()))
+
+    results = ranks.run(MEMBERS, work)
+    for (losses, weights), (wanted, _) in results:
+        assert torch.equal(weights, results[0][0][1])
+        assert losses != wanted
+        assert losses == pytest.approx(wanted, rel=0.05, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["int8 stochastic", "int8 feedback", "int8 hierarchical feedback", "server"])
+def test_a_resumed_run_has_the_same_bits(ranks, tmp_path, name):
+    plan = plan_of(HOWS["int8 feedback"], Server, hosts=(1, 2)) if name == "server" else plan_of(HOWS[name])
+
+    def work(world):
+        training = Training(world, plan)
+        training.steps(0, 4)
+        save_checkpoint(training.optimizer, tmp_path)
+        training.steps(4, 9)
+        whole = training.end()
+        resumed = Training(world, plan)
+        resumed.steps(0, 2)  # what it left over is not that of the checkpoint
+        load_checkpoint(resumed.optimizer, tmp_path)
+        resumed.steps(4, 9)
+        return whole, resumed.end()
+
+    for whole, resumed in ranks.run(MEMBERS, work):
+        assert torch.equal(whole, resumed)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce, Server])
+def test_a_finite_gradient_beyond_float16_is_refused_on_all_workers(ranks, strategy):
+    """Rank 2's gradient of the last bias leaves the range; everybody hears of it, and it hears which number it was."""
+    ranks.fresh()
+
+    def work(world):
+        training = Training(world, plan_of(HOWS["float16"], strategy))
+        training.steps(0, 2)
+        training.optimizer.zero_grad()
+        training.backward(training.model[2].bias, 0, 4e6 if world.rank == 2 else 1.0)
+        try:
+            training.optimizer.step()
+        finally:
+            assert float(training.model[2].bias.grad) == (4e6 if world.rank == 2 else 1.0)
+
+    errors = ranks.run(MEMBERS, work, catch=InputError)
+    for rank, error in enumerate(errors):
+        assert "step 2, round 2: '2.bias'" in str(error)
+        assert "beyond float16's largest number 65504" in str(error)
+        assert ("this worker's, 1e+06" if rank == 2 else "another worker's") in str(error)
+        assert "use the codec bfloat16 or int8" in str(error)
+        assert "\n" not in str(error)
+    ranks.fresh()
+
+
+def test_a_sum_that_leaves_the_range_on_its_way_is_refused_too(ranks):
+    """Every share is in the range; their sum is not."""
+    ranks.fresh()
+
+    def work(world):
+        training = Training(world, plan_of(HOWS["float16"]))
+        training.backward(training.model[2].bias, 0, 100000.0)
+        training.optimizer.step()
+
+    for error in ranks.run(MEMBERS, work, catch=InputError):
+        assert "'2.bias'" in str(error)
+        assert "beyond float16's largest" in str(error)
+    ranks.fresh()
+
+
+@pytest.mark.parametrize("name", ["float16", "int8", "int8 feedback", "int8 across"])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_infinite_gradients_of_a_scaler_travel_and_all_skip_the_step(ranks, name, bad):
+    def work(world):
+        training = Training(world, plan_of(HOWS[name]))
+        training.steps(0, 2)
+        before = training.weights()
+        training.optimizer.zero_grad()
+        training.backward(training.model[0].weight, (3, 2), bad if world.rank == 1 else 1.0)
+        training.optimizer.found_inf = torch.tensor(float(world.rank == 1))
+        training.optimizer.grad_scale = torch.tensor(1.0)
+        training.optimizer.step()
+        del training.optimizer.found_inf, training.optimizer.grad_scale
+        assert torch.equal(before, training.weights())
+        assert not torch.isfinite(training.model[0].weight.grad[3, 2])
+        losses = training.steps(3, 6)
+        assert all(map(math.isfinite, losses)), "nothing of it stays"
+        return training.end()
+
+    answers = ranks.run(MEMBERS, work)
+    assert all(torch.equal(answers[0], other) for other in answers)
+    assert bool(torch.isfinite(answers[0]).all())
+
+
+def test_workers_with_other_codecs_are_named(ranks):
+    def work(world):
+        return trained(world, plan_of(How()), codec="int8" if world.rank == 1 else "bfloat16")
+
+    for error in ranks.run(MEMBERS, work, catch=HandshakeError):
+        assert "codec differs: rank 1 has int8 all, rounding nearest, block 256, no error feedback" in str(error)
+        assert "the others have bfloat16 all" in str(error)
+    ranks.fresh()
+
+
+def test_the_argument_overrides_the_schedule(ranks):
+    def work(world):
+        asked = trained(world, plan_of(How()), codec="float16")
+        planned = trained(world, plan_of(HOWS["float16"]))
+        plain = trained(world, plan_of(HOWS["float16"]), codec="none")
+        return asked, planned, plain, trained(world, plan_of(How()))
+
+    for asked, planned, plain, without in ranks.run(MEMBERS, work):
+        assert asked[0] == planned[0]
+        assert plain[0] == without[0]
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+ON_REQUEST = Generated(group_size=4, division=Division.GLOBAL)
+
+
+@pytest.mark.parametrize(
+    ("plan", "asked", "kind", "text"),
+    [
+        (plan_of(How()), ("int4", CPU), InputError, "'int4' is not one of none, float16, bfloat16, int8"),
+        (plan_of(How()), ("int8", CUDA), MissingFeatureError, "runs on CPU over gloo only; use bfloat16"),
+        (plan_of(How(), Server, pace=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
+        (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'generated' sends parameters"),
+        (plan_of(HOWS["int8 across"]), (None, CPU), InputError, "leave form out"),
+    ],
+)
+def test_codecs_that_cannot_run_are_refused_in_a_line(plan, asked, kind, text):
+    with pytest.raises(kind, match=text) as refusal:
+        with_codec(plan, Form.RING, *asked)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(pace=2, how=HOWS["int8"]), Server(how=HOWS["int8"])])
+def test_feedback_is_for_gradients_of_everybody(strategy):
+    fed_back = replace(strategy, how=HOWS["int8 feedback"])
+    if strategy.averages_gradients:
+        Schedule("fine", CLUSTER, fed_back)
+    else:
+        with pytest.raises(ScheduleError, match=r"how\.error_feedback: is true; only gradients that are averaged"):
+            Schedule("refused", CLUSTER, fed_back)

@@ -1,0 +1,236 @@
+"""Who is named by a worker that waits: the one that holds up the rest, not the nearest one."""
+
+import random
+from contextlib import contextmanager
+
+import pytest
+import torch.distributed as dist
+
+from partreduce.runtime.liveness.heartbeat import ALL_CALL, Heartbeat
+from partreduce.runtime.liveness.lifelines import closed_notes
+from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
+from partreduce.runtime.liveness.wait_chain import SILENCE_SECONDS, Sign, clause
+from partreduce.runtime.transport import waiting
+from partreduce.runtime.transport.notes import DEATHS, Notes
+from partreduce.topo.errors import PeerLostError, UnavailableError
+
+SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
+
+
+def text(signs, rank=0, members=(1,), seconds=None):
+    return clause(rank, members, lambda other: signs[other], seconds)
+
+
+def test_a_silent_member_is_named_with_what_it_did():
+    signs = {1: Sign("entered the average of round 4 in group {0,1}", (0,), SILENT)}
+    expected = (
+        "waits for worker 1, which gave no sign of life for 4.2 s (its last: it entered the average of round 4 in"
+    )
+    assert text(signs).startswith(expected)
+    assert text(signs, seconds=5).endswith(", for more than 5 s")
+
+
+def test_a_silent_member_may_have_gone_on_since_it_last_said_what_it_did():
+    """It says so twice a second: one that was stopped after 36 quick rounds had only said that it had done none."""
+    heartbeat = Heartbeat(dist.HashStore(), 1, "run", beats=False)
+    said = text({1: Sign(*heartbeat.last, SILENT)})
+    assert said == "waits for worker 1, which gave no sign of life for 4.2 s (its last: it has not started a round)"
+
+
+def test_the_chain_is_followed_to_the_silent_end():
+    signs = {1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (1, 3), ALIVE), 3: Sign("c", (), SILENT)}
+    assert text(signs).startswith("waits for worker 1, which waits for worker 2, which waits for worker 3, which gave")
+
+
+def test_without_a_silence_the_one_that_waits_for_nobody_is_named():
+    signs = {1: Sign("entered a", (0, 2), ALIVE), 2: Sign("finished b", (), ALIVE)}
+    assert text(signs) == "waits for worker 1, which waits for worker 2, which finished b"
+
+
+def test_a_heartbeat_that_is_only_late_is_not_blamed_beside_one_that_stopped():
+    signs = {1: Sign("late", (), SILENCE_SECONDS + 0.1), 2: Sign("stopped", (), 4 * SILENCE_SECONDS)}
+    assert "worker 2" in text(signs, members=(1, 2))
+    assert "worker 1" not in text(signs, members=(1, 2))
+
+
+def test_a_circle_names_those_that_are_waited_for():
+    signs = {1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (0, 1), ALIVE)}
+    assert text(signs, members=(1, 2)) == "waits for worker 1, which a; worker 2, which b"
+
+
+def test_who_never_gave_a_sign_is_named():
+    assert text({1: Sign("", (), None)}) == "waits for worker 1, which gave no sign of life"
+
+
+def test_in_random_graphs_of_waiting_the_stopped_worker_is_named_by_all_that_reach_it():
+    for seed in range(300):
+        rng = random.Random(seed)
+        n = rng.randrange(3, 12)
+        stopped = rng.randrange(n)
+        waits = {r: tuple(rng.sample(range(n), rng.randrange(1, 3))) for r in range(n)}
+        signs = {r: Sign("x", waits[r], SILENT if r == stopped else ALIVE) for r in range(n)}
+        for rank in set(range(n)) - {stopped}:
+            reached, edge = {rank}, [rank]
+            while edge:
+                now = edge.pop()
+                new = set() if now == stopped else set(waits[now]) - reached
+                reached |= new
+                edge += new
+            named = text(signs, rank, [r for r in waits[rank] if r != rank])
+            if stopped in reached:
+                assert named.split(", which ")[-2].endswith(f"worker {stopped}"), (seed, rank, named)
+
+
+def test_who_waits_in_a_later_gathering_of_the_same_round_has_been_in_this_one():
+    """Rounds of several steps: worker 1 has left the first mean_model() of round 12 and is in the second."""
+    store = dist.HashStore()
+    slow, quick = (Heartbeat(store, rank, "1", beats=False) for rank in (0, 1))
+    with quick.gathering("mean_model()", 12):
+        pass
+    with slow.gathering("mean_model()", 12):
+        assert slow.elsewhere((0, 1), 12) is None
+        quick.gather("mean_model()", 12)
+        assert slow.elsewhere((0, 1), 12) is None
+    advice = ALL_CALL.format("mean_model()")
+    assert slow.elsewhere((0, 1), 12) == f"worker 1 waits for all in mean_model() after 12 rounds: {advice}"
+    assert slow.elsewhere((0, 1), 11) is None
+
+
+def test_who_holds_up_a_worker_without_data_is_named():
+    """Workers 0 and 2 have none left; worker 1 neither begins a round nor ends."""
+    store = dist.HashStore()
+    slow = Heartbeat(store, 1, "run", beats=True)
+    ended = [
+        UnevenInputs(store, rank, 3, Heartbeat(store, rank, "run", beats=False), key="run", timeout=0.5)
+        for rank in (0, 2)
+    ]
+    for one in ended:
+        one.ended()
+    expected = "data ended before round 4: .* not all ended; this worker waits for worker 1, which has not started a"
+    with pytest.raises(UnavailableError, match=expected):
+        ended[0].another(4)
+    slow.stop()
+
+
+@pytest.mark.parametrize("decided", ["", "ended/1", "round/4"], ids=["undecided", "all have ended", "begun"])
+def test_a_worker_without_data_names_who_waits_for_all_where_it_does_not_come(monkeypatch, decided):
+    """At once; not one that had seen how the wait ends, and has gone on to that place, before this one saw it."""
+    store, saw = dist.HashStore(), Heartbeat.elsewhere
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
+    waits = Heartbeat(store, 1, "run", beats=False)
+    ended = UnevenInputs(store, 0, 2, Heartbeat(store, 0, "run", beats=False), key="run", timeout=30)
+
+    def goes_on(heartbeat, *given):
+        waits.gather("save_checkpoint()", 4)
+        if decided:
+            Notes(store, "uneven-inputs/run").write(f"0/{decided}", "1")
+        return saw(heartbeat, *given)
+
+    monkeypatch.setattr(Heartbeat, "elsewhere", goes_on)
+    ended.ended()
+    if decided:
+        assert ended.another(4) == (decided == "round/4")
+        return
+    with pytest.raises(PeerLostError) as caught:
+        ended.another(4)
+    assert str(caught.value) == (
+        "data ended before round 4: worker 1 waits for all in save_checkpoint() after 4 rounds: a worker whose data "
+        "ended does not come to that; call it behind `with optimizer.join():`, or before any data ends"
+    )
+
+
+OPERATIONS = ("round", "gathering", "exchange")
+
+
+class Follower:
+    """A worker that goes through a list of operations, of which some are of all workers."""
+
+    def __init__(self, store, rank, operations):
+        self.heartbeat, self.operations = Heartbeat(store, rank, "1", beats=False), operations
+        self.at, self.rounds = 0, 0
+
+    def do(self, count):
+        """So many operations, each to its end; behind the last one it has finished."""
+        for operation in self.operations[self.at : self.at + count]:
+            with self.inside(operation):
+                pass
+        if self.at == len(self.operations):
+            self.heartbeat.finished(self.rounds)
+
+    @contextmanager
+    def inside(self, operation):
+        if operation == "gathering":
+            with self.heartbeat.gathering("mean_model()", self.rounds):
+                yield
+        elif operation == "exchange":
+            with self.heartbeat.exchange():
+                yield
+        else:
+            yield
+        self.at, self.rounds = self.at + 1, self.rounds + (operation == "round")
+
+    def misses(self):
+        """Whether it takes worker 1 for one that does not come to what this one is in."""
+        found = (self.heartbeat.elsewhere((0, 1), self.rounds), self.heartbeat.cause((0, 1), self.rounds))
+        return any(one is not None for one in found)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_nobody_is_missed_that_has_been_there_and_who_ends_without_is(seed):
+    """Worker 0 is inside one operation; worker 1 has done that as well, and more, or leaves it out and finishes.
+
+    It may have done rounds meanwhile, which are of groups, but nothing of all.
+    """
+    draw = random.Random(seed)
+    operations = draw.choices(OPERATIONS, k=draw.randrange(1, 9))
+    here = draw.randrange(len(operations))
+    for leaves_out in (False, True):
+        store = dist.HashStore()
+        slow = Follower(store, 0, operations)
+        theirs = operations
+        if leaves_out:
+            theirs = operations[:here] + ["round"] * (0 if operations[here] == "round" else draw.randrange(3))
+        quick = Follower(store, 1, theirs)
+        order = [(slow, 1)] * here + [(quick, 1)] * here
+        draw.shuffle(order)
+        for who, count in order:
+            who.do(count)
+        assert slow.at == quick.at == here
+        with slow.inside(operations[here]):
+            for _ in range(len(theirs) - here):
+                assert leaves_out or not slow.misses(), operations
+                quick.do(1)
+            quick.do(0)
+            assert slow.misses() == leaves_out, operations
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_of_all_that_went_wrong_a_cause_is_named_before_what_follows_from_it(seed):
+    """A signal, then an exception or a death without a word, then the run's first failure, then exit codes."""
+    draw, store = random.Random(seed), dist.HashStore()
+    mine, *others = (Heartbeat(store, rank, "1", beats=False) for rank in range(4))
+    deaths, found = Notes(store, DEATHS), {kind: [] for kind in ("signal", "left", "closed", "failed", "exit")}
+    for other in others:
+        kinds = {kind for kind in found if draw.random() < 0.2} - ({"exit"} if draw.random() < 0.5 else set())
+        for kind in kinds - ({"exit"} if "signal" in kinds else set()):
+            found[kind].append(other.rank)
+            if kind in ("left", "failed"):
+                other.note(kind, f"{kind} it")
+            elif kind == "closed":
+                closed_notes(store, "1").write(str(other.rank), "closed it")
+            else:
+                deaths.write(str(other.rank), "ended with exit code 3" if kind == "exit" else "died of a signal")
+    first = draw.choice([None, None, 0, 1, 2, 3])
+    if first is not None:
+        (mine, *others)[first].record_failure("a round")
+        others[0].record_failure("a later one")
+    wordless = [rank for rank in found["closed"] if rank not in found["failed"]]
+    lines = [f"worker {rank} {text}" for ranks, text in (
+        (found["signal"], "died of a signal"), (found["left"], "left it"), (wordless, "closed it"),
+    ) for rank in ranks]  # fmt: skip
+    lines += [f"worker {first} gave up first, with: a round"] if first else []
+    lines += [f"worker {rank} ended with exit code 3" for rank in found["exit"]]
+    assert mine.cause(range(4)) == (lines or [None])[0]
+    assert mine.cause([0]) == (f"worker {first} gave up first, with: a round" if first else None)
+    assert mine.lost(range(4)) == {rank for ranks in found.values() for rank in ranks}

@@ -1,0 +1,78 @@
+"""One worker alone where all meet, or long in a step: the words that the others, and it, have for it."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.quorum_runs import WIDTH, TwoBuckets
+from partreduce.runtime.liveness.heartbeat import ALL_CALL
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PeerLostError
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.pairwise import Pairwise
+
+RING = (Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]),)
+STRATEGIES = {
+    "gradients": AllReduce(),
+    "parameters": AllReduce(pace=2),
+    "gap": Neighbor(rounds=RING, when=Gap(max_ig=2)),
+}
+WORDS = ALL_CALL.format("mean_model()")
+
+
+def trained(world, strategy, steps):
+    model = TwoBuckets(np.zeros(WIDTH))
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = Schedule("alone", Cluster.regular(1, 2), strategy)
+    optimizer = DistributedOptimizer(inner, model, schedule, world=world, timeout=300)  # far beyond any test's limit
+    step(optimizer, model, steps)
+    return optimizer, model
+
+
+def step(optimizer, model, times):
+    for _ in range(times):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("then", [0, 8])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_who_is_alone_in_mean_model_is_named_at_once_and_what_all_must_do(ranks, name, then):
+    """As under `if rank == 0:`; the others go on, or finish."""
+
+    def run(world):
+        optimizer, model = trained(world, STRATEGIES[name], 4)
+        if world.rank == 0:
+            with optimizer.mean_model():
+                pass
+        step(optimizer, model, then)
+        optimizer.finish()
+
+    errors = ranks.run(2, run, catch=PeerLostError)
+    ranks.fresh()
+    alone, other = map(str, errors)
+    rounds = 2 if name == "parameters" else 4
+    if name != "gap" or not then:  # neighbours hear of a pause first
+        assert f"worker 0 waits for all in mean_model() after {rounds} rounds: {WORDS}" in other
+    assert "worker 0 waits for all in mean_model()" in other
+    assert "this worker 0 is in mean_model()" in alone or "without mean_model()" in alone or "worker 1 gave" in alone
+
+
+def test_a_worker_that_nobody_made_wait_is_said_to_be_in_the_step_that_it_computes(ranks):
+    """One whom its partners leave alone says nothing by itself; it was said to be in the start after 36 rounds."""
+
+    def run(world):
+        optimizer, _ = trained(world, Pairwise(active=(0,)), 36)
+        said = optimizer.run.reducer.heartbeat.last
+        optimizer.finish()
+        return said
+
+    assert ranks.run(2, run) == [("computes step 36", ())] * 2

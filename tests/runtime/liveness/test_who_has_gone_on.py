@@ -1,0 +1,232 @@
+"""An operation between rounds ends for all members but one: who has gone on, or has finished, was there.
+
+Of two workers, or four, worker 0 sees the end of each of its operations only when the others have come to the next
+place at which they wait, or have finished, and only after it has looked at what they noted there.
+"""
+
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.hybrid_runs import Case, data_of, part_of
+from helpers.hybrid_runs import start as start_tables
+from helpers.quorum_runs import WIDTH, TwoBuckets
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.transport import waiting
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PeerLostError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.quorum import MissedResults, Quorum, QuorumStart
+
+SEEN_SECONDS = 30
+
+
+class Later:
+    """An operation of worker 0 that has ended when the others have gone on and it has looked at them."""
+
+    def __init__(self, work, heartbeat, gone_on):
+        self.work, self.heartbeat, self.gone_on = work, heartbeat, gone_on
+        self.looks, self.until = None, time.monotonic() + SEEN_SECONDS
+
+    def is_completed(self):
+        if not self.work.is_completed() or not self.gone_on():
+            assert time.monotonic() < self.until, "the others do not go on"
+            return False
+        if self.looks is None:
+            self.looks = self.heartbeat.looks
+        return self.heartbeat.looks > self.looks
+
+    def wait(self):
+        self.work.wait()
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Makes worker 0 late in what its own thread waits for; gives how often, and what it waited for."""
+    doing, threads, waits, held = {}, {}, Counter(), []
+    monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.005)
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.01)
+    say, look, stop, wait = Heartbeat.doing, Heartbeat.elsewhere, Heartbeat.stop, Reducer.wait_for
+    monkeypatch.setattr(Heartbeat, "looks", 0, raising=False)
+
+    def is_main(rank):
+        return threading.get_ident() == threads.setdefault(rank, threading.get_ident())
+
+    def says(self, text, waits=()):
+        if is_main(self.rank):
+            doing[self.rank] = text
+        say(self, text, waits)
+
+    def looks(self, members, round_):
+        found = look(self, members, round_)
+        self.looks += 1
+        return found
+
+    def stops(self):
+        doing[self.rank] = "entered nothing more"
+        stop(self)
+
+    def wait_for(self, work, operation, given_up=None):
+        rank, what = self.world.rank, str(operation)
+        if is_main(rank):
+            waits[rank, what] += 1  # an operation may have several parts, one after the other
+        if rank == 0 and is_main(0):
+            others = set(operation.members) - {0}
+
+            def has_gone_on(other):
+                text = doing.get(other, "")
+                if what in text:
+                    return waits[other, what] > waits[0, what]
+                return text.startswith(("entered", "waits"))
+
+            held.append(operation.kind)
+            work = Later(work, self.heartbeat, lambda: all(map(has_gone_on, others)))
+        wait(self, work, operation, given_up)
+
+    for owner, name, new in (
+        (Heartbeat, "doing", says), (Heartbeat, "elsewhere", looks), (Heartbeat, "stop", stops),
+        (Reducer, "wait_for", wait_for),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, new)
+    return held
+
+
+LOCKSTEP = AllReduce()
+EQUAL = AllReduce(when=Quorum(quorum=QuorumStart.SOLO))
+PARTING = AllReduce(when=Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=1))
+
+
+def optimizer_of(world, strategy):
+    model = TwoBuckets(np.zeros(WIDTH))
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = Schedule("late", Cluster.regular(1, 2), strategy)
+    return model, DistributedOptimizer(inner, model, schedule, world=world, timeout=30)
+
+
+def look_at_mean(optimizer, folder):
+    with optimizer.mean_model():
+        pass
+
+
+PLACES = {
+    "mean_model": look_at_mean,
+    "save": save_checkpoint,
+    "load": lambda optimizer, folder: load_checkpoint(optimizer, folder / "none"),
+    "load_state_dict": lambda optimizer, folder: optimizer.load_state_dict(optimizer.state_dict()),
+}
+
+
+@pytest.mark.parametrize("strategy", [LOCKSTEP, EQUAL, PARTING], ids=["lockstep", "equal", "parting"])
+@pytest.mark.parametrize(
+    "places",
+    [
+        [],
+        ["steps"],
+        ["mean_model"],
+        ["load", "mean_model"],
+        ["steps", "mean_model", "save", "mean_model", "load_state_dict", "mean_model", "save"],
+        ["steps", "mean_model", "load_state_dict"],
+    ],
+    ids=" ".join,
+)
+def test_nobody_is_missed_between_rounds_who_has_been_there(ranks, late, tmp_path, strategy, places):
+    def work(world):
+        model, optimizer = optimizer_of(world, strategy)
+        for place in places:
+            for _ in range(2 if place == "steps" else 0):
+                model.set_gradient(np.ones(WIDTH))
+                optimizer.step()
+            if place != "steps":
+                PLACES[place](optimizer, tmp_path)
+        optimizer.finish()
+        return model.values()
+
+    values = ranks.run(2, work)
+    assert np.array_equal(*values)
+    assert "initial broadcast" in late
+    assert "mean model" in late, "of finish()"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("last", ["lookups", "state_dict"])
+def test_nobody_is_missed_in_a_lookup_who_has_finished_after_it(ranks, late, last):
+    case = Case()
+    words, bags, _ = data_of(case)
+
+    def work(world):
+        model, optimizer = start_tables(case, world)
+        words_here, bags_here, _ = part_of((words, bags, words), world.rank)
+        for _ in range(2):
+            with torch.no_grad():
+                model(words_here[0, 0], bags_here[0, 0])
+            if last == "state_dict":
+                model.state_dict()
+            with optimizer.mean_model():
+                pass
+        with torch.no_grad():
+            model(words_here[0, 0], bags_here[0, 0])
+        if last == "state_dict":
+            model.state_dict()
+        optimizer.finish()
+
+    ranks.run(4, work)
+    assert "tables: lookup" in late
+    assert "mean model" in late
+
+
+def test_who_finished_without_coming_is_missed_at_once(ranks):
+    """In mean_model(), and in a lookup, and whatever rounds worker 1 had done."""
+
+    def evaluates(world):
+        _, optimizer = optimizer_of(world, LOCKSTEP)
+        if world.rank == 0:
+            with optimizer.mean_model():
+                pass
+        optimizer.finish()
+
+    ranks.fresh()
+    begun = time.monotonic()
+    errors = ranks.run(2, evaluates, catch=PeerLostError)
+    assert "worker 1 finished after 0 rounds" in str(errors[0])
+    assert time.monotonic() < begun + 15
+
+    def looks_up(world):
+        case = Case()
+        words, bags, _ = part_of(data_of(case), world.rank)
+        model, optimizer = start_tables(case, world)
+        if world.rank:
+            optimizer.finish()
+        with torch.no_grad():
+            model(words[0, 0], bags[0, 0])
+
+    ranks.fresh()
+    errors = ranks.run(4, looks_up, catch=PeerLostError)
+    ranks.fresh()
+    assert "finished after 0 rounds" in str(errors[0])
+
+
+@pytest.mark.parametrize("place", ["mean_model", "save"])
+def test_who_waits_for_all_beside_a_worker_whose_data_has_ended_is_named_at_once(ranks, tmp_path, place):
+    def work(world):
+        model, optimizer = optimizer_of(world, LOCKSTEP)
+        with optimizer.join():
+            model.set_gradient(np.ones(WIDTH))
+            optimizer.step()
+            if world.rank == 0:
+                PLACES[place](optimizer, tmp_path)
+
+    ranks.fresh()
+    said = [str(error) for error in ranks.run(2, work, catch=PeerLostError)]
+    ranks.fresh()
+    name = {"mean_model": "mean_model()", "save": "save_checkpoint()"}[place]
+    line = f"data ended before round 1: worker 0 waits for all in {name} after 1 rounds: a worker whose data ended"
+    assert said[1].startswith(line)
+    assert "worker 1" in said[0]

@@ -1,0 +1,31 @@
+"""Who was stopped blames nobody: a job is stopped for longer than its timeout, while one worker waits for another."""
+
+import json
+import sys
+
+import pytest
+
+from helpers.load import stretched
+from helpers.warm import WARM
+
+pytestmark = pytest.mark.processes
+
+NAMES = (
+    "all-reduce", "groups", "neighbours", "gap", "quorum", "quorum of groups", "pairwise", "server",
+    "asynchronous server", "room in a mailbox", "message", "store", "note", "generator",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def told():
+    """What became of each job; they run side by side, since most of the time all of them stand."""
+    pytest.importorskip("zmq")
+    timeout = min(stretched(5), 15.0)  # for which, and a little longer, all stand
+    return json.loads(WARM.run("helpers.suspended", str(timeout), *NAMES, timeout=115, check=True).stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_time_in_which_a_waiter_was_stopped_counts_against_nobody(told, name):
+    sys.stdout.write(told[name]["output"])
+    assert told[name]["suspended"], "the fault fired"
+    assert told[name]["codes"] == {"waiter": 0, "other": 0}

@@ -1,0 +1,443 @@
+"""Real worker processes over gloo: training, handshake, and everything that would otherwise hang.
+
+One driver process imports torch once and forks the workers of each scenario (helpers/scenarios.py).
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from helpers import children
+from helpers.driver import Driver
+from helpers.load import stretched
+from helpers.warm import WARM
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def driver():
+    started = Driver("helpers.scenarios")
+    yield started
+    started.close()
+
+
+def reports(answer, rank=None, **facts):
+    chosen = [r for r in answer["reports"] if all(r.get(k) == v for k, v in facts.items())]
+    return [r for r in chosen if rank is None or r["rank"] == rank]
+
+
+def test_random_schedules_on_processes_equal_the_reference(driver):
+    base = int(os.environ.get("PARTREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
+    sys.stdout.write(f"seeds from {base}\n")
+    answer = driver.run(
+        "random schedules", limit=110, environment={"CASES_FROM": str(base), "CASES": os.environ.get("CASES", "40")}
+    )
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert len(answer["reports"]) == 6
+    assert [problem for report in answer["reports"] for problem in report["problems"]] == []
+    assert answer["reports"][0]["run"] > 0
+
+
+def test_allreduce_equals_ddp_for_sgd_momentum_adam_and_clipped_gradients(driver):
+    answer = driver.run("same losses as DDP")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    for name in ("sgd", "momentum", "adam", "clipped"):
+        curves = reports(answer, name=name)
+        assert len(curves) == 4
+        for report in curves:
+            assert report["ours"] == pytest.approx(report["theirs"], rel=1e-4)
+            assert report["difference"] < 1e-5
+            assert name == "clipped" or report["ours"][-1] < report["ours"][0]
+
+
+def test_a_parameter_without_gradient_counts_as_zero_and_none_stays_none(driver):
+    answer = driver.run("unused parameter")
+    for report in answer["reports"]:
+        assert report["grad"] == [2.0, 2.0]
+        assert report["some"] == pytest.approx([0.5, 0.5])
+        assert report["never"] == [1.0, 1.0]
+        assert not report["never_grad"]
+    assert len(answer["reports"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("schedule", ["schedule differs", "rank 2 has 'other pairs'", "the others have 'pairs'"]),
+        ("model", ["model differs", "rank 2", "0.weight 9×4", "0.weight 8×4"]),
+        ("size", ["number of workers differs", "rank 2 has 3", "the others have 4"]),
+        ("policy", ["buffers differs", "rank 2 has local"]),
+    ],
+)
+def test_all_ranks_name_the_differing_rank_and_field(driver, what, words):
+    answer = driver.run(f"differing {what}")
+    assert answer["code"] == 65
+    assert len(answer["errors"]) == 4
+    assert {report["error"] for report in answer["errors"].values()} == {"HandshakeError"}
+    assert len({report["text"] for report in answer["errors"].values()}) == 1
+    for word in words:
+        assert word in answer["errors"][0]["text"]
+
+
+def test_a_rank_that_never_arrives_is_named_by_all_others(driver):
+    answer = driver.run("differing missing")
+    assert answer["code"] == 69
+    assert set(answer["errors"]) == {0, 1, 3}
+    for report in answer["errors"].values():
+        assert report["error"] == "UnavailableError"
+        assert "rank 2 of 4 did not arrive within 3 s" in report["text"]
+        assert report["seconds"] < stretched(10)
+
+
+def test_a_schedule_for_another_number_of_workers_is_refused_by_all(driver):
+    answer = driver.run("wrong size")
+    assert {report["error"] for report in answer["errors"].values()} == {"InputError"}
+    assert len(answer["errors"]) == 3
+
+
+def test_neighbours_that_keep_a_gap(driver, tmp_path):
+    answer = driver.run("gap", limit=110, environment={"TRACE": str(tmp_path)})
+    assert answer["code"] == 0, answer["output"][-2000:]
+    mixing = np.array([[2, 1, 0, 1], [1, 2, 1, 0], [0, 1, 2, 1], [1, 0, 1, 2]]) / 4
+    values = np.arange(4.0)
+    for _ in range(4):
+        values = mixing @ values + np.arange(1, 5)  # no rounding: few binary digits
+    for rank in range(4):
+        exact, free = reports(answer, rank)
+        assert exact["values"] == [values[rank]]
+        assert exact["mean"] == [values.mean()]
+        assert free["steps"] == free["taken"] + free["skipped"] == 20
+        assert free["own"] == reports(answer, 0)[1]["own"], "the mean of all"
+        log = json.loads((tmp_path / f"trace-{rank:05d}.json").read_text())["otherData"]["gap"]
+        entered = [event["step"] for event in log["events"] if event["kind"] == "entered"]
+        assert entered[0] == 0
+        assert entered[-1] == 20
+        assert len(entered) == free["taken"] + 1
+    assert reports(answer, 2)[1]["skipped"] > 0, "it was left behind"
+
+
+def test_a_killed_neighbour_is_named_with_what_it_did_not_send(driver):
+    answer = driver.run("gap, killed")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    for rank in (0, 2):
+        text = answer["errors"][rank]["text"]
+        assert "worker 1 was killed by signal 9" in text
+        assert answer["errors"][rank]["seconds"] < stretched(10)
+    first = [text for rank in (0, 2) if f"(worker {rank} waited in step 5" in (text := answer["errors"][rank]["text"])]
+    assert any("for an update of step 5 from worker 1)" in text for text in first)
+
+
+@pytest.mark.parametrize("when", ["between operations", "in mid-operation", "in mid-operation, hierarchical"])
+def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(driver, when):
+    answer = driver.run(f"killed {when}")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    assert set(answer["errors"]) == {0, 1, 2}
+    for report in answer["errors"].values():
+        assert report["error"] == "PeerLostError"
+        assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
+        assert re.match(r"step \d+, round \d+: group \{", report["text"])
+        assert report["seconds"] < stretched(15)  # the timeout is 60 s
+    for report in (r for r in answer["reports"] if "values" in r):
+        # Means of {1,2,3,4} in the pairs' order; a partial sum would be 1, 3, 6, 10 or a mixture.
+        assert report["values"] in ([2.5], [1.5], [3.5], [1.0], [2.0], [3.0])
+
+
+def test_a_worker_killed_in_a_coded_average_leaves_parameters_and_reference_as_they_were(driver):
+    answer = driver.run("killed in mid-operation, coded")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    assert set(answer["errors"]) == {0, 1, 2}
+    for report in answer["errors"].values():
+        assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
+        assert report["seconds"] < stretched(15)
+    left = [report for report in answer["reports"] if "values" in report]
+    assert len(left) == 3
+    for report in left:
+        # Two steps of rank + 1 each since the last mean over all: a partial sum would be in one of the two, or parts.
+        (value,), (reference,) = report["values"], report["reference"]
+        assert value - reference == pytest.approx(2 * (report["rank"] + 1), abs=1e-3)
+    # A worker that had its last piece when the other died has one mean (5) more than those that had not.
+    first, last = (choose(report["reference"][0] for report in left) for choose in (min, max))
+    assert first > 9
+    assert min(last - first, abs(last - first - 5)) == pytest.approx(0, abs=1e-3)
+
+
+def test_a_stopped_worker_is_named_after_the_timeout(driver):
+    answer = driver.run("killed stopped", grace=10)
+    assert set(answer["errors"]) == {0, 1, 2}
+    assert all(report["error"] == "PeerLostError" for report in answer["errors"].values())
+    assert "waits for worker 3" in answer["errors"][1]["text"]
+    assert "no sign of life" in answer["errors"][1]["text"]
+    assert all(report["seconds"] < stretched(20) for report in answer["errors"].values())
+
+
+@pytest.fixture
+def generator():
+    """A group generator for four workers on one node; yields (environment of the workers, what the machine noted)."""
+    pytest.importorskip("zmq")
+    from partreduce.runtime.generator.keys import JobKeys
+    from partreduce.runtime.generator.service import GeneratorService
+    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+    from partreduce.topo.strategies.generated import Division
+
+    keys, notes = JobKeys.make(), []
+    setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
+    service = GeneratorService(setting, keys, lease=3.0, on_note=notes.append)
+    thread = threading.Thread(target=service.run, args=(100,))
+    thread.start()
+    yield {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}, notes
+    service.stop()
+    thread.join(10)
+    service.close()
+
+
+@pytest.mark.parametrize("when", ["in mid-operation", "stopped"])
+def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driver, generator, when):
+    environment, notes = generator
+    answer = driver.run(f"generated, {when}", environment=environment, survive=True)
+    ends = [r for r in answer["reports"] if "values" in r]
+    assert {r["rank"] for r in ends} == {0, 1, 2}, answer["output"][-2000:]
+    assert answer["code"] == (76 if when == "stopped" else 0)
+    failed = [r for r in answer["reports"] if r.get("error")]
+    assert [r["rank"] for r in failed] == ([3] if when == "stopped" else []), failed
+    for reported in (ends, [r for r in answer["reports"] if "mean" in r]):
+        assert len(reported) == 3
+        values = [value for r in reported for value in r.get("values", r.get("mean"))]
+        assert max(values) - min(values) < 1e-4, f"partial sums: {values}"
+        assert 1 < min(values) < 4
+    executed = {r["rank"]: [(seq, tuple(members)) for seq, members in r["executed"]] for r in ends}
+    last = max([seq for groups in executed.values() for seq, members in groups if 3 in members], default=-1)
+    after = [group for groups in executed.values() for group in groups if group[0] > last]
+    assert len(after) > 30, "the survivors go on averaging"
+    for rank, groups in executed.items():
+        mine = [tuple(note[1:]) for note in notes if note[0] == "started" and rank in note[2]]
+        assert [group for group in mine if 3 not in group[1]][-20:] == [g for g in groups if 3 not in g[1]][-20:]
+
+
+def test_an_exception_on_one_worker_reaches_the_others_with_its_name(driver):
+    answer = driver.run("exception")
+    assert "ValueError: a bug in the data loader" in answer["output"], "the fault fired"
+    assert set(answer["errors"]) == {0, 2, 3}
+    for report in answer["errors"].values():
+        assert "worker 1 stopped in round 4 with ValueError: a bug in the data loader" in report["text"]
+        assert report["seconds"] < stretched(15)
+
+
+def test_workers_in_different_rounds_are_told_by_the_tags(driver):
+    answer = driver.run("other round")
+    assert len(answer["errors"]) == 4
+    for report in answer["errors"].values():
+        assert "tags differ" in report["text"] or "gave up first" in report["text"]
+
+
+def test_gradscaler_skips_on_one_worker_and_nobody_waits(driver):
+    answer = driver.run("infinite gradient, static")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert all(report["finite"] for report in answer["reports"])
+    assert [reports(answer, rank=rank, end=True)[0]["scales"][-1] for rank in range(4)] == [1024, 512, 1024, 1024]
+    assert len({report["checksum"] for report in reports(answer, end=True)}) == 1
+
+
+def test_gradscaler_with_averaged_gradients_skips_on_all_workers_together(driver):
+    answer = driver.run("infinite gradient, all-reduce")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert all(report["unchanged"] for report in reports(answer, step=3))
+    assert len({report["checksum"] for report in reports(answer, end=True)}) == 1
+
+
+def test_skip_counts_the_step_and_keeps_the_round(driver):
+    answer = driver.run("nan guard")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert {report["steps"] for report in answer["reports"]} == {8}
+    assert len({report["checksum"] for report in answer["reports"]}) == 1
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("static", 12), ("overlap", 12), ("all-reduce", 12), ("pace", 12)])
+def test_join_lets_unequal_data_end_at_the_same_round(driver, kind, rounds):
+    answer = driver.run(f"unequal, joined, {kind}")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    reported = [report for report in answer["reports"] if "rounds" in report]
+    assert {report["rounds"] for report in reported} == {rounds}
+    assert len({report["checksum"] for report in reported}) == 1
+    assert len(reported) == 4
+
+
+@pytest.mark.parametrize(
+    ("scenario", "place"),
+    [
+        ("unequal, not joined", "finished after 6 rounds"),
+        ("unequal, not joined, evaluated", "waits for all in mean_model() after 6 rounds"),
+    ],
+)
+def test_unequal_data_without_join_is_named_with_the_way_out(driver, scenario, place):
+    answer = driver.run(scenario)
+    assert set(answer["errors"]) == {0, 1, 2, 3}
+    for report in answer["errors"].values():
+        assert report["error"] == "PeerLostError"
+        assert place in report["text"]
+        assert "optimizer.join()" in report["text"]
+        assert report["seconds"] < 15  # the timeout is 20 s
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_mean_model_is_the_mean_and_restores_bit_for_bit(driver, overlap):
+    answer = driver.run("mean model")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    reported = reports(answer, overlap=overlap)
+    assert len(reported) == 4
+    for key, inside in (("own", "inside"), ("statistics", "inside_statistics")):
+        mean = [sum(values) / 4 for values in zip(*(report[key] for report in reported), strict=True)]
+        assert all(report[inside] == pytest.approx(mean, abs=1e-6) for report in reported)
+    assert all(report["same"] for report in reported)
+    assert all("mean_model" in report["refused"] for report in reported)
+    assert len({tuple(report["own"]) for report in reported}) > 1
+
+
+def test_p_reduce_averages_groups_and_refuses_different_shapes(driver):
+    answer = driver.run("primitive")
+    for rank in range(4):
+        first = reports(answer, rank=rank)[0]
+        mean = 0.5 if rank < 2 else 2.5
+        assert first["a"] == [mean] * 5
+        assert first["b"] == [[2 * mean] * 3] * 2
+        assert first["c"] == [mean] * 3
+        assert reports(answer, rank=rank)[1]["relaxed"] == [mean + 0.5 * (1.5 - mean)] * 5
+    assert all(report["unchanged"] for report in answer["reports"] if "unchanged" in report)
+    assert len(answer["errors"]) == 4
+    assert all("different tensors" in report["text"] for report in answer["errors"].values())
+
+
+def test_policies_for_buffers_and_optimizer_state(driver):
+    answer = driver.run("policies")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    for rank in range(4):
+        average, local, broadcast = (
+            reports(answer, rank=rank, buffers=p)[0] for p in ("average", "local", "broadcast")
+        )
+        assert average["running_mean"] == [1.5, 1.5]
+        assert local["running_mean"] == [rank, rank]
+        assert broadcast["running_mean"] == [0, 0]
+        assert average["momentum"] == pytest.approx([1.9 * 1.5] * 2)
+        assert local["momentum"] == pytest.approx([1.9 * rank] * 2)
+
+
+def test_launcher_sets_what_torchrun_sets(driver):
+    answer = driver.run("environment", nodes=2)
+    assert [reports(answer, rank=r)[0]["LOCAL_RANK"] for r in range(4)] == ["0", "1", "0", "1"]
+    assert [reports(answer, rank=r)[0]["GROUP_RANK"] for r in range(4)] == ["0", "0", "1", "1"]
+    assert all(r["threads"] == int(r["OMP_NUM_THREADS"]) for r in answer["reports"])
+
+
+def test_launcher_prefixes_lines_and_passes_on_the_first_failure(driver):
+    answer = driver.run("no newline")
+    assert sorted(answer["output"].splitlines()) == ["[0] half a line from 0", "[1] half a line from 1"]
+    answer = driver.run("exit code", grace=0.5)
+    assert answer["code"] == 7
+    assert answer["seconds"] < stretched(20), "the sleeping workers were ended"
+
+
+def test_traces_are_written_and_merge(driver, tmp_path):
+    from partreduce.runtime.recorder import merge_traces
+
+    answer = driver.run("traced", environment={"TRACE": str(tmp_path)})
+    assert answer["code"] == 0, answer["output"][-2000:]
+    merged = json.loads(merge_traces(tmp_path).read_text())
+    averages = [event for event in merged["traceEvents"] if event["name"].startswith("average")]
+    assert {event["pid"] for event in averages} == {0, 1, 2, 3}
+    assert len(averages) == 16
+    assert {event["name"] for event in averages} >= {"average {0,1}", "average {1,3}"}
+    assert min(event["ts"] for event in averages) >= 0
+
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+model = torch.nn.Linear(2, 1)
+schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
+optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=30)
+for step in range(4):
+    model(torch.full((1, 2), float(optimizer.rank))).sum().backward()
+    optimizer.step()
+    if optimizer.rank == 1 and sys.argv[1] == "fail" and step == 2:
+        raise ValueError("on purpose")
+optimizer.finish()
+Path(sys.argv[2], str(optimizer.rank)).write_text(str(model.weight.tolist()))
+"""
+
+
+@pytest.mark.parametrize("how", ["good", "fail"])
+def test_runs_under_plain_torchrun(tmp_path, how):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = children.environment(OMP_NUM_THREADS="1")
+    arguments = ["--standalone", "--nproc-per-node", "2", script, how, tmp_path]
+    result = WARM.run("torch.distributed.run", *arguments, environment=environment, timeout=110)
+    if how == "good":
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
+    else:
+        assert result.returncode != 0
+        assert "ValueError: on purpose" in result.stderr
+
+
+def test_a_wrong_number_of_workers_under_torchrun_is_one_line_and_an_exit_code(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = children.environment(OMP_NUM_THREADS="1")
+    arguments = ["--standalone", "--nproc-per-node", "3", script, "good", tmp_path]
+    result = WARM.run("torch.distributed.run", *arguments, environment=environment, timeout=110)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("InputError: ")]
+    assert lines, result.stderr[-3000:]
+    assert "for 2 workers" in lines[0]
+    assert "runtime/optimizer.py" not in result.stderr, "no frame of a traceback"
+    assert re.search(r"exitcode\s*: 65", result.stderr)
+
+
+@pytest.mark.parametrize("ends", ["raise ValueError('theirs')", "raise StoreLostError('ours')"])
+def test_only_errors_of_ours_are_shown_in_one_line(ends):
+    code = "from partreduce.runtime.worker.last_line import end_in_one_line\n"
+    code += "from partreduce.topo.errors import StoreLostError\nend_in_one_line()\n" + ends
+    done = WARM.run("-c", code, timeout=60)
+    if "theirs" in ends:
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+        assert done.stderr.endswith("ValueError: theirs\n")
+    else:
+        assert (done.returncode, done.stderr) == (75, "StoreLostError: ours\n")
+
+
+def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        "for _ in range(600): time.sleep(0.1)\n"  # a signal just before one long sleep would be heard behind it
+    )
+    launch = "from partreduce.runtime.launcher.launch import launch"
+    # A suite that runs in a shell's background has SIGINT ignored, which a child would inherit.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"import sys; {heard}; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
+    process = WARM.start("-c", code)
+    try:
+        deadline = time.monotonic() + 100
+        while not all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+    for rank in "01":
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / rank).read_text()), 0)

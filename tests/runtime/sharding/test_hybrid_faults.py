@@ -1,0 +1,443 @@
+"""Bad input and odd loops with tables of their own route: one line on all workers, no hang, no wrong number."""
+
+import itertools
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import partreduce
+from helpers.hybrid_runs import (
+    CROSSED,
+    OPTIMIZERS,
+    WIDTH,
+    WORDS,
+    Case,
+    Model,
+    Several,
+    data_of,
+    part_of,
+    said_by_all,
+    schedule_of,
+    start,
+)
+from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.topo.strategies.routes import Route, Routes, TableWay
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+CASE = Case("adam", dtype=torch.float64)
+
+
+def steps_of(case, rank):
+    return list(zip(*(array[:, 0] for array in part_of(data_of(case), rank)), strict=True))
+
+
+def step(model, optimizer, words, bags, targets):
+    optimizer.zero_grad()
+    ((model(words, bags) * targets).sum() / 16).backward()
+    optimizer.step()
+
+
+def one_line(ranks, act, case=CASE):
+    """What all workers say when `act(model, optimizer, rank, step's data)` goes wrong; the same on all."""
+
+    def run(world):
+        model, optimizer = start(case, world)
+        act(model, optimizer, world.rank, steps_of(case, world.rank)[0])
+
+    return said_by_all(ranks, run)
+
+
+@pytest.mark.parametrize("cluster", ["2x2", CROSSED], ids=str)
+def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks, cluster):
+    def act(model, optimizer, rank, data):
+        words = data[0] + (WORDS if rank == 2 else 0)
+        step(model, optimizer, words, *data[1:])
+
+    line = one_line(ranks, act, replace(CASE, cluster=cluster))
+    assert line.startswith("InputError: worker 2: parameter 'words.weight': index ")
+    assert line.endswith(f"is out of range; its rows are 0..{WORDS - 1}")
+
+
+def test_a_gathered_table_refuses_an_index_on_all_workers_alike(ranks):
+    def act(model, optimizer, rank, data):
+        step(model, optimizer, data[0] - (WORDS if rank == 1 else 0), *data[1:])
+
+    line = one_line(ranks, act, replace(CASE, way=TableWay.GATHER))
+    assert line.startswith("InputError: worker 1: parameter 'words.weight': index -")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "expected"),
+    [
+        ("lookup", "worker 1 looks up rows of 'words.weight' to train while worker 0 looks up rows of 'bag.weight'"),
+        ("evaluates", "worker 1 looks up rows of 'words.weight' without gradients while worker 0"),
+        (
+            "forward",
+            "worker 1 exchanges the gradients of a backward pass in step 0 while worker 0 looks up rows of 'bag",
+        ),
+        ("saves", "worker 1 saves or spreads the rows of 'words.weight' in step 0 while worker 0 looks up rows"),
+    ],
+)
+def test_workers_that_part_are_named_in_one_line(ranks, mistake, expected):
+    def act(model, optimizer, rank, data):
+        if rank == 1:
+            if mistake == "lookup":
+                model.words(data[0])
+            elif mistake == "evaluates":
+                with torch.no_grad():
+                    model.words(data[0])
+            elif mistake == "forward":
+                model.bag.forward = lambda bags, **_: torch.zeros(len(bags), WIDTH, dtype=torch.float64)
+            else:
+                model.state_dict()
+        step(model, optimizer, *data)
+
+    line = one_line(ranks, act)
+    assert expected in line
+    assert line.endswith("all workers do the same lookups and backward passes in the same order")
+
+
+@pytest.mark.parametrize("of", ["model", "optimizer"])
+@pytest.mark.parametrize("place", ["finish", "mean_model"])
+def test_a_state_dict_that_worker_0_alone_asks_for_is_named(ranks, of, place):
+    """After the last step, as scripts on one device do it; the others' data had the same length."""
+
+    def run(world):
+        model, optimizer = start(CASE, world)
+        step(model, optimizer, *steps_of(CASE, world.rank)[0])
+        try:
+            if world.rank == 0:
+                (model if of == "model" else optimizer).state_dict()
+            if place == "mean_model":
+                with optimizer.mean_model():
+                    pass
+            optimizer.finish()
+        except PartreduceError as error:
+            return str(error)
+        return ""
+
+    said = ranks.run(4, run)
+    waits = "finished after 1 rounds" if place == "finish" else "waits for all in mean_model() after 1 rounds"
+    assert f"{waits}: worker 0 is in state_dict(), which puts the rows of 'words.weight' together" in said[0]
+    assert "let all of them call it, before finish()" in said[0]
+    assert all("worker 0 gave up first" in line and "state_dict()" in line for line in said[1:])
+    ranks.fresh()
+
+
+def test_hooks_that_a_script_removes_are_none_that_training_needs_and_an_embedding_taken_back_is_named(ranks):
+    def run(world):
+        model, optimizer = start(CASE, world)
+        first, second, _ = steps_of(CASE, world.rank)
+        for parameter in model.parameters():
+            parameter._backward_hooks = None
+            if parameter._post_accumulate_grad_hooks:
+                parameter._post_accumulate_grad_hooks.clear()
+        step(model, optimizer, *first)
+        model.words.__class__ = nn.Embedding
+        try:
+            optimizer.step()
+        except InputError as error:
+            return str(error)
+        return second
+
+    said = ranks.run(4, run)
+    assert said[2].startswith("worker 2: parameter 'words.weight': its embedding was changed after")
+    ranks.fresh()
+
+
+def test_unequal_vocabularies_are_named_before_anything_is_sent(ranks):
+    def run(world):
+        model = Model(CASE)
+        if world.rank == 3:
+            model.words = nn.Embedding(WORDS + 1, WIDTH, dtype=torch.float64)
+        with pytest.raises(PartreduceError) as caught:
+            start(CASE, world, model)
+        return str(caught.value)
+
+    said = set(ranks.run(4, run))
+    assert len(said) == 1
+    assert f"rank 3 has words.weight {WORDS + 1}×{WIDTH}" in said.pop()
+
+
+def test_a_schedule_for_another_size_or_name_is_refused(ranks):
+    other, plain = replace(CASE, cluster="1x2"), Model(replace(CASE, dtype=torch.float32))
+
+    def run(world):
+        schedule = schedule_of(other)
+        words = replace(schedule.strategy.what.tables[0], rows=WORDS + 5)
+        what = replace(schedule.strategy.what, tables=(words,))
+        model = Model(other)
+        try:
+            partreduce.DistributedOptimizer(
+                OPTIMIZERS["sgd"](model.parameters()),
+                model,
+                replace(schedule, strategy=replace(schedule.strategy, what=what)),
+                world=world,
+            )
+        except InputError as error:
+            return str(error)
+        return ""
+
+    assert set(ranks.run(2, run)) == {
+        (
+            f"schedule 'allreduce': parameter 'words.weight' is a table of {WORDS + 5}×{WIDTH} in what.tables and of "
+            f"{WORDS}×{WIDTH} in the model; use the schedule that was made for this model"
+        )
+    }
+    plain.other = plain.__dict__["_modules"].pop("words")
+    with pytest.raises(InputError, match=r"no nn.Embedding or nn.EmbeddingBag of the model has; did you mean"):
+        partreduce.DistributedOptimizer(OPTIMIZERS["sgd"](plain.parameters()), plain, schedule_of(CASE), world=object())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"words": nn.Embedding(WORDS, WIDTH, scale_grad_by_freq=True)}, "scale_grad_by_freq divides by how often"),
+        ({"words": nn.Embedding(WORDS, WIDTH, sparse=True)}, "sparse=True and its route gradient dense"),
+        (
+            {"words": type("Own", (nn.Embedding,), {"forward": lambda s, x: x})(WORDS, WIDTH)},
+            "a forward\\(\\) of its own",
+        ),
+        ({"hooked": nn.Identity()}, "has hooks on its gradient"),
+        ({"out": nn.Linear(WIDTH, WORDS)}, "is used by 'out.weight' \\(Linear\\), too"),
+        ({"again": nn.Embedding(WORDS, WIDTH, max_norm=1.0)}, "its 2 embeddings differ in max_norm"),
+    ],
+)
+def test_what_a_route_cannot_do_as_one_device_is_refused_by_name(change, reason):
+    model = Model(replace(CASE, dtype=torch.float32))
+    for name, module in change.items():
+        setattr(model, name, module)
+    if "hooked" in change:
+        model.words.weight.register_hook(lambda gradient: gradient)
+    for name in {"out", "again"} & set(change):
+        getattr(model, name).weight = model.words.weight
+    with pytest.raises(InputError, match=rf"parameter 'words.weight': .*{reason}"):
+        partreduce.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), model, schedule_of(CASE), world=object())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.optim.Adafactor,
+        type("Own", (torch.optim.Adafactor,), {}),
+        lambda parameters: Several(torch.optim.Adafactor(parameters)),
+    ],
+)
+def test_an_optimizer_that_looks_at_whole_tensors_is_refused_for_shards_only(ranks, kind):
+    def run(way, world):
+        case = replace(CASE, way=way)
+        model = Model(case)
+        try:
+            partreduce.DistributedOptimizer(kind(model.parameters()), model, schedule_of(case), world=world, timeout=20)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    assert "'words.weight': is sharded, and Adafactor looks at whole tensors" in run(TableWay.SHARDED, object())
+    assert ranks.run(4, lambda world: run(TableWay.GATHER, world)) == [""] * 4
+
+
+@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
+def test_a_weight_that_is_trained_by_more_than_lookups_is_named(ranks, way):
+    def act(model, _optimizer, _rank, data):
+        (model(*data[:2]).sum() + model.words.weight.square().mean()).backward()
+
+    assert "'words.weight': the script trains it by more than lookups" in one_line(ranks, act, replace(CASE, way=way))
+
+
+def test_an_index_that_only_an_evaluation_looks_up_is_named_where_nothing_is_exchanged(ranks):
+    def run(world):
+        model, _ = start(replace(CASE, way=TableWay.GATHER), world)
+        if world.rank == 2:
+            with (
+                torch.no_grad(),
+                pytest.raises(InputError, match="index 99 is out of range"),
+            ):
+                model.words(torch.tensor([99]))
+
+    ranks.run(4, run)
+
+
+def test_a_frozen_table_is_looked_up_and_a_model_is_wrapped_once(ranks):
+    def run(world):
+        model = Model(CASE)
+        model.words.weight.requires_grad_(False)
+        before = model.words.weight[:3].clone()
+        model, optimizer = start(CASE, world, model)
+        step(model, optimizer, *steps_of(CASE, world.rank)[0])
+        assert torch.equal(model.words(torch.arange(3)), before)
+        with pytest.raises(InputError, match="are spread by a DistributedOptimizer already"):
+            start(CASE, world, model)
+
+    ranks.run(4, run)
+
+
+def test_a_subclass_keeps_its_methods_and_its_type(ranks):
+    kind = type("Named", (nn.Embedding,), {"named": lambda self: self.weight.shape[1]})
+
+    def run(world):
+        model = Model(CASE)
+        model.words = kind(WORDS, WIDTH, dtype=torch.float64)
+        model, optimizer = start(CASE, world, model)
+        step(model, optimizer, *steps_of(CASE, world.rank)[0])
+        return isinstance(model.words, kind), model.words.named(), model.words(torch.tensor([WORDS - 1])).shape[1]
+
+    assert ranks.run(4, run) == [(True, WIDTH, WIDTH)] * 4
+
+
+def test_torchs_own_clipping_refuses_the_gradient_of_a_shard(ranks):
+    def act(model, optimizer, _rank, data):
+        ((model(*data[:2]) * data[2]).sum() / 16).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    assert "call partreduce.clip_grad_norm_ instead" in one_line(ranks, act)
+
+
+@pytest.mark.parametrize(("codec", "most"), [("none", 0.0), ("float16", 1e-3)])
+def test_a_worker_whose_data_ended_hands_out_its_rows_and_takes_their_gradients(ranks, codec, most):
+    """In the second round through the data others end first, and who had none left looks rows up again.
+
+    Its gradients are then of no row, so that it takes part in their exchange when the step ends.
+    """
+    passes = [3, 1, 2, 3], [1, 3, 3, 2]
+
+    def loss_of(model, rank, numbers, data):
+        words, bags, targets = data
+        outputs = model(words, bags)
+        return model.last.bias.sum() / 16 if rank == 1 and numbers[rank] == 3 else (outputs * targets).sum() / 16
+
+    def run(world):
+        model, optimizer = start(replace(CASE, optimizer="sgd", codec=codec), world)
+        for numbers in passes:
+            with optimizer.join():
+                for data in steps_of(CASE, world.rank)[: numbers[world.rank]]:
+                    optimizer.zero_grad()
+                    loss_of(model, world.rank, numbers, data).backward()
+                    optimizer.step()
+        states = model.state_dict(), optimizer.steps
+        optimizer.finish()
+        return states
+
+    model = Model(CASE)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    for numbers, index in itertools.product(passes, range(3)):
+        optimizer.zero_grad()
+        for rank in range(4):
+            if index < numbers[rank]:
+                (loss_of(model, rank, numbers, steps_of(CASE, rank)[index]) / 4).backward()
+        optimizer.step()
+    found = ranks.run(4, run)
+    assert [steps for _, steps in found] == [6] * 4
+    assert all((value - found[0][0][name]).abs().max() <= most for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("looks_up_first", [False, True])
+@pytest.mark.parametrize("of", ["model", "optimizer"])
+def test_a_state_dict_where_another_workers_data_has_ended_is_named_at_once(ranks, of, looks_up_first):
+    """Also before the step's first lookup, which tells workers without data that there is such a step."""
+
+    def act(model, optimizer, rank, data):
+        with optimizer.join():
+            step(model, optimizer, *data)
+            if rank != 2:
+                if looks_up_first:
+                    model(*data[:2])
+                (model if of == "model" else optimizer).state_dict()
+
+    line = one_line(ranks, act)
+    assert line == (
+        "InputError: tables: worker 2 has no data left in step 1 while worker 0 saves or spreads the rows of "
+        "'words.weight' in step 1; all workers put whole tables together, so call state_dict() behind "
+        "`with optimizer.join():`"
+    )
+
+
+def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stops_at_once(ranks):
+    """Rather than at the timeout, in which all would wait for a part of the norm that does not come."""
+    timeout = 4
+
+    def run(world):
+        model = Model(CASE)
+        inner = OPTIMIZERS[CASE.optimizer](model.parameters())
+        optimizer = partreduce.DistributedOptimizer(inner, model, schedule_of(CASE), world=world, timeout=timeout)
+        begun = time.monotonic()
+        try:
+            with optimizer.join():
+                for data in steps_of(CASE, world.rank)[: 2 * (world.rank != 2)]:
+                    optimizer.zero_grad()
+                    ((model(*data[:2]) * data[2]).sum() / 16).backward()
+                    partreduce.clip_grad_norm_(model.parameters(), 0.1)
+                    optimizer.step()
+        except PartreduceError as error:
+            return str(error), time.monotonic() - begun
+        return "", 0.0
+
+    found = ranks.run(4, run)
+    ranks.fresh()
+    waiting, _ = found.pop(2)
+    told = "clip_grad_norm_: the data of worker 2 ended, and it would go on with mean gradients as they are; give what"
+    assert all(said.startswith(told) for said, _ in found), found
+    assert max(seconds for _, seconds in found) < timeout
+    assert waiting  # these workers have no heartbeat that could tell it of the others' end earlier
+
+
+def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
+    def run(world):
+        model, optimizer = start(CASE, world)
+        data = steps_of(CASE, world.rank)
+        step(model, optimizer, *data[0])
+        if world.rank == 1:
+            optimizer.run.reducer.heartbeat.note("left", "was killed by signal 9")
+            world.abandon()
+            return "gone"
+        try:
+            step(model, optimizer, *data[1])
+        except PartreduceError as error:
+            return str(error)
+        return ""
+
+    said = ranks.run(4, run)
+    ranks.fresh()
+    survivors = [text for text in said if text != "gone"]
+    assert all(text.startswith("step 1, round 1: group {") for text in survivors), said
+    assert all("worker 1 was killed by signal 9" in text for text in survivors), said
+
+
+def test_what_one_worker_would_decide_alone_is_refused(ranks):
+    def act(_model, optimizer, _rank, _data):
+        optimizer.skip()
+
+    assert "call zero_grad() and step() on all workers to drop the step everywhere" in one_line(ranks, act)
+
+
+SCRIPT = """
+import os, sys, torch, partreduce
+model = torch.nn.Sequential(torch.nn.EmbeddingBag(500, 8), torch.nn.Linear(8, 1))
+optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sys.argv[1], timeout=20)
+for step in range(20):
+    if step == 5 and optimizer.rank == 1:
+        os.kill(os.getpid(), 9)
+    optimizer.zero_grad()
+    model(torch.randint(0, 500, (8, 4))).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_killed_process_is_named_by_all_others(tmp_path):
+    script, file = tmp_path / "train.py", tmp_path / "schedule.json"
+    script.write_text(SCRIPT)
+    schedule = partreduce.design("3x1", using="allreduce")
+    what = Routes(tables=(Route(parameter="0.weight", rows=500, columns=8),))
+    partreduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, what=what)))
+    command = [sys.executable, "-m", "partreduce", "run", "--workers", "3", str(script), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode
+    said = (done.stdout + done.stderr).splitlines()
+    lost = [line for line in said if "PeerLostError: step 5, round 5: " in line]
+    assert len(lost) == 2, said
+    assert all("worker 1 was killed by signal 9 (SIGKILL)" in line for line in lost)

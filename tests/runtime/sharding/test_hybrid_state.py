@@ -1,0 +1,161 @@
+"""What outlives a run with tables of their own route: state dicts with whole tables, checkpoints, other workers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import partreduce
+from helpers.hybrid_runs import OPTIMIZERS, Case, Model, data_of, part_of, start, train
+from partreduce.runtime.sharding import whole
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.routes import TableWay
+
+pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
+CASES = {
+    "adam": Case("adam", "2x2", dtype=torch.float64),
+    "sparse momentum": Case("momentum", "4x1", sparse=True, dtype=torch.float64),
+    "sparseadam": Case("sparseadam", "2x2", sparse=True, dtype=torch.float64),
+    "gather": Case("adagrad", "2x2", way=TableWay.GATHER, dtype=torch.float64),
+}
+
+
+def train_more(case, model, optimizer, data):
+    train(case, model, optimizer, data, partreduce.clip_grad_norm_)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_one_device_and_other_workers_go_on_from_a_state_dict(ranks, tmp_path, monkeypatch, case):
+    monkeypatch.setattr(whole, "SMALL_BYTES", 64)  # so that tables come in files
+    path = tmp_path / "state.pt"
+
+    def first_half(world):
+        model, optimizer = start(case, world)
+        train_more(case, model, optimizer, part_of(data_of(case), world.rank))
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        optimizer.finish()
+        if world.rank == 0:
+            torch.save(state, path)
+
+    ranks.run(4, first_half)
+    saved = torch.load(path, weights_only=True)
+
+    plain = Model(case)
+    inner = OPTIMIZERS[case.optimizer](plain.parameters())
+    plain.load_state_dict(saved["model"])
+    inner.load_state_dict(saved["optimizer"])
+    words, bags, targets = data_of(case)
+    train_more(case, plain, inner, (words, bags, targets / 2))
+
+    two = replace(case, cluster="1x2")
+
+    def second_half(world):
+        model, optimizer = start(two, world)
+        loaded = torch.load(path, weights_only=True, mmap=True)
+        model.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+        train_more(case, model, optimizer, part_of(data_of(case), world.rank, num_workers=2))
+        return model.state_dict()
+
+    for name, value in ranks.run(2, second_half)[0].items():
+        assert (value - plain.state_dict()[name]).abs().max() < 1e-12, name
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_checkpoint_goes_on_bit_for_bit_and_other_workers_take_its_model(ranks, tmp_path, case):
+    def half(world):
+        model, optimizer = start(case, world)
+        data = part_of(data_of(case), world.rank)
+        train_more(case, model, optimizer, data)
+        partreduce.save_checkpoint(optimizer, tmp_path)
+        kept = {name: value.clone() for name, value in model.state_dict().items()}
+        train_more(case, model, optimizer, data)
+        return kept, model.state_dict()
+
+    def again(world):
+        model, optimizer = start(case, world)
+        assert partreduce.load_checkpoint(optimizer, tmp_path).steps == 3
+        train_more(case, model, optimizer, part_of(data_of(case), world.rank))
+        return model.state_dict()
+
+    two = replace(case, cluster="1x2")
+
+    def others(world):
+        model, optimizer = start(two, world)
+        partreduce.load_checkpoint(optimizer, tmp_path, other_run=True)
+        return model.state_dict()
+
+    kept, end = ranks.run(4, half)[0]
+    resumed, moved = ranks.run(4, again)[0], ranks.run(2, others)[0]
+    assert all(torch.equal(resumed[name], end[name]) for name in end)
+    assert all(torch.equal(moved[name], kept[name]) for name in kept)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adam", "sparseadam"])
+def test_rows_go_on_with_their_optimizers_state_over_other_numbers_of_workers(ranks, tmp_path, name):
+    """4, 2 and 3 workers next to one device, whose dense layer begins with a fresh state as often as theirs."""
+    case = Case(name, "1x4", sparse=name == "sparseadam", dtype=torch.float64)
+    plain, inner, runs = Model(case), None, ((4, 8), (2, 8), (3, 6))
+    for number, (num_workers, samples) in enumerate(runs):
+        before, inner = inner, OPTIMIZERS[name](plain.parameters())
+        if before is not None:
+            inner.state.update({table.weight: before.state[table.weight] for table in (plain.words, plain.bag)})
+        words, bags, targets = (array[:, :, :samples] for array in data_of(case))
+        train_more(case, plain, inner, (words, bags, targets / num_workers))
+
+        def act(world, number=number, num_workers=num_workers):
+            model, optimizer = start(replace(case, cluster=f"1x{num_workers}"), world)
+            if number:
+                partreduce.load_checkpoint(optimizer, tmp_path / str(number - 1), other_run=True)
+            train_more(case, model, optimizer, part_of(data_of(case), world.rank, num_workers))
+            partreduce.save_checkpoint(optimizer, tmp_path / str(number))
+            return model.state_dict()
+
+        found = ranks.run(num_workers, act)[0]
+    for key, value in found.items():
+        assert (value - plain.state_dict()[key]).abs().max() < 1e-12, key
+
+
+def test_another_optimizer_begins_afresh_with_the_rows(ranks, tmp_path):
+    def save(world):
+        model, optimizer = start(Case("adagrad", "1x2"), world)
+        train_more(Case(), model, optimizer, part_of(data_of(Case()), world.rank, num_workers=2))
+        partreduce.save_checkpoint(optimizer, tmp_path)
+
+    def load(world):
+        model, optimizer = start(Case("adam", "1x2"), world)
+        partreduce.load_checkpoint(optimizer, tmp_path, other_run=True)
+        assert not optimizer.optimizer.state
+        train_more(Case(), model, optimizer, part_of(data_of(Case()), world.rank, num_workers=2))
+        return int(optimizer.optimizer.state[model.words.weight]["step"])
+
+    ranks.run(2, save)
+    assert ranks.run(2, load) == [3, 3]
+
+
+def test_only_worker_0_has_whole_tables_and_others_states_cannot_be_loaded(ranks):
+    def act(world):
+        model, _ = start(CASES["adam"], world)
+        state = model.state_dict()
+        try:
+            model.load_state_dict(state)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    said = ranks.run(4, act)
+    assert said[0] == ""
+    assert all("load the file that worker 0 saved" in text for text in said[1:])
+    ranks.fresh()
+
+
+def test_a_table_of_another_size_is_refused_even_where_it_has_the_size_of_a_shard(ranks):
+    def run(world):
+        model, _ = start(Case(), world)
+        state = {name: torch.zeros(value.shape) for name, value in Model(Case()).state_dict().items()}
+        for rows, columns in (model.words.weight.shape, (29, 5)):
+            state["words.weight"] = torch.zeros(rows, columns)
+            with pytest.raises(InputError, match=f"is {rows}×{columns}, and the table is 29×4"):
+                model.load_state_dict(state)
+
+    ranks.run(4, run)

@@ -1,0 +1,280 @@
+"""Tables whose rows cross in a codec: what workers see and what owners keep, bit for bit by a model in NumPy."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import partreduce
+from helpers.hybrid_runs import said_by_all
+from partreduce.runtime.sharding.row_code import RowCode
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import UNDERFLOW, rounding_error, row_bytes
+from partreduce.topo.errors import HandshakeError, InputError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.routes import Route, Routes, TableWay
+
+ROWS, COLUMNS, LOOKED_UP, STEPS, RATE = 24, 5, 9, 3, 0.5
+CODECS = ("float16", "bfloat16", "int8")
+PARTS = slice(0, 6), slice(4, LOOKED_UP)
+"""Of what a worker looks up in a step, in two calls, of which the second has some of the first one's rows again."""
+
+
+class Rows(nn.Module):
+    """A table, and one parameter that all workers average."""
+
+    def __init__(self, values, dtype=torch.float32):
+        super().__init__()
+        self.words = nn.Embedding(*values.shape)
+        self.words.weight = nn.Parameter(torch.tensor(values, dtype=dtype))
+        self.rest = nn.Parameter(torch.zeros(1, dtype=dtype))
+
+    def forward(self, ids):
+        return self.words(ids)
+
+
+def schedule_of(way=TableWay.SHARDED, codec="float16", *, local=True, rows=ROWS, columns=COLUMNS):
+    route = Route(parameter="words.weight", rows=rows, columns=columns, way=way, codec=codec)
+    plain = partreduce.design("2x2", using="allreduce")
+    what = Routes(tables=(route,), local_aggregation=local)
+    return replace(plain, strategy=replace(plain.strategy, what=what))
+
+
+def wrapped(model, schedule, world, rate=RATE):
+    inner = torch.optim.SGD(model.parameters(), lr=rate)
+    return partreduce.DistributedOptimizer(inner, model, schedule, world=world, timeout=20)
+
+
+def rounded(rows, codec):
+    """What a row becomes on the wire, [rows, columns] in float32, straight from docs/codecs.md."""
+    if codec == "float16":
+        return rows.astype(np.float16).astype(np.float32)
+    if codec == "bfloat16":
+        bits = rows.view(np.uint32)
+        up = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))  # to nearest, ties to even
+        return ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)
+    peaks = np.abs(rows).max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = np.where(peaks > 0, np.rint(rows * (np.float32(127) / peaks)), np.float32(0))
+    levels = levels.astype(np.int8)  # which has one zero
+    return (levels.astype(np.float32) * (peaks / np.float32(127))).astype(np.float32)
+
+
+def drawn(seed):
+    """A table, and for every step and worker the rows that it looks up and their gradients; of many magnitudes."""
+    rng = np.random.default_rng(seed)
+    table = (rng.normal(size=(ROWS, COLUMNS)) * 10.0 ** rng.integers(-6, 3, (ROWS, 1))).astype(np.float32)
+    table[3] = 0
+    ids = np.array([[rng.permutation(ROWS)[:LOOKED_UP] for _ in range(4)] for _ in range(STEPS)])
+    shape = (STEPS, 4, LOOKED_UP, COLUMNS)
+    return table, ids, (rng.normal(size=shape) * 10.0 ** rng.integers(-4, 2, shape)).astype(np.float32)
+
+
+def replayed(table, ids, gradients, way, codec, *, local):
+    """(rows that each worker sees in each step, the table at the end)."""
+    table, seen = table.copy(), []
+    for step in range(STEPS):
+        seen.append(
+            [(rounded(table, codec) if way is TableWay.SHARDED else table)[ids[step, rank]] for rank in range(4)]
+        )
+        total = np.zeros_like(table)
+        for members in [(0, 1), (2, 3)] if local else [(0,), (1,), (2,), (3,)]:
+            brought = np.zeros_like(table)
+            for rank in members:
+                own = np.zeros_like(table)
+                for part in PARTS:
+                    own[ids[step, rank, part]] += gradients[step, rank, part]
+                brought += own  # rounded once, however often a worker has looked a row up
+            total += rounded(brought, codec)  # of rows that nobody brought zeros stay zeros
+        table -= np.float32(RATE) * (total / np.float32(4))
+    return np.array(seen), table
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    ("way", "local"), [(TableWay.SHARDED, True), (TableWay.SHARDED, False), (TableWay.GATHER, True)]
+)
+def test_all_workers_see_and_keep_the_bits_of_a_model_in_numpy(ranks, way, local, codec):
+    table, ids, gradients = drawn(CODECS.index(codec))
+
+    def run(world):
+        model, found = Rows(table), []
+        optimizer = wrapped(model, schedule_of(way, codec, local=local), world)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            rows = [model(torch.tensor(ids[step, world.rank, part])) for part in PARTS]
+            found.append(torch.cat([rows[0][:4], rows[1]]).detach().numpy().copy())
+            pairs = zip(rows, PARTS, strict=True)
+            loss = sum((one * torch.tensor(gradients[step, world.rank, part])).sum() for one, part in pairs)
+            (loss + model.rest.sum()).backward()
+            optimizer.step()
+        kept = model.words.weight.detach().numpy().copy()
+        saved = model.state_dict()["words.weight"]
+        optimizer.finish()
+        return np.array(found), kept, None if saved.is_meta else saved.numpy().copy()
+
+    each = ranks.run(4, run)
+    seen, expected = replayed(table, ids, gradients, way, codec, local=local)
+    for rank, (found, kept, _) in enumerate(each):
+        assert found.tobytes() == seen[:, rank].tobytes()
+        assert kept.tobytes() == (expected[rank::4] if way is TableWay.SHARDED else expected).tobytes()
+    assert each[0][2].tobytes() == expected.tobytes(), "state dicts have the rows as they live"
+
+
+def test_codes_are_off_by_no_more_than_one_rounding_and_have_the_size_that_is_said():
+    rng = np.random.default_rng(3)
+    rows = torch.tensor(rng.normal(size=(300, 7)) * 10.0 ** rng.integers(-40, 4, (300, 1)))
+    for name, dtype in ((name, dtype) for name in CODECS for dtype in (torch.float32, torch.float64)):
+        values = rows.to(dtype)
+        code = RowCode(Codec(name), 7, dtype)
+        coded = code.encode(values)
+        assert coded.shape == (300, row_bytes(name, 7))
+        decoded = code.decode(coded)
+        assert decoded.dtype is dtype
+        sizes = values.abs().amax(1, keepdim=True) if name == "int8" else values.abs()
+        bound = float(rounding_error(name)) * sizes.double() + float(UNDERFLOW[name])
+        assert bool(((decoded.double() - values.double()).abs() <= bound * (1 + 1e-6)).all())
+        one_by_one = torch.cat([code.encode(row[None]) for row in values])
+        assert torch.equal(one_by_one, coded), "a row's code is its own, whatever is beside it"
+        assert torch.equal(torch.cat([code.decode(one[None]) for one in coded]), decoded)
+        assert code.decode(code.encode(values[:0])).shape == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("codec", "dtype", "value", "is_lost"),
+    [
+        ("float16", torch.float32, 65519.0, False),
+        ("float16", torch.float32, -65520.0, True),
+        ("bfloat16", torch.float32, 3.3895e38, False),
+        ("bfloat16", torch.float32, 3.4e38, True),
+        ("int8", torch.float32, -1.7e38, False),
+        ("float16", torch.float64, 1e300, True),
+        ("bfloat16", torch.float64, 1e300, True),
+        ("int8", torch.float64, 1e300, True),
+    ],
+    ids=str,
+)
+def test_finite_numbers_are_lost_only_with_a_word_and_infinite_ones_travel(codec, dtype, value, is_lost):
+    rows = torch.tensor([[1.0, value, 0.0], [0.5, 0.25, 2.0]], dtype=dtype)
+    code = RowCode(Codec(codec), 3, dtype)
+    assert (code.lost(rows, code.encode(rows)) is not None) == is_lost
+    assert bool(torch.isfinite(code.decode(code.encode(rows))).all()) != is_lost
+    rows[0, 1] = torch.inf
+    assert code.lost(rows, code.encode(rows)) is None
+    decoded = code.decode(code.encode(rows))
+    assert not bool(torch.isfinite(decoded[0, 1]))
+    assert bool(torch.isfinite(decoded[1]).all()), "other rows stay what they are"
+
+
+def refusal_of(ranks, table, act, schedule):
+    """The one line that all workers say."""
+
+    def run(world):
+        model = Rows(table)
+        act(model, wrapped(model, schedule, world), world.rank)
+
+    return said_by_all(ranks, run)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, local):
+    table = drawn(0)[0]
+    table[6, 2], table[6, 4], table[7, 1] = 1e6, -2e5, 5e6  # on workers 2, 2 and 3
+
+    def act(model, _, rank):
+        with torch.no_grad():
+            model(torch.tensor({1: [6, 1], 2: [7]}.get(rank, [])).long())
+
+    line = refusal_of(ranks, table, act, schedule_of(local=local))
+    assert line == (
+        "InputError: worker 2: parameter 'words.weight': a row that it hands out has 1e+06, beyond the largest number "
+        "65504 of its route's codec float16; use the codec bfloat16 or int8, or keep its numbers smaller"
+    )
+
+
+@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
+def test_a_gradient_beyond_the_range_stops_all_before_a_row_changes(ranks, way):
+    table, before = np.ones((ROWS, COLUMNS), dtype=np.float32), []
+
+    def act(model, optimizer, rank):
+        rows = model(torch.tensor([rank, 5]))
+        (rows.sum() * (1e6 if rank == 3 else 1.0) + model.rest.sum()).backward()
+        try:
+            optimizer.step()
+        finally:
+            before.append(bool((model.words.weight == 1).all()))
+
+    line = refusal_of(ranks, table, act, schedule_of(way))
+    assert line.startswith(
+        "InputError: worker 3: parameter 'words.weight': a gradient that it brings has 1e+06, beyond"
+    )
+    assert before == [True] * 4
+
+
+def test_a_worker_with_another_codec_is_named(ranks):
+    def run(world):
+        try:
+            wrapped(Rows(drawn(0)[0]), schedule_of(codec="int8" if world.rank == 2 else "float16"), world)
+        except HandshakeError as error:
+            return str(error)
+        return ""
+
+    said = ranks.run(4, run)
+    assert all("schedule differs: rank 2 has" in line for line in said), said
+
+
+def test_training_comes_to_the_loss_of_exact_rows(ranks):
+    """Rows learn targets of their own: what rounding takes from lookups and gradients does not keep them off."""
+    rng = np.random.default_rng(1)
+    table, targets = (rng.normal(size=(ROWS, COLUMNS)).astype(np.float32) for _ in range(2))
+    ids = rng.integers(0, ROWS, (16, 4, 16))
+
+    def run(codec):
+        def train(world):
+            model = Rows(table)
+            optimizer = wrapped(model, schedule_of(codec=codec), world, rate=1.0)
+            for step in range(len(ids)):
+                rows = torch.tensor(ids[step, world.rank])
+                optimizer.zero_grad()
+                (((model(rows) - torch.tensor(targets)[rows]) ** 2).sum() / 4 + model.rest.sum()).backward()
+                optimizer.step()
+            state = model.state_dict()["words.weight"]
+            optimizer.finish()
+            return None if state.is_meta else float(((state.numpy() - targets) ** 2).mean())
+
+        return ranks.run(4, train)[0]
+
+    losses = {codec: run(codec) for codec in ("none", "float16", "int8")}
+    first = float(((table - targets) ** 2).mean())
+    assert losses["none"] < first / 100
+    assert all(loss < losses["none"] + first / 1000 for loss in losses.values()), losses
+
+
+def test_parallelize_lets_rows_travel_in_a_codec_where_that_pays(ranks):
+    links = Hardware(inside=Link.of_bandwidth(5e9, 1e-5), nic=Link.of_bandwidth(25e6, 1e-5))
+
+    def run(world):
+        model = nn.Sequential(nn.Embedding(20_000, 64, sparse=True), nn.Linear(64, 1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.arange(200) * 7 + world.rank]
+        where = Cluster.regular(2, 2, hardware=links)
+        _, optimizer = partreduce.parallelize(model, inner, where, batches=batches, table_codec="float16", world=world)
+        optimizer.finish()
+        return optimizer.schedule.routes.tables[0].in_words, optimizer.reasons[0]
+
+    (words, reason), *others = ranks.run(4, run)
+    assert others == [(words, reason)] * 3
+    assert words == "sharded in float16"
+    assert ": sharded in float16, " in reason
+
+
+@pytest.mark.parametrize("codec", ["int4", "float16"])
+def test_parallelize_refuses_a_codec_that_is_none_and_one_beside_a_schedule_that_says_its_own(codec):
+    model = Rows(drawn(0)[0])
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = "is not one of none, float16" if codec == "int4" else "says itself how its tables travel"
+    with pytest.raises(InputError, match=expected):
+        partreduce.parallelize(model, inner, schedule_of(), table_codec=codec)

@@ -1,0 +1,250 @@
+"""Hop at run time: what is averaged is what the protocol allows, and nobody drifts further apart than was proved."""
+
+import os
+import threading
+import time
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from helpers.gap_runs import (
+    GapCase,
+    gap_problems,
+    make_gap_case,
+    optimizer_of,
+    plan_of,
+    replay,
+    replayed_values,
+    ring_edges,
+    run_gap_case,
+)
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
+from partreduce.runtime.state.saved_state import unpack
+from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
+from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.verify.gaps.exact import exact_bounds
+
+RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
+"""`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/strategies/test_gap.py -k protocol_allows` runs as many."""
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_every_average_uses_what_the_protocol_allows(ranks, block):
+    """Random settings and graphs, delays, slow and paused workers: the log is replayed by the protocol and by NumPy."""
+    for seed in range(block * RUNS // 2, (block + 1) * RUNS // 2):
+        case = make_gap_case(seed, uneven=seed % 4 == 0)
+        results = ranks.run(case.schedule.num_workers, lambda world, case=case: run_gap_case(case, world))
+        assert not replay(case, results), case
+        got = np.stack([result["values"] for result in results])
+        np.testing.assert_allclose(got, replayed_values(case, results), rtol=0, atol=1e-12, err_msg=f"{case}")
+        assert not gap_problems(case, results), case
+        assert all(np.array_equal(result["means"], results[0]["means"]) for result in results if case.meets > 0)
+        for result in results:
+            held = [(event.fill, event.source) for event in result["events"] if event.kind == "update"]
+            assert all(fill <= result["log"].capacities[source] for fill, source in held)
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_before_a_skip_updates_count_by_their_age(ranks, order):
+    """Own parameters are then some steps old, and an update may be newer than the step; in NumPy from the log."""
+    gap = Gap(max_ig=4, staleness=5, weights=Weights.ITERATION, skip=Skip(limit=10), order=order)
+    numbers, n, rounds = np.random.default_rng(11), 4, 12
+    start, push = numbers.normal(size=(n, 3)), numbers.normal(size=(n, rounds, 3))
+    case = GapCase(plan_of(n, ring_edges(n), gap), rounds, start, push, {(0, 3): np.inf}, 0.001, (rounds,) * n)
+    results = ranks.run(n, lambda world: run_gap_case(case, world))
+    assert any(event.kind == "renewed" for event in results[0]["events"])
+    assert not replay(case, results)
+    got = np.stack([result["values"] for result in results])
+    np.testing.assert_allclose(got, replayed_values(case, results), rtol=0, atol=1e-12)
+
+
+def test_weights_are_the_equations():
+    edges = {1: Fraction(1, 4), 2: Fraction(1, 8)}
+    assert weights_of(Gap(backup=1, max_ig=1), edges, 5, 5, [(2, 5)]) == (Fraction(7, 8), [Fraction(1, 8)])
+    uniform = Gap(weights=Weights.UNIFORM)
+    assert weights_of(uniform, edges, 5, 5, [(1, 5), (2, 5)]) == (Fraction(1, 3), [Fraction(1, 3)] * 2)
+    by_age = Gap(staleness=2, weights=Weights.ITERATION)  # in step 5: of step 3 once, of its own three times, of 7 five
+    assert weights_of(by_age, edges, 5, 5, [(1, 3), (2, 7)]) == (Fraction(3, 9), [Fraction(1, 9), Fraction(5, 9)])
+    assert weights_of(by_age, edges, 9, 5, [(1, 9)]) == (
+        Fraction(1, 4),
+        [Fraction(3, 4)],
+    )  # own is too old, counts once
+
+
+def recursion(start, push, edges, rounds, order):
+    """D-PSGD in NumPy: x ← W (x + u), or x ← W x + u; (n, WIDTH)."""
+    n = len(start)
+    matrix = np.zeros((n, n))
+    for u, v in edges:
+        matrix[v, u] = 1 / 8
+    np.fill_diagonal(matrix, 1 - matrix.sum(1))
+    x = start.copy()
+    for k in range(rounds):
+        x = matrix @ (x + push[:, k]) if order is Order.SERIAL else matrix @ x + push[:, k]
+    return x
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("options", [{}, {"max_ig": 2}, {"notify_ack": True}, {"notify_ack": True, "max_ig": 1}])
+def test_what_takes_every_update_is_d_psgd(ranks, options, order):
+    """Dyadic numbers of few bits make no rounding error."""
+    n, rounds = 5, 6
+    numbers = np.random.default_rng(3)
+    start, push = numbers.integers(-8, 9, (n, 3)) / 4.0, numbers.integers(-8, 9, (n, rounds, 3)) / 4.0
+    for edges in (ring_edges(n), [*ring_edges(n, both=False), (0, 2), (1, 4)]):
+        schedule = plan_of(n, edges, Gap(order=order, **options))
+
+        def work(world, schedule=schedule):
+            model, optimizer = optimizer_of(world, schedule, start[world.rank])
+            for k in range(rounds):
+                model.set_gradient(0.0, push[world.rank, k])
+                optimizer.step()
+            values = model.values().numpy().copy()
+            optimizer.finish()
+            return values, model.values().numpy().copy()
+
+        results = ranks.run(n, work)
+        wanted = recursion(start, push, edges, rounds, order)
+        np.testing.assert_array_equal(np.stack([values for values, _ in results]), wanted)
+        np.testing.assert_allclose(np.stack([mean for _, mean in results]), np.tile(wanted.mean(0), (n, 1)), rtol=1e-14)
+
+
+SETTINGS = [
+    Gap(order=Order.PARALLEL),
+    Gap(order=Order.PARALLEL, notify_ack=True),
+    Gap(max_ig=3, staleness=2, reduce=Reducing.NEWEST, order=Order.PARALLEL),
+    Gap(max_ig=3, staleness=2),
+    Gap(max_ig=3, backup=1, skip=Skip(limit=4)),
+]
+
+
+@pytest.mark.parametrize(
+    ("gap", "width"),
+    [
+        *((gap, 3) for gap in SETTINGS),
+        (Gap(order=Order.PARALLEL, notify_ack=True, max_ig=1), 700_000),  # two parts, which tokens and acks overtake
+    ],
+)
+def test_a_run_goes_on_from_its_checkpoint(ranks, gap, width, tmp_path):
+    """Queues, tokens and their arrays: where every reduce is determined, the numbers afterwards are the same bits."""
+    n, rounds, at = (4, 8, 4) if width == 3 else (3, 4, 2)
+    numbers = np.random.default_rng(5)
+    start, push = numbers.normal(size=(n, width)), numbers.normal(size=(n, rounds, width))
+    schedule = plan_of(n, ring_edges(n), gap)
+
+    together = threading.Barrier(n)
+
+    def work(world, *, resumes):
+        model, optimizer = optimizer_of(world, schedule, start[world.rank])
+        state = {}
+        if resumes:
+            resumed = load_checkpoint(optimizer, tmp_path)
+            assert resumed.round == at
+            together.wait(20)
+            saved, _ = unpack(read_bytes(resumed.folder / file_of(world.rank)), resumed.folder)
+            state = {name: tensor.clone() for name, tensor in optimizer.runner.state().items()}
+            together.wait(20)
+            assert state.keys() == {name.removeprefix("strategy/") for name in saved if name.startswith("strategy/")}
+            assert all(state[name].equal(saved[f"strategy/{name}"]) for name in state)
+        while optimizer.round < rounds:
+            time.sleep(0.002 * world.rank)
+            model.set_gradient(0.5, push[world.rank, optimizer.round])
+            optimizer.step()
+            if optimizer.round == at and not resumes:
+                save_checkpoint(optimizer, tmp_path)
+        values = model.values().numpy().copy()
+        optimizer.finish()
+        return values, state
+
+    first = ranks.run(n, lambda world: work(world, resumes=False))
+    again = ranks.run(n, lambda world: work(world, resumes=True))
+    for (values, _), (values_again, state) in zip(first, again, strict=True):
+        assert gap.order is Order.SERIAL or any(name.startswith("gap/update") for name in state)
+        if gap.takes_all:
+            np.testing.assert_array_equal(values, values_again)
+
+
+HELD = [
+    ({}, True),
+    ({"max_ig": 2}, False),
+    ({"notify_ack": True}, True),
+    ({"max_ig": 3, "staleness": 1}, True),
+    ({"max_ig": 3, "staleness": 2, "backup": 1, "inquire": True}, False),
+    ({"max_ig": 2, "backup": 1, "skip": Skip(limit=10)}, True),
+]
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("held", [*((*held, False) for held in HELD), (*HELD[-1], True)], ids=str)
+def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ranks, held, order, monkeypatch):
+    """Worker 0 stops with its update sent; the others stop at the bound, and its queues are full.
+
+    It stops in step 3, or, where it was left behind before that and skipped it, in the step that it came to instead.
+    """
+    n, rounds = 5, 20
+    options, both, is_late = held
+    schedule = plan_of(n, ring_edges(n, both=both), Gap(order=order, **options))
+    machine = hop_of(schedule.strategy.rounds[0], schedule.strategy.when)
+    bounds = exact_bounds(machine.graph, machine.setting)
+    stop_before = Advance if machine.setting.notify_ack else Reduce  # whose acknowledgement lets its sources go on
+    capacity = {u: 1 if machine.setting.staleness else bounds[u][0] + 1 for u in machine.graph.sources[0]}
+    reduced = stop_before is Advance  # one update has left the queue
+    wanted = [bounds[v][0] for v in range(n)], {u: (places - reduced, places) for u, places in capacity.items()}
+    runners, seen, stopped, released = {}, [], [], threading.Event()
+
+    def now():
+        """How far each is ahead of worker 0, and the fill of its queues."""
+        at = stopped[0]
+        logs = [runners[v].log for v in sorted(runners)]
+        entered = [[event.step for event in list(log.events) if event.kind == "entered"] for log in logs]
+        return [max(steps, default=0) - at for steps in entered], runners[0].rings.fill()
+
+    def watch():
+        """Let go once they stand where they should, and have stood there for a moment."""
+        deadline = time.monotonic() + 15
+        while not released.is_set():
+            if now() == wanted or time.monotonic() > deadline:
+                time.sleep(0.1)
+                seen.append(now())
+                released.set()
+            time.sleep(0.01)
+
+    def left_behind(runner):
+        """Wait in step 2 until the neighbours are as far ahead as they may be, and their tokens say so."""
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline and min(runner.status().tokens) < runner.gap.max_ig + 2:
+            time.sleep(0.005)
+
+    def work(world):
+        model, optimizer = optimizer_of(world, schedule, np.zeros(3))
+        runner = optimizer.runner
+        runner.log.is_on = True
+        runners[world.rank] = runner
+        if world.rank == 0:
+            awaited = runner._await
+
+            def pausing(operation, kind):
+                if is_late and kind is Advance and operation.round == 2:
+                    left_behind(runner)
+                if kind is stop_before and operation.round >= 3 and not stopped:
+                    stopped.append(operation.round)
+                    threading.Thread(target=watch).start()
+                    assert released.wait(20)
+                return awaited(operation, kind)
+
+            monkeypatch.setattr(runner, "_await", pausing)
+        while optimizer.round < rounds:
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return {"events": runner.log.events}
+
+    results = ranks.run(n, work)
+    assert seen == [wanted]
+    assert stopped == [3] or schedule.strategy.when.skip is not None
+    assert not is_late or stopped[0] > 3
+    assert not gap_problems(SimpleNamespace(schedule=schedule, gap=machine.setting), results)

@@ -1,0 +1,181 @@
+"""The driver of Hop's protocol object by itself: what messages that come late, twice or too early change."""
+
+import torch
+
+from partreduce.runtime.strategies.event_log import GapLog
+from partreduce.runtime.strategies.gap.driver import GapDriver
+from partreduce.runtime.transport.arrays import frame_of
+from partreduce.runtime.transport.mailbox import Message
+from partreduce.runtime.transport.payload_rings import PayloadRings
+from partreduce.runtime.transport.updates import Layout
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce
+from partreduce.topo.strategies.gap import Gap, Order, Skip
+
+RING = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
+ARRAY = torch.ones(4)
+
+
+def driver_of(gap):
+    """Worker 0 of three in step 0, its update sent, and what its mailbox's thread sent."""
+    rings = PayloadRings(0, {1: 3, 2: 3}, Layout([ARRAY]))
+    sent = []
+    driver = GapDriver(
+        Hop(RING, gap, fine=True),
+        0,
+        rings,
+        keeps=False,
+        log=GapLog(is_on=True),
+        enter=lambda *_: None,
+        send=sent.append,
+    )
+    return driver, sent
+
+
+def opened(gap):
+    driver, sent = driver_of(gap)
+    driver.open(0)
+    driver.offer(())
+    return driver, sent
+
+
+def update(source, step, tokens=0, generation=0):
+    return Message(source, "update", (0, generation, step, tokens), (frame_of(ARRAY * step),))
+
+
+def test_totals_that_come_late_or_twice_give_nothing_more():
+    driver, _ = opened(Gap(max_ig=2))
+    for total in (2, 1, 2):  # the message about the first token was overtaken
+        driver.deliver(Message(1, "token", (0, total)))
+    assert driver.state.tokens == (4, 2)
+    driver.deliver(update(1, 0, tokens=3))
+    driver.deliver(Message(1, "token", (0, 3)))
+    assert driver.state.tokens == (5, 2)
+
+
+def test_a_mark_says_what_urgent_messages_have_not_said_yet():
+    """A mark keeps its order among updates; tokens and acknowledgements sent before it may come after it."""
+    driver, sent = opened(Gap(max_ig=2, notify_ack=True, order=Order.PARALLEL))
+    for source in (1, 2):
+        driver.deliver(update(source, 0))
+    driver.fire(Reduce)
+    driver.offer(driver.fire(Advance).letters)
+    assert not driver.has_left, "it has no acknowledgement"
+    driver.deliver(Message(1, "ack", (0, 1)))
+    driver.pause()
+    driver.deliver(Message(2, "mark", (0, 1, 1, 1)))
+    assert driver.unmarked() == (1,)
+    assert driver.state.tokens == (1, 2)
+    assert driver.has_left
+    assert sent == [{1: (0, 1, 0), 2: (0, 1, 0)}]
+    before = driver.state
+    driver.deliver(Message(2, "ack", (0, 1)))
+    driver.deliver(Message(2, "token", (0, 1)))
+    assert driver.state == before
+
+
+def test_messages_of_another_beginning_wait_for_it_or_are_dropped():
+    driver, _ = opened(Gap())
+    driver.deliver(update(1, 5, generation=1))
+    driver.deliver(update(2, 0))
+    driver.drop()
+    driver.deliver(update(2, 1))
+    driver.open(5)
+    assert driver.rings.steps(1) == (5,)
+    assert driver.rings.steps(2) == ()
+    assert driver.state.updates == (1, 0)
+
+
+def test_what_was_sent_before_the_queues_were_thrown_away_changes_nothing_afterwards():
+    """Every kind of message of an earlier generation, whether it comes before this worker begins again or after."""
+    old = [
+        update(1, 0),
+        Message(1, "token", (0, 2)),
+        Message(1, "ack", (0, 1)),
+        Message(1, "mark", (0, 5, 3, 1)),
+    ]
+    driver, sent = driver_of(Gap(max_ig=2, notify_ack=True, order=Order.PARALLEL))
+    driver.open(0)
+    driver.drop()
+    for message in old:
+        driver.deliver(message)
+    driver.open(0)
+    driver.pause()
+    begun = driver.state
+    for message in old:
+        driver.deliver(message)
+    assert driver.state == begun
+    assert driver.rings.steps(1) == ()
+    assert driver.unmarked() == (1, 2)
+    assert driver.paused() == frozenset()
+    assert not sent
+
+
+def test_what_comes_before_the_first_step_waits_for_it():
+    driver, _ = driver_of(Gap(max_ig=2))
+    driver.deliver(update(1, 0, tokens=1))
+    driver.deliver(Message(2, "token", (0, 2)))
+    driver.open(0)
+    assert driver.rings.steps(1) == (0,)
+    assert driver.state.tokens == (3, 4)
+
+
+def test_a_new_beginning_has_no_update_and_no_pause_of_the_last_one():
+    driver, _ = opened(Gap(max_ig=2))
+    driver.deliver(update(1, 0))
+    driver.pause()
+    driver.deliver(Message(1, "mark", (0, 1, 0, 0)))
+    assert driver.unmarked() == (2,)
+    driver.drop()
+    driver.open(0)
+    assert driver.rings.steps(1) == ()
+    driver.deliver(update(1, 0, generation=1))
+    assert driver.rings.steps(1) == (0,)
+    marks = driver.pause()
+    assert [letter.numbers for letter in marks] == [(1, 1, 0, 0)] * 2
+    assert driver.unmarked() == (1, 2)
+    for source in (1, 2):
+        driver.deliver(Message(source, "mark", (1, 1, 0, 0)))
+    assert driver.unmarked() == ()
+
+
+def test_what_is_sent_after_the_next_beginning_waits_for_it():
+    driver, _ = driver_of(Gap(max_ig=2))
+    driver.open(0)
+    driver.deliver(Message(1, "mark", (1, 1, 4, 0)))
+    driver.deliver(Message(1, "token", (1, 3)))
+    assert driver.paused() == frozenset()
+    assert driver.state.tokens == (2, 2)
+    driver.drop()
+    driver.open(0)
+    assert driver.state.tokens == (6, 2), "the mark says the most"
+    assert driver.paused() == {1}
+
+
+def test_what_is_missing_is_said_by_name():
+    driver, _ = opened(Gap(max_ig=1, backup=(1, 0, 0)))
+    assert driver.missing().what == "an update of step 0"
+    assert (driver.missing().of, driver.missing().needed) == ((1, 2), 1)
+    driver.deliver(update(2, 0))
+    assert driver.missing() is None
+    driver.fire(Reduce)
+    driver.fire(Advance)
+    driver.offer(())
+    driver.deliver(update(2, 1))
+    driver.fire(Reduce)
+    assert (driver.missing().what, driver.missing().of) == ("a token to enter step 2", (1, 2))
+
+
+def test_a_token_that_comes_after_a_look_makes_the_step_a_skip():
+    """What is raised is chosen under the lock: a message may come between seeing that one may go on and doing so."""
+    driver, _ = opened(Gap(max_ig=2, backup=1, skip=Skip(limit=10)))
+    for source in (1, 2):
+        driver.deliver(update(source, 0))
+    driver.fire(Reduce)
+    for by in (1, 2):
+        assert driver.offers(Advance)
+        driver.deliver(update(1, by))
+        for source in (1, 2):
+            driver.deliver(Message(source, "token", (0, by)))
+    assert driver.fire(Advance).by == 2
+    assert driver.state.step == 2

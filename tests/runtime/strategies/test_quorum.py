@@ -1,0 +1,486 @@
+"""A quorum at run time: nothing is lost or counted twice, replicas stay equal, and NumPy says the same by the log."""
+
+import itertools
+import os
+import threading
+import time
+import warnings
+from datetime import timedelta
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import partreduce
+from helpers.quorum_runs import (
+    WIDTH,
+    TwoBuckets,
+    make_quorum_case,
+    quorum_problems,
+    replayed,
+    run_quorum_case,
+)
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.strategies.quorum import spread
+from partreduce.runtime.strategies.quorum.spread import children
+from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.nccl import NcclWorld
+from partreduce.runtime.virtual_time.predict import ARRAYS
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Form, How
+from partreduce.topo.strategies.quorum import Counting, Divide, MissedResults, Quorum, QuorumStart
+
+RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "16"))
+"""`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout=3000 tests/runtime/strategies/test_quorum.py -k conserved` draws on."""
+
+
+def assert_conserved(case, results):
+    """The sum of all that was delivered is that of all that was computed, and replicas are equal after each round."""
+    assert not quorum_problems(case, results), case
+    assert len({tuple(result["rounds"]) for result in results}) == 1, case
+    allowed = ARRAYS["quorum"](case.schedule.strategy, case.num_workers) - 1  # which the mean model has
+    assert all(result["made"] <= allowed for result in results), case
+    exact = case.when.divide is Divide.WORKERS and not case.when.synchronise_every
+    for result, wanted in zip(results, replayed(case, results), strict=True):
+        np.testing.assert_allclose(
+            result["history"], np.reshape(wanted, (-1, 5)), rtol=0, atol=0 if exact else 1e-4, err_msg=f"{case}"
+        )
+    if case.when.missed is MissedResults.LATEST:
+        return
+    first = results[0]
+    for result in results:
+        np.testing.assert_array_equal(result["final"], first["final"])
+        np.testing.assert_array_equal(result["means"], first["means"])
+        assert result["last"] is None or np.array_equal(result["final"], first["final"])
+        if case.when.missed is MissedResults.EACH:
+            np.testing.assert_array_equal(result["history"], first["history"])
+    if case.when.divide is Divide.WORKERS:
+        np.testing.assert_array_equal(first["final"], -sum(case.made(), np.zeros(5)) / case.num_workers)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_gradients_are_conserved(ranks, block):
+    """Random settings, delays, pauses and slow workers."""
+    for seed in range(block * RUNS // 2, (block + 1) * RUNS // 2):
+        case = make_quorum_case(seed)
+        results = ranks.run(case.num_workers, lambda world, case=case: run_quorum_case(case, world))
+        assert_conserved(case, results)
+
+
+def schedule_of(n, nodes=1, how=None, **options):
+    when = Quorum(**({"quorum": QuorumStart.SOLO} | options))
+    return Schedule("quorum", Cluster.regular(nodes, n // nodes), AllReduce(when=when, how=how or How()))
+
+
+def wrapped(world, schedule, make=None, values=(0.0,) * WIDTH, **options):
+    model = TwoBuckets(list(values))
+    inner = make(model.parameters()) if make else torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, inner, DistributedOptimizer(inner, model, schedule, world=world, timeout=20, **options)
+
+
+def call(model, optimizer, value):
+    model.set_gradient(np.full(WIDTH, float(value)))
+    optimizer.step()
+
+
+@pytest.mark.parametrize("count", list(Counting))
+@pytest.mark.parametrize(("bound", "before"), [(1, 2), (3, 0)])
+def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_further(ranks, bound, before, count):
+    """Its process goes on, and with it the thread that sums: C rounds wait for it, and the next one waits as well."""
+    n = 4
+    schedule = schedule_of(n, staleness=bound, count=count)
+    stopped, released, far = threading.Event(), threading.Event(), [0] * n
+    queued = f"computes a gradient, while {bound} result{'s wait' if bound > 1 else ' waits'} for it"
+
+    def work(world):
+        rank = world.rank
+        model, _, optimizer = wrapped(world, schedule)
+        drivers[rank] = optimizer.runner.driver
+        for number in range(before + 10):
+            if rank == 0 and number == before:
+                far[0] = optimizer.round
+                stopped.set()
+                released.wait(20)
+            elif number >= before:
+                stopped.wait(20)
+            call(model, optimizer, n)
+            far[rank] = optimizer.round if rank else far[0]
+        optimizer.finish()
+        return model.values()
+
+    def watch():
+        stopped.wait(20)
+        deadline = time.monotonic() + 20
+        while max(far[1:]) < far[0] + bound and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)  # for whoever would go further
+        seen.append(list(far))
+        while said[-1:] != [queued] and time.monotonic() < deadline:  # the last result may be on its way to worker 0
+            drivers[0].say(said.append)
+            time.sleep(0.01)
+        released.set()
+
+    seen, said, drivers = [], [], {}
+    watching = threading.Thread(target=watch)
+    watching.start()
+    results = ranks.run(n, work)
+    watching.join()
+    assert max(seen[0][1:]) == seen[0][0] + bound
+    assert said[-1] == queued
+    assert all((values == -n * (before + 10)).all() for values in results)
+
+
+def test_a_worker_whose_data_has_ended_says_that_it_rests(ranks):
+    """And not that it is behind; once all have ended, nobody rests."""
+    schedule, runners, seen = schedule_of(3), {}, []
+
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule)
+        runners[world.rank] = optimizer.runner
+        with optimizer.join():
+            for number in range(2 if world.rank == 0 else 5):
+                call(model, optimizer, 3.0)
+                if world.rank == 1 and number == 3:
+                    deadline = time.monotonic() + 20
+                    while not runners[0].rests and time.monotonic() < deadline:
+                        time.sleep(0.005)
+                    seen.append((runners[0].rests, runners[1].rests))
+        assert not optimizer.runner.rests
+        optimizer.finish()
+
+    ranks.run(3, work)
+    assert seen == [(True, False)]
+
+
+def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
+    """Each result by itself, whoever sees it: replicas stay equal, and a step is no longer than the bound."""
+    n, bound = 3, 0.5
+    schedule = schedule_of(n)
+
+    def work(world):
+        model, inner, optimizer = wrapped(world, schedule)
+        history = [model.values()]
+        inner.register_step_post_hook(lambda *_: history.append(model.values().copy()))
+
+        def clip():
+            torch.nn.utils.clip_grad_norm_([model.wide], bound)
+
+        with optimizer.join(after_averaging=clip):
+            for number in range(6):
+                time.sleep(0.01 * (world.rank == 1))
+                model.set_gradient(np.full(WIDTH, float(number + world.rank)))
+                optimizer.average_gradients()
+                clip()
+                optimizer.step()
+        optimizer.finish()
+        return np.array(history)
+
+    results = ranks.run(n, work)
+    assert all(np.array_equal(history, results[0]) for history in results)
+    lengths = np.linalg.norm(np.diff(results[0][:, :3], axis=0), axis=1)
+    assert lengths.max() <= bound + 1e-6
+    assert np.isclose(lengths, bound, atol=1e-5).any()
+
+
+def test_partreduce_clips_results_that_others_see_in_another_call(ranks):
+    """Given to join() it is called while a call or the end takes results, and must not call by itself there."""
+
+    def work(world):
+        model, inner, optimizer = wrapped(world, schedule_of(3))
+        history = [model.values()]
+        inner.register_step_post_hook(lambda *_: history.append(model.values().copy()))
+        clip = partial(partreduce.clip_grad_norm_, list(model.parameters()), 0.5)
+        with optimizer.join(after_averaging=clip):
+            for number in range(3 + world.rank):
+                time.sleep(0.005 * (world.rank == 1))
+                model.set_gradient(np.full(WIDTH, float(number + 1)))
+                clip()
+                optimizer.step()
+        optimizer.finish()
+        return np.array(history)
+
+    results = ranks.run(3, work)
+    assert all(np.array_equal(history, results[0]) for history in results)
+
+
+def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
+    def with_function(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        try:
+            with optimizer.join(after_averaging=lambda: None):
+                call(model, optimizer, 1)
+        finally:
+            optimizer.runner.close()
+
+    def without_step(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        model.set_gradient(np.ones(WIDTH))
+        optimizer.average_gradients()
+        try:
+            optimizer.finish()
+        finally:
+            optimizer.runner.close()
+
+    for work, words in ((with_function, "leave after_averaging out"), (without_step, "call step() first")):
+        errors = ranks.run(2, work, catch=InputError)
+        assert all(words in str(error) for error in errors)
+        ranks.fresh()
+
+
+def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        for _ in range(1 + world.rank):
+            call(model, optimizer, 2)
+            with optimizer.mean_model():
+                pass
+        optimizer.finish()
+
+    errors = ranks.run(2, work, catch=PeerLostError)
+    ranks.fresh()
+    assert any("after the same number of step() calls" in str(error) for error in errors)
+    assert not any("put the training loop into" in str(error) for error in errors)
+
+
+def test_states_of_different_rounds_are_not_loaded(ranks):
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        call(model, optimizer, 2)
+        with optimizer.mean_model():
+            state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        state["partreduce"]["steps"] += world.rank
+        try:
+            optimizer.load_state_dict(state)
+        finally:
+            optimizer.runner.close()
+
+    errors = ranks.run(2, work, catch=InputError)
+    assert all("take them inside mean_model()" in str(error) for error in errors)
+
+
+def test_a_function_is_for_its_own_join(ranks):
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        with optimizer.join(after_averaging=optimizer.zero_grad):
+            pass
+        for _ in range(3 + world.rank):
+            call(model, optimizer, 2)
+        optimizer.finish()
+        return model.values()
+
+    assert all((values == -7).all() for values in ranks.run(2, work))
+
+
+@pytest.mark.parametrize("by_rounds", [False, True])
+def test_rates_that_go_on_by_calls_are_warned_of(ranks, by_rounds):
+    n, schedule = 3, schedule_of(3)
+
+    def work(world):
+        model, inner, optimizer = wrapped(world, schedule)
+        state = lambda: optimizer.runner.driver.state  # noqa: E731 - it changes
+        rates = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+        with optimizer.join(after_averaging=rates.step if by_rounds else None):
+            for number in range(5):
+                deadline = time.monotonic() + 20
+                while (world.rank, number) == (1, 0) and len(state().results) < 2 and time.monotonic() < deadline:
+                    time.sleep(0.001)  # its first call takes several
+                model.set_gradient(np.ones(WIDTH))
+                optimizer.average_gradients()
+                if by_rounds:
+                    rates.step()
+                optimizer.step()
+                if not by_rounds:
+                    rates.step()
+        values = model.values()
+        optimizer.finish()
+        return values
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = ranks.run(n, work)
+    said = [str(warning.message) for warning in caught if "different settings" in str(warning.message)]
+    assert bool(said) is not by_rounds
+    assert all(np.array_equal(values, results[0]) for values in results) is by_rounds
+
+
+def test_a_checkpoint_loses_no_gradient(ranks, tmp_path):
+    """Workers of unequal speed save with gradients late; who goes on from there has applied all of them."""
+    n, calls = 3, 5
+    schedule = schedule_of(n, staleness=2)
+
+    def work(world, *, resumes):
+        model, _, optimizer = wrapped(world, schedule, lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
+        if resumes:
+            assert load_checkpoint(optimizer, tmp_path).round == optimizer.round
+        for number in range(calls * resumes, calls * (1 + resumes)):
+            time.sleep(0.01 * world.rank)
+            call(model, optimizer, (number + 1) * n)
+        if not resumes:
+            save_checkpoint(optimizer, tmp_path)
+        total = optimizer.round, model.values()
+        optimizer.finish()
+        return total
+
+    first = ranks.run(n, lambda world: work(world, resumes=False))
+    second = ranks.run(n, lambda world: work(world, resumes=True))
+    for results in (first, second):
+        assert len({round_ for round_, _ in results[:1]}) == 1
+    assert len({round_ for round_, _ in first}) == 1
+    assert all(np.array_equal(values, first[0][1]) for _, values in first)
+    assert min(round_ for round_, _ in second) > first[0][0]
+
+
+def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
+    momentum = lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5)  # noqa: E731 - three of them in a row
+    for make, words in ((momentum, "SGD with momentum"), (torch.optim.Adam, "is Adam")):
+        errors = ranks.run(
+            2, lambda world, make=make: wrapped(world, schedule_of(2, missed=MissedResults.SUM), make), catch=InputError
+        )
+        assert all(words in str(error) and "\n" not in str(error) for error in errors)
+
+    def scaled(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        scaler.scale(model.wide.sum() + model.narrow.sum()).backward()
+        scaler.unscale_(optimizer)
+        optimizer.average_gradients()
+        try:
+            scaler.step(optimizer)
+        finally:
+            optimizer.runner.close()
+
+    errors = ranks.run(2, scaled, catch=InputError)
+    assert all("before a GradScaler's verdict" in str(error) for error in errors)
+
+    def clips_sums(world):
+        model, _, optimizer = wrapped(world, schedule_of(2, missed=MissedResults.SUM))
+        with optimizer.join(after_averaging=lambda: None):
+            model.set_gradient(np.ones(WIDTH))
+            optimizer.average_gradients()
+            model.wide.grad.mul_(0.5)
+            try:
+                optimizer.step()
+            finally:
+                optimizer.runner.close()
+
+    assert all("use missed: each" in str(error) for error in ranks.run(2, clips_sums, catch=InputError))
+
+
+def test_communicators_are_used_again_only_after_all_have_finished(ranks):
+    """A sum that one worker left under way would meet that of the next optimizer, which ends a process inside gloo."""
+
+    def work(world):
+        lines = []
+        for finishes in (True, False, True):
+            _, _, optimizer = wrapped(world, schedule_of(2))
+            lines.append(optimizer.runner.line(0))
+            (optimizer.finish if finishes else optimizer.runner.close)()
+        return [lines.index(line) for line in lines]
+
+    assert ranks.run(2, work) == [[0, 0, 2], [0, 0, 2]]
+
+
+def test_a_tree_tells_everybody_once():
+    for size in (2, 3, 7, 64, 65, 100):
+        told = [child for place in range(size) for child in children(place, size)]
+        assert sorted(told) == list(range(1, size))
+        depth = {0: 0}
+        for place in range(size):
+            for number, child in enumerate(children(place, size)):
+                depth[child] = depth[place] + 1 + number
+        assert max(depth.values()) <= (size - 1).bit_length()
+
+
+def test_activations_down_a_tree_run_the_same_rounds(ranks, monkeypatch):
+    monkeypatch.setattr(spread, "DIRECT", 2)
+    for seed in itertools.islice((s for s in range(1000, 2000) if make_quorum_case(s).num_workers > 4), 6):
+        case = make_quorum_case(seed)
+        assert_conserved(case, ranks.run(case.num_workers, lambda world, case=case: run_quorum_case(case, world)))
+
+
+def test_a_sum_in_two_levels_is_summed_so(ranks):
+    """The form of a schedule holds for partial sums, too."""
+    schedule = schedule_of(4, nodes=2, how=How(form=Form.HIERARCHICAL))
+
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule)
+        form = type(optimizer.runner.communicators[optimizer.run.everyone]).__name__
+        for number in range(3):
+            call(model, optimizer, number)
+        optimizer.finish()
+        return form, model.values()
+
+    for form, values in ranks.run(4, work):
+        assert form == "HierarchicalCommunicator"
+        np.testing.assert_array_equal(values, -3)
+
+
+def test_models_in_sixteen_bits_are_told_apart_by_an_array_of_their_own(ranks):
+    """No number of a bucket is exact there; late halves do not leave their range before they are divided."""
+    schedule = schedule_of(2)
+
+    def work(world):
+        model = torch.nn.Linear(2, 2, bias=False, dtype=torch.float16)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
+        for _ in range(4):
+            model.weight.grad = torch.full_like(model.weight, 4096.0)
+            optimizer.step()
+        optimizer.finish()
+        return model.weight.detach().float().numpy()
+
+    for values in ranks.run(2, work):
+        np.testing.assert_array_equal(values, -4 * 4096)
+
+
+def test_an_optimizer_that_one_worker_cannot_make_ends_the_world_of_all(ranks, monkeypatch):
+    """At once. Else the next one would meet in the first line on one worker and in the second on the other."""
+    make = Mailbox.__init__
+
+    def fails(mailbox, store, rank, *given, **options):
+        if rank == 1:
+            raise UnavailableError("no free port")
+        make(mailbox, store, rank, *given, **options)
+
+    monkeypatch.setattr(Mailbox, "__init__", fails)
+
+    def work(world):
+        said = []
+        for _ in range(2):
+            with pytest.raises(UnavailableError) as caught:
+                wrapped(world, schedule_of(2))
+            said.append(str(caught.value))
+            monkeypatch.setattr(Mailbox, "__init__", make)
+        return said, world.abandoned
+
+    ranks.fresh()
+    (first, first_left), (second, second_left) = ranks.run(2, work)
+    ranks.fresh()
+    assert first_left
+    assert second_left
+    assert "worker 1" in first[0]
+    assert second[0] == "no free port"
+    for said in (first, second):
+        assert said[1] == "group {0,1}: the groups of this run were destroyed after a failure"
+
+
+def test_workers_with_devices_meet_over_gloo_for_their_host_memory(ranks):
+    """No device is needed for that: NCCL's world makes it of its store."""
+
+    def work(world):
+        limit, device = timedelta(seconds=20), torch.device("cpu")
+        device_world = NcclWorld(world.store, world.rank, world.size, limit, device=device, attempt=2)
+        host = device_world.on_host()
+        assert host is device_world.on_host()
+        numbers = torch.ones(3)
+        host.create((0, 1), name="quorum 0").all_reduce(numbers).wait()
+        device_world.abandon()
+        assert host.abandoned
+        return numbers.tolist()
+
+    assert ranks.run(2, work) == [[2.0] * 3] * 2

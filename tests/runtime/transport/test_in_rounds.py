@@ -1,0 +1,156 @@
+"""Long messages in rounds of pairs: what arrives is what arrives at once, few are under way, nobody waits for ever."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import partreduce
+from partreduce.runtime.sharding import wire
+from partreduce.runtime.transport import in_rounds
+from partreduce.runtime.transport.in_rounds import AHEAD, goes_in_rounds, rounds
+from partreduce.runtime.transport.in_thread import InThread
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+ROWS, COLUMNS = 64, 6
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_what_arrives_in_rounds_is_what_arrives_at_once(ranks, size):
+    """Messages of unequal lengths, some of them empty, one to oneself among them; twice, one after the other."""
+    lengths = torch.randint(0, 40, (size, size), generator=torch.Generator().manual_seed(size))
+    lengths[torch.rand(size, size, generator=torch.Generator().manual_seed(7)) < 0.3] = 0
+
+    def run(world):
+        group = world.create(tuple(range(size)), name=f"rounds {size}")
+        sends, receives = lengths[world.rank].tolist(), lengths[:, world.rank].tolist()
+        both = []
+        for turn in range(2):
+            source = torch.randint(0, 255, (sum(sends),), dtype=torch.uint8) + turn
+            at_once, in_turn = (torch.empty(sum(receives), dtype=torch.uint8) for _ in range(2))
+            group.all_to_all(at_once, source, receives, sends).wait()
+            InThread(rounds(group, in_turn, source, receives, sends)).wait()
+            both.append((at_once, in_turn))
+        return both
+
+    for turns in ranks.run(size, run):
+        assert all(torch.equal(at_once, in_turn) for at_once, in_turn in turns)
+
+
+class Noted:
+    """A group that notes what is sent, and when something is waited for."""
+
+    def __init__(self, size):
+        self.size, self.place, self.events = size, 1, []
+
+    def exchange(self, sends, receives):
+        self.events += [("post", place) for place, _ in receives] + [("send", place) for place, _ in sends]
+        return [("came", place) for place, _ in receives] + [("left", place) for place, _ in sends]
+
+
+def test_receives_are_posted_first_and_a_round_begins_when_all_but_the_last_few_have_come():
+    group, size = Noted(6), 6
+    array = torch.zeros(size, dtype=torch.uint8)
+    for work in rounds(group, array.clone(), array, [1] * size, [1] * size):
+        group.events.append(work)
+    others = [(1 - distance) % size for distance in range(1, size)]
+    targets = [(1 + distance) % size for distance in range(1, size)]
+    assert group.events[: size - 1] == [("post", place) for place in others]
+    for index, place in enumerate(targets):
+        came = [e[1] for e in group.events[: group.events.index(("send", place))] if e[0] == "came"]
+        assert came == others[: max(0, index - AHEAD + 1)], "no sooner, and no later"
+    assert sorted(e for e in group.events if e[0] in ("came", "left")) == sorted(
+        [*(("came", place) for place in others), *(("left", place) for place in targets)]
+    ), "all are waited for"
+
+
+@pytest.mark.parametrize(
+    ("longest", "group_size", "node_size", "expected"),
+    [
+        (12_000, 16, 1, False),
+        (24_000, 16, 1, True),
+        (24_000, 3, 1, False),  # two senders at once are no more than there are in rounds
+        (3_000_000, 3, 8, False),
+        (12_000, 16, 4, True),
+        (0, 16, 4, False),
+    ],
+)
+def test_messages_are_long_where_more_would_meet_at_a_link_than_its_queue_holds(
+    longest, group_size, node_size, expected
+):
+    assert goes_in_rounds(longest, group_size, node_size) is expected
+
+
+@pytest.mark.parametrize(("cluster", "local"), [("4x1", True), ("2x2", False)])
+def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks, monkeypatch, cluster, local):
+    tables = tuple(
+        Route(
+            parameter=f"{index}.weight",
+            rows=ROWS,
+            columns=COLUMNS,
+            way=TableWay.SHARDED,
+            gradient=Gradient.SPARSE,
+            codec=codec,
+        )
+        for index, codec in ((0, Codec.NONE), (1, Codec.FLOAT16))
+    )
+    plain = partreduce.design(cluster, using="allreduce")
+    what = Routes(tables=tables, local_aggregation=local)
+    schedule = replace(plain, strategy=replace(plain.strategy, what=what))
+    used = []
+    monkeypatch.setattr(wire, "rounds", lambda group, *given: used.append(group.place) or rounds(group, *given))
+
+    def run(world):
+        first, second = (nn.Embedding(ROWS, COLUMNS, sparse=True) for _ in range(2))
+        model = nn.ModuleList([first, second, nn.Linear(COLUMNS, 1)])
+        generator = torch.Generator().manual_seed(3)  # the ranks are threads, which share torch's own
+        for parameter in model.parameters():
+            parameter.data.normal_(generator=generator)
+        inner = torch.optim.Adagrad(model.parameters(), lr=0.5)
+        optimizer = partreduce.DistributedOptimizer(inner, model, schedule, world=world)
+        generator = torch.Generator().manual_seed(world.rank)
+        for _ in range(3):
+            optimizer.zero_grad()
+            ids = torch.randint(0, ROWS, (2, 3 * world.rank), generator=generator)  # worker 0 asks for nothing
+            (model[2](first(ids[0])).pow(2).sum() + second(ids[1]).pow(2).sum()).backward()
+            optimizer.step()
+        state, sent = model.state_dict(), optimizer.run.tables.bytes_across
+        optimizer.finish()
+        return state if world.rank == 0 else None, sent
+
+    at_once = ranks.run(4, run)
+    assert not used
+    monkeypatch.setattr(in_rounds, "BURST_BYTES", 0)
+    in_turn = ranks.run(4, run)
+    assert set(used) == {0, 1, 2, 3}
+    assert [sent for _, sent in at_once] == [sent for _, sent in in_turn]
+    for name, table in at_once[0][0].items():
+        assert torch.equal(table, in_turn[0][0][name]), name
+
+
+def test_who_waits_in_a_round_for_a_member_that_is_gone_hears_of_it(ranks):
+    """At the latest when those who noticed it first have destroyed their groups, as a run does that fails."""
+
+    def run(world):
+        group = world.create((0, 1, 2, 3), name="rounds without one")
+        problem = ""
+        if world.rank < 3:
+            array = torch.zeros(4000, dtype=torch.uint8)
+            work = InThread(rounds(group, array.clone(), array, [1000] * 4, [1000] * 4))
+            assert work.ended_within(30)
+            try:
+                work.wait()
+            except RuntimeError as error:
+                problem = str(error)
+        world.abandon()
+        return problem
+
+    try:
+        *problems, _ = ranks.run(4, run)
+        assert all(problems), problems
+    finally:
+        ranks.fresh()

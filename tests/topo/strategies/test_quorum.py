@@ -1,0 +1,140 @@
+"""A quorum as a value of the when axis: what it says of itself, which settings are refused, what files hold."""
+
+import json
+
+import pytest
+
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.errors import DocumentError, ScheduleError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, Generated, How, Quorum, Sending
+from partreduce.topo.strategies.quorum import Counting, MissedResults, QuorumStart
+from partreduce.verify.base import Status
+from partreduce.verify.certificate import confirm
+from partreduce.verify.prove import prove
+
+CLUSTER = Cluster.regular(2, 2)
+
+
+def schedule(**members):
+    return Schedule("s", CLUSTER, AllReduce(when=Quorum(**members)))
+
+
+def document(members):
+    strategy = {"kind": "allreduce", "when": {"quorum": members}}
+    cluster = {"num_nodes": 2, "workers_per_node": 2}
+    text = {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
+    return json.dumps(text).encode()
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"quorum": "solo"},
+        {"quorum": 3, "count": "call", "divide": "contributors", "staleness": 1, "grace": 2000},
+        {"quorum": "majority", "missed": "sum", "seed": 2**53 - 1},
+        {"quorum": "majority", "count": "call", "missed": "latest", "synchronise_every": 10},
+    ],
+    ids=str,
+)
+def test_files_hold_it_as_it_is(members):
+    loaded = parse_schedule(document(members))
+    assert loaded == schedule(**members)
+    assert dump_schedule(loaded)["strategy"]["when"] == {"quorum": members}
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"quorum": 1}, 'quorum.quorum: is 1; whoever comes first starts a round: say "solo"'),
+        ({"quorum": -2}, "quorum.quorum: is -2"),
+        ({"quorum": 4}, "is 4 of 4 workers; a quorum of all is lockstep; leave when out"),
+        ({"quorum": 5}, "is 5 of 4 workers; it is at most that"),
+        ({"quorum": "most"}, "quorum: is 'most'; it must be a number of workers or one of solo, majority"),
+        ({"quorum": 2, "staleness": 0}, "quorum.staleness: is 0; .* which is lockstep"),
+        ({"quorum": 2, "grace": -1}, "quorum.grace: is -1; it is a whole number >= 0"),
+        ({"quorum": 2, "seed": 1}, "quorum.seed: is 1; only the quorum majority draws a worker; leave it out"),
+        ({"quorum": 2, "synchronise_every": 5}, "synchronise_every: is 5; with missed each parameters never part"),
+        ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
+        ({"quorum": 2, "missed": "sum", "count": "call"}, "missed: is sum; where gradients count by call"),
+        ({"quorum": 2, "divide": "all"}, "divide: is 'all'; it must be one of workers, contributors"),
+    ],
+    ids=str,
+)
+def test_settings_that_mean_nothing_are_refused(members, words):
+    with pytest.raises(ScheduleError, match=words):
+        schedule(**members)
+
+
+@pytest.mark.parametrize(
+    ("members", "line"),
+    [
+        ({}, 'quorum: the key "quorum" is missing'),
+        ({"quorum": True}, 'quorum.quorum: is true; it must be "solo" or "majority", or a number of workers'),
+        ({"quorum": 2.0}, 'quorum.quorum: is 2.0; it must be "solo" or "majority", or a number of workers'),
+        ({"quorum": "solo", "grace": 0.5}, "quorum.grace: is 0.5"),
+        ({"quorum": "solo", "majority": 1}, 'quorum: has the unknown key "majority"'),
+        (3, 'quorum: is 3; it must be an object such as {"quorum": "solo"}'),
+    ],
+    ids=str,
+)
+def test_files_that_do_not_hold_one_are_refused_with_the_place(members, line):
+    with pytest.raises(DocumentError) as caught:
+        parse_schedule(document(members))
+    assert f"strategy.when.{line}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (lambda when: AllReduce(when=when, pace=2), "when.quorum: goes with pace 1"),
+        (lambda when: AllReduce(when=when, how=How(codec=Codec.FLOAT16)), "how.codec: is float16; a quorum's sums"),
+        (lambda when: AllReduce(when=when, how=How(sending=Sending.LAYERS)), "how.sending: is layers; what a quorum"),
+        (lambda when: Generated(group_size=2, when=when), "when: strategy 'generated' has no quorum; leave it out"),
+    ],
+    ids=["pace", "codec", "layers", "kind"],
+)
+def test_what_does_not_go_with_a_quorum_is_refused(strategy, words):
+    with pytest.raises(ScheduleError, match=words):
+        Schedule("s", CLUSTER, strategy(Quorum(quorum=QuorumStart.SOLO)))
+
+
+def test_what_it_says_of_itself():
+    made = schedule(quorum=3, staleness=2)
+    when = made.strategy.when
+    assert (when.lag, when.bound, when.keeps_equal, when.needed(4), when.needed(2)) == (2, 2, True, 3, 2)
+    assert when.in_words == "quorum 3 up to 2 late"
+    assert made.strategy.averages_gradients
+    assert made.strategy.protocol == "quorum"
+    assert AllReduce().protocol == ""
+    assert not made.is_mixing
+    with pytest.raises(ScheduleError, match=r"when\.quorum: which updates a round averages is decided while the job"):
+        _ = made.period
+    latest = Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST)
+    assert latest.in_words == "solo latest"
+    assert (latest.bound, latest.lag, latest.keeps_equal, latest.needed(9)) == (None, 1, False, 1)
+    assert Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=7).bound == 7
+
+
+FOLLOWS = Status.FOLLOWS
+
+
+@pytest.mark.parametrize(
+    ("members", "verdict", "staleness", "equal"),
+    [
+        ({"quorum": "solo"}, "proved", FOLLOWS, FOLLOWS),
+        ({"quorum": 2, "count": Counting.CALL, "staleness": 1}, "proved", FOLLOWS, FOLLOWS),
+        ({"quorum": "solo", "missed": "sum"}, "not proved", FOLLOWS, "not proved"),
+        ({"quorum": "solo", "missed": "latest"}, "not proved", "not proved", "not proved"),
+        ({"quorum": "solo", "missed": "latest", "synchronise_every": 9}, "proved", FOLLOWS, FOLLOWS),
+    ],
+    ids=str,
+)
+def test_what_is_proved(members, verdict, staleness, equal):
+    proof = prove(schedule(**members))
+    assert (proof.verdict, proof["staleness"].status, proof["equal-replicas"].status) == (verdict, staleness, equal)
+    assert proof.certificate["claims"] == [], "what follows from the rules has no witness"
+    assert confirm(schedule(**members).with_certificate(proof.certificate)) == []
+    if staleness == FOLLOWS:
+        assert proof["staleness"].witness == {"rounds": schedule(**members).strategy.when.bound}

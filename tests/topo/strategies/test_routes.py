@@ -1,0 +1,213 @@
+"""Tables that go their own way, as a value: what files hold, who owns a row, and which schedules refuse them."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import row_bytes
+from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.document.writer import schedule_text
+from partreduce.topo.errors import DocumentError, PartreduceError, ScheduleError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Generated, Gradient, Pairwise, Quorum, Route, Routes, Server, TableWay
+from partreduce.topo.strategies.axes import Codec, Late, Pipeline
+from partreduce.verify import checker
+
+CLUSTER = Cluster.regular(2, 2)
+WORDS = {"parameter": "words.weight", "rows": 10, "columns": 4}
+
+
+def document(what, **strategy):
+    strategy = {"kind": "allreduce", **strategy, "what": what}
+    cluster = {"num_nodes": 2, "workers_per_node": 2}
+    text = {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
+    return json.dumps(text).encode()
+
+
+@st.composite
+def routes(draw, num_workers):
+    names = draw(st.lists(st.text(min_size=1, max_size=5), max_size=4, unique=True))
+    tables = []
+    for name in names:
+        way, rows = draw(st.sampled_from(TableWay)), draw(st.integers(1, 60))
+        own = {}
+        if way is TableWay.SHARDED:
+            hosts = draw(st.lists(st.integers(0, num_workers - 1), unique=True))
+            least = len(hosts) or num_workers
+            own = {"hosts": tuple(hosts)}
+            own["partitions"] = draw(st.none() | st.integers(least, rows)) if least <= rows else None
+        gradient = draw(st.sampled_from(Gradient)) if way is not TableWay.DENSE else Gradient.DENSE
+        columns = draw(st.integers(1, 9))
+        codec = draw(st.sampled_from(Codec)) if way is not TableWay.DENSE else Codec.NONE
+        tables.append(Route(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient, codec=codec, **own))
+    names = ("local_aggregation", "average", "average_dense") if tables else ()
+    settings_ = {name: draw(st.booleans()) for name in names}
+    return Routes(tables=tuple(tables), **settings_)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(routes(4))
+def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(what):
+    schedule = Schedule("s", CLUSTER, AllReduce(what=what))
+    loaded = parse_schedule(schedule_text(schedule).encode())
+    assert loaded == schedule
+    assert parse_schedule(canonical_bytes(schedule)) == schedule
+    full = document(
+        {
+            "local_aggregation": what.local_aggregation,
+            "average": what.average,
+            "average_dense": what.average_dense,
+            "tables": [
+                {"parameter": route.parameter, "rows": route.rows, "columns": route.columns}
+                | {"way": route.way.value, "gradient": route.gradient.value}
+                | {"hosts": list(route.hosts), "partitions": route.partitions, "codec": route.codec.value}
+                for route in what.tables
+            ],
+        }
+    )
+    assert schedule_sha256(parse_schedule(full)) == schedule_sha256(schedule)
+    read = checker.read_schedule(json.loads(full))
+    assert read.sha256 == schedule_sha256(schedule)
+    for route, table in zip(what.tables, read.tables.listed, strict=True):
+        assert table.row_bytes == row_bytes(route.codec.value, route.columns)
+        owners = [table.hosts[row % table.partitions % len(table.hosts)] for row in range(route.rows)]
+        assert owners == [what.owner(route, row, 4) for row in range(route.rows)]
+
+
+def test_without_tables_a_file_says_nothing_of_them_and_no_hash_changes():
+    plain = Schedule("s", CLUSTER, AllReduce())
+    assert not plain.routes
+    assert "what" not in dump_schedule(plain)["strategy"]
+    assert schedule_sha256(parse_schedule(document({"tables": []}))) == schedule_sha256(plain)
+
+
+def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
+    words = Route(parameter="words.weight", rows=10, columns=4, hosts=(3, 1), partitions=5)
+    tags = Route(parameter="tags.weight", rows=3, columns=4, way=TableWay.GATHER)
+    schedule = Schedule("s", CLUSTER, AllReduce(what=Routes(tables=(words, tags))))
+    assert schedule.route_of("words.weight") is words
+    assert schedule.route_of("dense.weight") is None
+    assert [schedule.owner_of("words.weight", row) for row in range(6)] == [3, 1, 3, 1, 3, 3]
+    assert schedule.owner_of("tags.weight", 0) is None
+    assert schedule.routes.apart == (words, tags)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (5, 'strategy.what: is 5; it must be an object such as {"tables": []}'),
+        ({"table": []}, 'strategy.what: has the unknown key "table"; did you mean "tables"?'),
+        ({"tables": 5}, "strategy.what.tables: is 5; it must be a list"),
+        ({"tables": [5]}, "strategy.what.tables[0]: is 5; it must be an object"),
+        ({"tables": [{}]}, 'strategy.what.tables[0]: the key "parameter" is missing'),
+        ({"tables": [WORDS | {"row": 1}]}, 'strategy.what.tables[0]: has the unknown key "row"; did you mean "rows"?'),
+        ({"tables": [WORDS | {"rows": 0}]}, "strategy.what.tables[0].rows: is 0; it must be >= 1"),
+        ({"tables": [WORDS | {"rows": True}]}, "strategy.what.tables[0].rows: is true"),
+        ({"tables": [WORDS | {"parameter": ""}]}, "strategy.what.tables[0].parameter: is"),
+        ({"tables": [WORDS | {"way": "server"}]}, 'strategy.what.tables[0].way: is "server"; it must be'),
+        ({"tables": [WORDS, WORDS]}, "strategy.what.tables[1].parameter: is 'words.weight', as in tables[0]"),
+        ({"tables": [WORDS | {"hosts": [4]}]}, "strategy.what.tables[0].hosts: has 4; workers are 0..3"),
+        ({"tables": [WORDS | {"hosts": [-1]}]}, "strategy.what.tables[0].hosts[0]: is -1"),
+        ({"tables": [WORDS | {"hosts": [1, 1]}]}, "strategy.what.tables[0].hosts: has a worker twice"),
+        ({"tables": [WORDS | {"partitions": 3}]}, "partitions: is 3; at least one for each of 4 hosts"),
+        ({"tables": [WORDS | {"partitions": 11}]}, "and at most one for each of 10 rows"),
+        ({"tables": [WORDS | {"way": "gather", "hosts": [1]}]}, "way gather has no hosts and no partitions"),
+        ({"tables": [WORDS | {"way": "gather", "partitions": 5}]}, "way gather has no hosts and no partitions"),
+        ({"tables": [WORDS | {"way": "dense", "gradient": "sparse"}]}, "strategy.what.tables[0].gradient: is sparse"),
+        ({"tables": [WORDS | {"codec": "float8"}]}, 'strategy.what.tables[0].codec: is "float8"; it must be'),
+        ({"tables": [WORDS | {"way": "dense", "codec": "int8"}]}, "strategy.what.tables[0].codec: is int8; way dense"),
+        ({"tables": [WORDS], "average": 1}, "strategy.what.average: is 1; it must be true or false"),
+        ({"average": False}, "strategy.what.average: is false; there is no table that it could be for"),
+        ({"average_dense": False}, "strategy.what.average_dense: is false; there is no table that it could be for"),
+    ],
+    ids=str,
+)
+def test_what_means_nothing_is_refused_with_its_place_also_by_the_checker(what, words):
+    with pytest.raises(DocumentError) as refusal:
+        parse_schedule(document(what))
+    assert words in str(refusal.value)
+    with pytest.raises(checker.Refusal, match=r"what") as refusal:
+        checker.read_schedule(json.loads(document(what)))
+    assert refusal.value.sentence.startswith("strategy.what")
+
+
+ODD = (
+    None, True, False, 0, 1, 3, 4, 5, 10, 11, -1, 2.5, 2**31, "", "x", "gather", "dense", "sparse", "int8", [], [1], {},
+)  # fmt: skip
+MEMBERS = ("parameter", "rows", "columns", "way", "gradient", "hosts", "partitions", "codec")
+
+
+def readings(what):
+    """The hash that each of the two readers gives a document, None where it refuses it."""
+    text, read = document(what), []
+    for reader in (
+        lambda: schedule_sha256(parse_schedule(text)),
+        lambda: checker.read_schedule(json.loads(text)).sha256,
+    ):
+        try:
+            read.append(reader())
+        except (PartreduceError, checker.Refusal):
+            read.append(None)
+    return read
+
+
+def test_the_checker_takes_the_very_documents_that_there_are():
+    """Any value in the place of one member, or of two."""
+    draw, taken = random.Random(3), 0
+    base = {**WORDS, "way": "sharded", "gradient": "dense", "hosts": [3, 1], "partitions": 5, "codec": "float16"}
+    tables = [{**one, name: odd} for one in (base, WORDS) for name in MEMBERS for odd in ODD]
+    for _ in range(150):
+        (first, second), odds = draw.sample(MEMBERS, 2), draw.choices(ODD, k=2)
+        tables.append({**draw.choice([base, WORDS]), first: odds[0], second: odds[1]})
+    whats = [{"tables": [table]} for table in tables]
+    whats += [{"tables": some, name: odd} for some in ([], [base]) for odd in ODD
+              for name in ("local_aggregation", "average", "average_dense")]  # fmt: skip
+    for what in (*whats, {}, {"tables": [base, {**base, "parameter": "tags"}]}):
+        one, other = readings(what)
+        assert one == other, what
+        taken += one is not None
+    assert taken > 50
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (Generated(group_size=2), "workers of strategy 'generated' have no common steps"),
+        (Pairwise(active=(0,)), "workers of strategy 'pairwise' have no common steps"),
+        (Server(synchronous=False), "only where it is synchronous, with pace 1"),
+        (Server(pace=2), "only where it is synchronous, with pace 1"),
+        (AllReduce(when=Quorum(quorum=2)), "workers with when.quorum have no common steps"),
+        (AllReduce(pace=(1, 1, 1, 2)), "workers of unequal pace have no common steps; give one pace for all"),
+    ],
+    ids=str,
+)
+def test_without_common_steps_there_are_no_tables(strategy, reason):
+    with pytest.raises(ScheduleError, match=reason) as refusal:
+        Schedule("s", CLUSTER, replace(strategy, what=Routes(tables=(Route(**WORDS),))))
+    assert str(refusal.value).startswith("what.tables: a table's rows are exchanged in every step, in lockstep, and ")
+
+
+@pytest.mark.parametrize(
+    "strategy", [AllReduce(pace=2), AllReduce(when=Pipeline()), AllReduce(when=Late(), pace=2)], ids=str
+)
+def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
+    what = Routes(tables=(Route(**WORDS),), average_dense=False)
+    with pytest.raises(ScheduleError, match=r"what\.average_dense: is false; only gradients that meet"):
+        Schedule("s", CLUSTER, replace(strategy, what=what))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [AllReduce(), AllReduce(pace=(3, 3, 3, 3)), AllReduce(when=Late()), AllReduce(when=Pipeline()), Server()],
+    ids=str,
+)
+def test_with_common_steps_tables_go_beside_anything(strategy):
+    what = Routes(tables=(Route(**WORDS),))
+    schedule = Schedule("s", CLUSTER, replace(strategy, what=what))
+    assert parse_schedule(schedule_text(schedule).encode()).routes == what

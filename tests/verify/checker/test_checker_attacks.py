@@ -1,0 +1,339 @@
+"""Forged and hostile certificates against the stand-alone checker: none accepted, no hang, traceback or gigabyte.
+
+Every attack runs the program itself on files, under a limit on memory and time. The hashes are those of the schedule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from helpers.warm_checker import run_checker
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.verify import checker, prove
+
+GIGABYTE, SECONDS = 2**30, 30
+PROGRAM = Path(checker.__file__).parent
+
+
+def document(nodes, size, **strategy):
+    cluster = {"num_nodes": nodes, "workers_per_node": size}
+    return {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
+
+
+def groups(n, *phases):
+    """A static schedule; a member list, or (member list, relax)."""
+    listed = [
+        [{"group": g} if isinstance(g, list) else {"group": g[0], "relax": g[1]} for g in phase] for phase in phases
+    ]
+    return document(n, 1, kind="static", phases=listed)
+
+
+def graph(n, *rounds):
+    """A weighted graph; each round a list of (source, target, weight)."""
+    listed = [{"edges": [[s, t] for s, t, _ in r], "weights": [w for _, _, w in r]} for r in rounds]
+    return document(n, 1, kind="neighbor", rounds=listed)
+
+
+def certificate(raw, *claims):
+    s = checker.read_schedule(json.loads(json.dumps(raw)))
+    shape = {
+        "format": "partreduce.certificate",
+        "version": 1,
+        "schedule_sha256": s.sha256,
+        "num_workers": s.num_workers,
+    }
+    return {**shape, "period": s.period, "claims": list(claims)}
+
+
+def run(tmp_path, raw, forged):
+    """Exit status and output of the program; the files may be given as bytes."""
+    names = []
+    for name, content in (("certificate", forged), ("schedule", raw)):
+        names.append(tmp_path / f"{name}.json")
+        names[-1].write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    done = run_checker(*names, memory=GIGABYTE, timeout=SECONDS)
+    assert not done.stderr
+    assert "MemoryError" not in done.stdout
+    return done.returncode, done.stdout
+
+
+PAIR = groups(2, [([0, 1], "1/2")])
+SWAP = groups(2, [([0, 1], 2)])
+RING = groups(4, [[0, 1], [2, 3]], [[1, 2]])
+MANY = 2 * 10**9
+POWER = {"claim": "consensus", "method": "power", "squared": "1/2"}
+TREES = {"claim": "consensus", "method": "trees"}
+EXACT = {"claim": "exact-consensus", "method": "product"}
+PROBABLE = {"claim": "exact-consensus-probable"}
+SHIFT = graph(3, [(0, 1, 1), (1, 2, 1), (2, 0, 1)])
+LONG = [10**63 + 2 * i + 1 for i in range(3000)]
+STAR = graph(3001, [(i + 1, 0, f"1/{d}") for i, d in enumerate(LONG)])
+BLOCKS = document(
+    4096, 12, kind="static", node_radices=[2] * 12, phases=[[{"local": [0], "across": [i % 12]}] for i in range(3000)]
+)
+WIDE = document(2, MANY // 2, kind="static", node_radices=[2], phases=[[{"local": [0], "across": [0]}]])
+DENSE = groups(64, *[[(list(range(64)), f"{10**63 + k}/{10**63 + 7}")] for k in range(3)])
+LINE = graph(2, [(0, 1, "1/2"), (1, 0, "1/2")])
+BIG_LINE = graph(MANY, [(0, 1, "1/2"), (1, 0, "1/2")])
+DOUBLE = groups(400001, [[2 * i, 2 * i + 1] for i in range(200000)] + [[399999, 400000]])
+RULE = document(4, 2, kind="static", node_radices=[2, 2], phases=[[{"local": [0], "across": [0]}]])
+ASKED = {"claim": "membership", "answers": "0" * 64}
+HUGE_RULE = document(2**30, 1, kind="static", node_radices=[2] * 30, phases=[[{"local": [0], "across": [0]}]])
+ORDER = {"claim": "consensus-after-a-loss", "method": "order"}
+LIMIT = {
+    "claim": "limit",
+    "weights": ["1/3"] * 3,
+    "error": "0",
+    "rate": "1/2",
+    "form": [[1024], [0, 1024]],
+    "floor": 1,
+}
+FACTOR = {"claim": "contraction", "method": "factor", "squared": "2"}
+NOISE = {"claim": "consensus-distance", "at_most": "9", "bits": 8, "covariance": [[9**9, 0, 9**9]]}
+PUSH = {"claim": "drift-worker", "at_most": "9", "bits": 8, "squared": "1/2", "state": [[9**9, 0, 0, 9**9]]}
+LONG_PACE = document(2, 1, kind="static", phases=[[{"group": [0, 1]}]], pace=10**9)
+ATTACKS = {
+    "factor of two billion workers": (groups(MANY, [[0, 1]]), FACTOR),
+    "factor of 2000 workers": (groups(2000, [[0, 1]]), FACTOR),
+    "a norm next to 0": (PAIR, {**FACTOR, "squared": "1/" + "9" * 3000}),
+    "a norm a little too small": (PAIR, {**FACTOR, "squared": "249999999/1000000000"}),
+    "noise of two billion workers": (groups(MANY, [[0, 1]]), NOISE),
+    "noise of a billion steps a round": (LONG_PACE, NOISE),
+    "pushes of a billion steps a round": (LONG_PACE, PUSH),
+    "a covariance of a swap": (SWAP, NOISE),
+    "a covariance of a factor of 3": (groups(2, [([0, 1], 3)]), NOISE),
+    "a covariance below what a period makes": (PAIR, {**NOISE, "covariance": [[9, 9, 9]]}),
+    "a negative covariance": (PAIR, {**NOISE, "covariance": [[-9, 9, -9]]}),
+    "a covariance that is a word": (PAIR, {**NOISE, "covariance": ["999"]}),
+    "a covariance of long numbers": (PAIR, {**NOISE, "covariance": [[9**900, 0, 9**900]]}),
+    "a drift of workers that never meet": (groups(4, [[0, 1], [2, 3]]), {**PUSH, "state": [[0] * 16]}),
+    "a drift with a contraction of 1": (SWAP, {**PUSH, "squared": "1"}),
+    "a drift of another state": (PAIR, {**PUSH, "at_most": "1/9"}),
+    "a drift of nodes that all-reduce does not see": (
+        document(2, 2, kind="allreduce"),
+        {**PUSH, "claim": "drift-node", "state": [[0], [0]]},
+    ),
+    "answers of a billion workers": (HUGE_RULE, ASKED),
+    "answers of nobody": (RULE, {**ASKED, "answers": ""}),
+    "answers of another function": (RULE, {**ASKED, "answers": hashlib.sha256(b"0 1\n-\n" * 4).hexdigest()}),
+    "answers without their relax": (
+        RULE,
+        {**ASKED, "answers": hashlib.sha256(b"0\n-\n2\n-\n0\n-\n2\n-\n").hexdigest()},
+    ),
+    "right answers of more workers than anybody asks": (
+        document(1025, 1, kind="allreduce"),
+        {**ASKED, "answers": hashlib.sha256(b"0 1\n" * 1025).hexdigest()},
+    ),
+    "answers as a list": (RULE, {**ASKED, "answers": [0, -1]}),
+    "membership of explicit groups": (PAIR, ASKED),
+    "membership of a graph": (LINE, ASKED),
+    "power of a billion periods": (PAIR, {**POWER, "periods": 2 * 10**8}),
+    "power of nothing": (groups(2, []), {**POWER, "periods": 2 * 10**8}),
+    "trees of two billion workers": (groups(MANY, [[0, 1]]), {**TREES, "trees": [[]]}),
+    "probable mean of two billion workers": (groups(MANY, [[0, 1]]), PROBABLE),
+    "product of 30000 workers": (groups(30000, [[0, 1]]), EXACT),
+    "pivots of 500 workers": (
+        groups(500, [[0, 1]]),
+        {**POWER, "claim": "contraction", "method": "pivots", "squared": "2"},
+    ),
+    "tree of a huge graph": (BIG_LINE, {"claim": "consensus", "method": "graph", "root": 0, "tree": []}),
+    "classes of 3000 phases and 12 digits": (BLOCKS, EXACT),
+    "power of long factors": (DENSE, {**POWER, "periods": 10**5}),
+    "swap called consensus by trees": (SWAP, {**TREES, "trees": [[[0, 0, 1]]]}),
+    "swap called consensus by a power": (SWAP, {**POWER, "periods": 2, "squared": "1"}),
+    "consensus of workers that never meet": (
+        groups(4, [[0, 1], [2, 3]]),
+        {**TREES, "trees": [[[0, 0, 1], [0, 2, 3], [0, 1, 2]]]},
+    ),
+    "consensus through a factor of 0": (
+        groups(3, [[0, 1]], [([1, 2], 0)]),
+        {**TREES, "trees": [[[0, 0, 1], [1, 1, 2]]]},
+    ),
+    "cyclic shift called consensus": (
+        SHIFT,
+        {"claim": "consensus", "method": "graph", "root": 0, "tree": [[0, 0, 1], [0, 1, 2]]},
+    ),
+    "cyclic shift of three periods": (SHIFT, {**POWER, "periods": 3, "squared": "1"}),
+    "half a mean called exact": (PAIR, EXACT),
+    "half a mean called probably exact": (PAIR, PROBABLE),
+    "labels of two phases that are one": (
+        groups(4, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
+        {"claim": "exact-consensus", "method": "labels", "first": 0, "radices": [2, 2], "labels": [0, 1, 2, 3]},
+    ),
+    "a gap larger than it is": (
+        graph(3, [(s, t, "1/4") for s in range(3) for t in range(3) if s != t]),
+        {"claim": "spectral-gap-slem", "at_least": "4/5", "less_than": "9/10", "measure": ["1"] * 3},
+    ),
+    "a measure that is a word": (
+        LINE,
+        {"claim": "spectral-gap-slem", "at_least": "9/10", "less_than": "11/10", "measure": "11"},
+    ),
+    "an order of two billion workers": (groups(MANY, [[0, 1]]), {**ORDER, "order": [0, 1]}),
+    "an order of a billion local ranks": (WIDE, {**ORDER, "order": [-1, 0]}),
+    "an order with a cut in its middle": (groups(3, [[0, 1]], [[1, 2]]), {**ORDER, "order": [0, 1, 2]}),
+    "an order of a rule that is not connected": (
+        document(4, 1, kind="static", node_radices=[2, 2], phases=[[{"local": [0], "across": [0]}]]),
+        {**ORDER, "order": [-1, 0]},
+    ),
+    "an order of a swap": (SWAP, {**ORDER, "order": [0, 1]}),
+    "roots of two billion workers": (BIG_LINE, {**ORDER, "method": "roots", "roots": [1, 0]}),
+    "roots of a star": (
+        graph(3, [(0, 1, "1/3"), (1, 0, "1/3"), (0, 2, "1/3"), (2, 0, "1/3")]),
+        {**ORDER, "method": "roots", "roots": [1, 0, 0]},
+    ),
+    "roots that are lost themselves": (LINE, {**ORDER, "method": "roots", "roots": [0, 1]}),
+    "a limit of two billion workers": (BIG_LINE, {**LIMIT, "weights": ["1/2", "1/2"], "form": [[4]]}),
+    "a limit of 500 workers": (graph(500, [(0, 1, "1/2")]), LIMIT),
+    "a limit of a cyclic shift": (SHIFT, LIMIT),
+    "a limit by an indefinite form": (SHIFT, {**LIMIT, "form": [[1], [2, 1]]}),
+    "a limit by a form of numbers as long as files": (SHIFT, {**LIMIT, "form": [[10**4000], [0, 10**4000]]}),
+    "a limit with the weights of another graph": (
+        graph(2, [(0, 1, "1/2"), (1, 0, "1/4")]),
+        {**LIMIT, "weights": ["1/2", "1/2"], "form": [[1024]]},
+    ),
+    "a limit with a rate that is none": (
+        graph(2, [(0, 1, "1/2"), (1, 0, "1/4")]),
+        {**LIMIT, "weights": ["2/3", "1/3"], "form": [[1024]], "rate": "1/5"},
+    ),
+    "a limit with a negative error": (
+        graph(2, [(0, 1, "1/2"), (1, 0, "1/4")]),
+        {**LIMIT, "weights": ["2/3", "1/3"], "form": [[1024]], "error": "-1"},
+    ),
+    "half a character": (PAIR, {"claim": "\ud800"}),
+    "a proof in a name": (PAIR, {"claim": "x\nconsensus: proved\n"}),
+    "method in the name": (PAIR, {**POWER, "claim": "consensus/power", "periods": 1}),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_refused_in_one_line(name, tmp_path):
+    raw, claim = ATTACKS[name]
+    code, output = run(tmp_path, raw, certificate(raw, claim))
+    (refusal,) = output.splitlines()
+    assert code in (1, 65), output
+    assert refusal.startswith("refuted: " if code == 1 else "unreadable: ")
+    assert refusal.isascii()
+    assert "Error" not in refusal
+
+
+HOSTILE = {
+    "two billion workers": (groups(MANY, [[0, 1]]), 0),
+    "a billion local ranks": (WIDE, 0),
+    "thirty digits": (HUGE_RULE, 0),
+    "3000 phases and 12 digits": (BLOCKS, 0),
+    "a graph of two billion workers": (BIG_LINE, 0),
+    "a billion steps a round": (LONG_PACE, 0),
+    "factors without a common denominator": (DENSE, 0),
+    "a codec of two billion workers": (document(2, MANY // 2, kind="allreduce", how={"codec": "bfloat16"}), 0),
+    "a gap of two billion workers": (document(MANY, 1, **BIG_LINE["strategy"] | {"when": {"gap": {}}}), 65),
+    "a worker in two groups of 400001 workers": (DOUBLE, 1),
+}
+"""Schedules that ask for gigabytes or hours, with the exit status of the program."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_facts_of_a_hostile_schedule_end_soon_or_are_left_out(name, tmp_path):
+    raw, status = HOSTILE[name]
+    shape = {"schedule_sha256": "0" * 64, "num_workers": 2, "period": 1}
+    try:
+        honest = certificate(raw)
+    except checker.Refusal:
+        honest = {**certificate(PAIR), **shape}
+    code, output = run(tmp_path, raw, honest)
+    assert code == status, output
+    if not code:
+        assert "deadlock-free: follows from the protocol's rules: height" in output
+        assert max(map(len, output.splitlines())) < 1000
+    last = output.splitlines()[-1]
+    assert last.startswith("refuted: ") == (code == 1)
+    assert last.startswith("unreadable: ") == (code == 65)
+
+
+def test_weights_without_a_common_denominator_are_unreadable(tmp_path):
+    code, output = run(tmp_path, STAR, certificate(PAIR))
+    assert (code, output.startswith("unreadable: ")) == (65, True)
+    assert "common denominator" in output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100000,
+        b'{"claims":' + b"[" * 100000,
+        b"\xef\xbb\xbf{}",
+        b"\xff",
+        b'{"a":1,"a":1}',
+        b'{"version":1.0}',
+        b'{"version":NaN}',
+        b'{"version":true}',
+        b'{"version":' + b"9" * 5000 + b"}",
+        b'{"version":1e999999999}',
+        b"",
+    ],
+)
+def test_a_hostile_file_is_unreadable(text, tmp_path):
+    assert run(tmp_path, PAIR, text)[0] == 65
+    assert run(tmp_path, text, certificate(PAIR))[0] == 65
+
+
+def test_factors_fitted_to_a_known_prime_prove_no_mean(tmp_path):
+    """Every entry of the product differs from 1/3 by a fraction whose numerator 2^61 - 1 divides."""
+    factors = "667370/861473", "704956/379916", "23357/577137", "-482576/856867"
+    pairs = [[1, 2], [0, 2], [1, 2], [0, 2]]
+    relaxed = [([0, 1], Fraction(1))] + [(m, Fraction(f)) for m, f in zip(pairs, factors, strict=True)]
+    relaxed.append(([1, 2], Fraction(1)))
+    values = [Fraction(1), Fraction(1), Fraction(-2)]
+    for (i, j), factor in relaxed:
+        change = factor * (values[i] - values[j]) / 2
+        values[i], values[j] = values[i] - change, values[j] + change
+    assert any(values)
+    assert all(v.numerator % (2**61 - 1) == 0 for v in values)
+    raw = groups(3, *[[(m, str(f))] for m, f in relaxed])
+    code, output = run(tmp_path, raw, certificate(raw, PROBABLE))
+    assert code == 1
+    assert "exact-consensus-probable" in output
+
+
+def test_an_endless_file_is_unreadable():
+    done = subprocess.run(
+        [sys.executable, "-I", PROGRAM, "/dev/zero", "/dev/zero"],
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 65
+    assert "larger than" in done.stdout
+
+
+def test_the_true_claims_of_a_rule_still_hold(tmp_path):
+    schedule = build("prague-figure-10", Cluster.regular(4, 4))
+    raw, true = dump_schedule(schedule), prove(schedule).certificate
+    code, output = run(tmp_path, raw, true)
+    assert code == 0
+    lines = output.splitlines()
+    assert [line for line in lines if line.endswith(": proved")] == [f"{e['claim']}: proved" for e in true["claims"]]
+    assert 'doubly-stochastic: fact: smallest_weight "1/4"' in lines
+
+
+def test_the_size_limit_can_be_raised_and_names_itself(tmp_path):
+    schedule = build("prague-figure-10", Cluster.regular(2, 4))
+    good, certificate = tmp_path / "schedule.json", tmp_path / "certificate.json"
+    good.write_text(json.dumps(dump_schedule(schedule)))
+    certificate.write_text(json.dumps(dict(prove(schedule).certificate)))
+
+    def run(*arguments):
+        command = [sys.executable, "-I", "-S", str(PROGRAM), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+    assert run("--max-bytes", "1000000", str(certificate), str(good)).returncode == 0
+    small = run("--max-bytes", "100", str(certificate), str(good))
+    assert small.returncode == 65
+    assert "--max-bytes raises the limit" in small.stdout
+    assert run("--max-bytes", "-1", str(certificate), str(good)).returncode == 65

@@ -1,0 +1,55 @@
+"""Every inequality and premise of the checker's claims, with data that is just true and data that is just false."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs.make_guards import PAGE, page
+from helpers.edges import EDGES, said
+
+
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.file}: {edge.rule}")
+def test_just_true_holds_and_just_false_is_refused(edge):
+    assert said(*edge.true) is None
+    refusal = said(*edge.false) or "accepted"
+    assert edge.says in refusal
+    assert refusal.startswith(("claims[0] (", "schedule")), "it names the place"
+
+
+def other(value):
+    """What cannot stand there, beside the place in the value where it stands."""
+    if isinstance(value, list):
+        yield "x", ""
+        yield [], ""
+        for number in {0, len(value) - 1} if value else ():
+            yield from (
+                ([*value[:number], o, *value[number + 1 :]], f"[{number}]{at}") for o, at in other(value[number])
+            )
+    else:
+        yield ("x" if isinstance(value, int) else 7), ""
+        yield {}, ""
+
+
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.file}: {edge.rule}")
+def test_what_no_entry_holds_is_refused_by_its_place(edge):
+    raw, entry = edge.true
+    for member in entry.keys() - {"claim", "method"}:
+        for value, at in other(entry[member]):
+            refusal = said(raw, {**entry, member: value})
+            assert refusal is not None, (member, value)
+            named = refusal.split(" (", 1)[-1]
+            assert refusal.startswith(("claims[0] (", "schedule")), refusal
+            if at:
+                assert f".{member}[" in named or f"{member}" in named, (refusal, member, value)
+        without = {name: given for name, given in entry.items() if name != member}
+        assert f"lacks ['{member}']" in said(raw, without)
+        assert "unknown keys ['more']" in said(raw, {**entry, "more": 1})
+
+
+def test_no_rule_stands_twice():
+    assert len({(edge.file, edge.rule) for edge in EDGES}) == len(EDGES)
+
+
+def test_the_page_lists_every_row():
+    """Written by `python docs/make_guards.py`."""
+    assert PAGE.read_text(encoding="utf-8") == page()

@@ -1,0 +1,310 @@
+"""The checker's arithmetic by itself: where a bound begins to be accepted, and that it is never one that is false."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from benchmarks.forgery.dense import dense, steady_figures
+from benchmarks.forgery.schedules import SCHEDULES, random_schedule
+from helpers.edges import EDGES, HALF, groups, said
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.verify import checker, prove
+from partreduce.verify.checker import definite, linear_algebra
+from partreduce.verify.checker.facts import FACTS
+from partreduce.verify.checker.refusal import MAX_WORK, Refusal, TooLarge, Work, confirm_equal, one_line
+from partreduce.verify.checker.steady_state import with_places
+
+
+def accepts(check, *arguments):
+    try:
+        check(*arguments)
+    except Refusal:
+        return False
+    return True
+
+
+def least(accepted, low, high):
+    """The smallest integer in (low, high] that is accepted, given that all above it are."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if accepted(middle) else (middle, high)
+    return high
+
+
+# Rounded factors
+
+
+@pytest.mark.parametrize(
+    ("matrix", "holds"),
+    [
+        ([[4, 2], [2, 2]], True),  # nothing is left over
+        ([[4, 3], [3, 2]], False),  # its determinant is −1, and only what is left over tells
+        ([[4, 3], [3, 3]], False),  # row 0 has more beside its diagonal than on it
+        ([[5, 3], [3, 2]], False),  # so has row 1
+        ([[5, 3], [3, 3]], True),  # what the diagonals leave makes up for it
+        ([[1, 2], [2, 1]], False),
+        ([[0]], False),
+        ([[1]], True),
+    ],
+)
+def test_a_form_by_whole_numbers_without_room(monkeypatch, matrix, holds):
+    """Without spare bits and shift each remainder counts, which those of 60 bits never do."""
+    monkeypatch.setattr(definite, "FACTOR_BITS", 0)
+    monkeypatch.setattr(definite, "SHIFT_BITS", 1000)
+    assert accepts(definite.confirm_semidefinite, matrix, "here", Work()) == holds
+
+
+def test_a_form_is_accepted_from_the_shift_on():
+    """[[1, x], [x, 1]] · 2^50: accepted for x up to about 1 − 2⁻⁴⁵."""
+    size = 2**50
+    off = least(lambda x: not accepts(definite.confirm_semidefinite, [[size, x], [x, size]], "here", Work()), 0, size)
+    assert size - off == pytest.approx(2**5, abs=1)
+    assert accepts(definite.confirm_semidefinite, [[2**300, 0], [0, 2**256]], "here", Work())
+    assert not accepts(definite.confirm_semidefinite, [[2**300, 0], [0, 2**255]], "here", Work())
+
+
+@pytest.mark.parametrize(
+    ("rows", "scale", "true"),
+    [
+        ([[1]], 1, 1),
+        ([[1]], 3, Fraction(1, 9)),
+        ([[-5]], 7, Fraction(25, 49)),
+        ([[1, 1], [1, 1]], 2, 1),
+        ([[3, 0], [0, -2]], 4, Fraction(9, 16)),
+        ([[0, 5], [0, 0]], 3, Fraction(25, 9)),
+        ([[2, -1, 0], [-1, 2, -1], [0, -1, 2]], 10**9, None),
+    ],
+)
+def test_a_factor_takes_a_bound_just_above_the_norm_and_none_below(rows, scale, true):
+    if true is None:
+        true = Fraction(float(np.linalg.norm(np.array(rows, dtype=float), 2)) / scale) ** 2
+    true, n = Fraction(true), len(rows)
+
+    def holds(units):
+        return accepts(linear_algebra.confirm_norm, true * Fraction(units, 10**15), rows, scale, "here", Work())
+
+    over = least(holds, 5 * 10**14, 2 * 10**15) - 10**15
+    assert 0 <= over < 10**15 * n * 2.0**-29
+    assert over > 10**15 * 2.0**-34, "rounding is allowed for"
+
+
+@pytest.mark.parametrize(
+    ("rows", "true", "over"),
+    [([[1]], 1, 932), ([[2]], 4, 3726), ([[1, 0], [0, 1]], 1, 932), ([[0, 3], [1, 0]], 9, 8380)],
+)
+def test_where_bounds_begin(rows, true, over):
+    """Pinned, in units of 10⁻¹²: a factor that allows for less than these is not the one that was proved."""
+
+    def holds(units):
+        return accepts(linear_algebra.confirm_norm, Fraction(units, 10**12), rows, 1, "here", Work())
+
+    assert least(holds, 0, 10**14) - true * 10**12 == over
+
+
+def test_gram_is_exact():
+    draw = random.Random("gram")
+    for _ in range(60):
+        n, size = draw.randrange(1, 6), draw.choice([1, 2, 127, 128, 255, 256, 10**9, 2**70])
+        rows = [[draw.choice([draw.randint(-size, size), size, -size]) for _ in range(n)] for _ in range(n)]
+        columns = list(zip(*rows, strict=True))
+        assert linear_algebra.gram(rows) == [[sum(map(int.__mul__, a, b)) for b in columns] for a in columns]
+    assert linear_algebra.gram([[0]]) == [[0]]
+
+
+def test_pivots_have_the_signs_of_eigenvalues():
+    draw = random.Random("pivots")
+    for _ in range(60):
+        n = draw.randrange(1, 6)
+        half = [[draw.randint(-4, 4) for _ in range(n)] for _ in range(n)]
+        matrix = [[Fraction(half[i][j] + half[j][i]) for j in range(n)] for i in range(n)]
+        values = np.linalg.eigvalsh(np.array(matrix, dtype=float))
+        if min(abs(values)) < 1e-9:
+            continue
+        try:
+            found = linear_algebra.pivots([list(row) for row in matrix], "here", Work())
+        except Refusal:
+            continue
+        assert sum(pivot < 0 for pivot in found) == sum(values < 0)
+        product = Fraction(1)
+        for pivot in found:
+            product *= pivot
+        assert float(product) == pytest.approx(np.prod(values), rel=1e-6)
+
+
+# Steady states: whatever data a certificate brings, no bound below the figure
+
+STEADY = {name: SCHEDULES[name] for name in ("rule", "explicit", "graph", "late", "paced") if name in SCHEDULES}
+
+
+def steady_cases():
+    draw = random.Random("steady")
+    made = dict(STEADY)
+    while len(made) < 14:
+        made[f"random {len(made)}"] = random_schedule(draw)
+    return made
+
+
+@pytest.mark.parametrize(("name", "schedule"), steady_cases().items())
+def test_no_data_confirms_a_bound_below_the_figure(name, schedule):
+    """The honest covariance, twice and ten times it; the honest state, half of it, none: refused below the figure."""
+    raw = dump_schedule(schedule)
+    figures = steady_figures(raw, *dense(raw))
+    entries = {entry["claim"]: dict(entry) for entry in prove(schedule).certificate["claims"]}
+    for claim, data, factors in (
+        ("consensus-distance", "covariance", (1, 2, 10)),
+        ("drift-worker", "state", (1, 0, Fraction(1, 2))),
+        ("drift-node", "state", (1, 0, 3)),
+    ):
+        if claim not in entries or figures[claim] < 1e-9:
+            continue
+        entry = entries[claim]
+        for factor in factors:
+            scaled = [[int(number * factor) for number in listed] for listed in entry[data]]
+            below = Fraction(figures[claim]) * (1 - Fraction(1, 10**7))
+            assert said(raw, {**entry, data: scaled, "at_most": str(below)}) is not None, (claim, factor)
+        assert said(raw, {**entry, "at_most": str(10**12)}) is None
+        assert "at_most" in said(raw, {**entry, "at_most": str(below)})
+        assert said(raw, entry) is None
+
+
+def test_a_covariance_that_shrinks_is_no_bound():
+    for name in ("rule", "explicit", "graph"):
+        schedule = SCHEDULES[name]
+        raw = dump_schedule(schedule)
+        entry = next(dict(e) for e in prove(schedule).certificate["claims"] if e["claim"] == "consensus-distance")
+        smaller = [[number - number // 200 for number in listed] for listed in entry["covariance"]]
+        assert "more than a period makes of it" in said(raw, {**entry, "covariance": smaller, "at_most": "1000"})
+
+
+# Limits: near-true rates of graphs that are not symmetric
+
+
+def test_a_rate_below_the_second_eigenvalue_is_refused_whatever_the_form():
+    draw = random.Random("limit")
+    for number in range(12):
+        n = draw.randrange(3, 6)
+        edges = [(i, (i + 1) % n, Fraction(draw.randrange(1, 50), 150)) for i in range(n)]
+        edges += [(i, (i + 2) % n, Fraction(draw.randrange(1, 50), 150)) for i in range(n) if n > 3 and number % 2]
+        listed = {"edges": [[s, t] for s, t, _ in edges], "weights": [str(w) for _, _, w in edges]}
+        cluster = {"num_nodes": n, "workers_per_node": 1}
+        strategy = {"kind": "neighbor", "rounds": [listed]}
+        raw = {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
+
+        schedule = parse_schedule(json.dumps(raw).encode())
+        entry = dict(prove(schedule)["limit"].entry)
+        assert said(raw, entry) is None
+        matrices = dense(dump_schedule(schedule))[1]
+        modulus = Fraction(float(np.sort(np.abs(np.linalg.eigvals(matrices[0])))[-2]))
+        assert ".rate" in said(raw, {**entry, "rate": str(modulus * (1 - Fraction(1, 10**6)))})
+        product = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+        for source, target, weight in edges:
+            product[target][source] += weight
+            product[target][target] -= weight
+        form, true = entry["form"], list(map(Fraction, entry["weights"]))
+        full = [[form[max(i, j)][min(i, j)] for j in range(n - 1)] for i in range(n - 1)]
+        reach = max([full[i][i] for i in range(n - 1)] + [sum(map(sum, full))])
+        for at in range(n):
+            moved = list(true)
+            moved[at] += Fraction(1, 1000)
+            moved[at - 1] -= Fraction(1, 1000)
+            change = [sum(moved[i] * product[i][j] for i in range(n)) - moved[j] for j in range(n - 1)]
+            needed = float(sum(c * c for c in change) * reach / entry["floor"]) ** 0.5
+            needed /= 1 - float(Fraction(entry["rate"]))
+            off = {**entry, "weights": list(map(str, moved))}
+            assert ".error" in said(raw, {**off, "error": str(Fraction(needed * (1 - 1e-9)))})
+            assert said(raw, {**off, "error": str(Fraction(needed * (1 + 1e-9)))}) is None
+
+
+# Work, refusals, places
+
+
+def test_work_is_counted_before_it_is_done_up_to_its_limit():
+    work = Work(10)
+    work.spend(4, "here")
+    work.spend(6, "here")
+    with pytest.raises(TooLarge, match="here: too large"):
+        work.spend(1, "here")
+    assert Work().limit == MAX_WORK == 10**10
+
+
+def test_what_every_check_is_counted_to_cost(monkeypatch):
+    """The answer "too large" is the same on every machine, so what is counted is part of the answer."""
+    spent = Counter()
+
+    def spend(self, amount, place):
+        spent[name] += amount
+
+    monkeypatch.setattr(Work, "spend", spend)
+    for edge in EDGES:
+        name = edge.file
+        assert said(*edge.true) is None
+    for schedule in ("rule", "explicit", "graph", "gap-robust", "gap-searched"):
+        read = checker.read_schedule(dump_schedule(SCHEDULES[schedule]))
+        name = f"facts of {schedule}"
+        for stated in FACTS[read.mode].values():
+            stated(read, Work())
+    assert dict(spent) == COSTS
+
+
+COSTS = {
+    "claims/consensus.py": 757444,
+    "claims/contraction.py": 397510,
+    "linear_algebra.py": 1680,
+    "claims/exact_consensus.py": 1560,
+    "claims/after_a_loss.py": 8660,
+    "claims/limit.py": 18840,
+    "steady_state.py": 39605,
+    "claims/consensus_distance.py": 10000,
+    "claims/drift.py": 35516,
+    "claims/spectral_gap.py": 10110,
+    "facts of rule": 9120,
+    "facts of explicit": 12200,
+    "facts of graph": 6960,
+    "facts of gap-robust": 30400,
+    "facts of gap-searched": 38980,
+}
+
+
+def test_a_list_that_differs_is_named_by_its_first_difference():
+    confirm_equal("place", [1, [2, 3]], [1, [2, 3]])
+    with pytest.raises(Refusal, match=r"place\[1\]\[0\] is 9; expected 2"):
+        confirm_equal("place", [1, [9, 3]], [1, [2, 3]])
+    with pytest.raises(Refusal, match=r"place is \[1\]; expected a list of 2: \[1, 2\]"):
+        confirm_equal("place", [1], [1, 2])
+    with pytest.raises(Refusal, match='2192"; expected 1'):
+        confirm_equal("place", "→", 1)
+    assert one_line("a\nb→~ \x7f") == "a\\u000ab\\u2192~ \\u007f"
+    assert (Refusal("s", 65).status, Refusal("s\n", 1).sentence) == (65, "s\\u000a")
+
+
+def test_a_rule_whose_paces_differ_between_nodes_is_seen_group_by_group():
+    raw = {
+        "kind": "static",
+        "node_radices": [2, 2],
+        "pace": [1, 2, 1, 2, 1, 2, 3, 2],
+        "phases": [
+            [{"local": [0], "across": [1]}, {"local": [1], "across": [0, 1], "relax": "1/2"}],
+            [{"local": [0, 1], "across": []}],
+        ],
+    }
+    cluster = {"num_nodes": 4, "workers_per_node": 2}
+    document = {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": raw}
+    read = checker.read_schedule(document)
+    seen = with_places(read, "here")
+    assert (seen.form, seen.width) == ("groups", 8)
+    listed = [[(list(members), str(relax)) for members, _, relax in phase] for phase in seen.phases]
+    assert [sorted(phase) for phase in listed] == [
+        [([0, 2], "1"), ([1, 3, 5, 7], "1/2"), ([4, 6], "1")],
+        [([0, 1], "1"), ([2, 3], "1"), ([4, 5], "1"), ([6, 7], "1")],
+    ]
+    same = checker.read_schedule({**document, "strategy": {**raw, "pace": [1, 2] * 4}})
+    assert with_places(same, "here") is same
+    assert with_places(checker.read_schedule(dict(HALF)), "here").form == "groups"
+    with pytest.raises(Refusal, match="over 1024 rows"):
+        with_places(checker.read_schedule(groups(1025, [[0, 1]])), "here")
