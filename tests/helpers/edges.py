@@ -151,6 +151,8 @@ ZERO_STATE = drift(10**9, TINY, [0] * 9)
 CUBE = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 STAR4 = [(0, v, "1/8") for v in range(1, 4)] + [(v, 0, "1/8") for v in range(1, 4)]
 ROUND4 = [(v, (v + d) % 4, "1/4") for v in range(4) for d in (1, 3)]
+MEAN4 = [[3 * 2**20], [-(2**20), 3 * 2**20], [-(2**20), -(2**20), 3 * 2**20]]
+"""The squared distance to the mean of four, in differences to the last: its smallest eigenvalue is 2^20."""
 K3 = [(s, t, "1/4") for s in range(3) for t in range(3) if s != t]
 NODES = rule([2], 2, [([0], [0])], [([0, 1], [])])
 """Local rank 0 across both nodes, then each node by itself."""
@@ -976,6 +978,20 @@ EDGES = [
         (graph(64, []), gap("slem", 0, Fraction(1, 9), *[1] * 64)),
         (graph(65, []), gap("slem", 0, "1/9", *[1] * 65)),
         "n <= 64",
+    ),
+    Edge(
+        LIMIT,
+        "r bounds the eigenvalues in every direction",
+        (graph(4, ROUND4), limit(["1/4"] * 4, 0, Fraction(1, 2) + TINY, MEAN4, 2**19)),
+        (graph(4, ROUND4), limit(["1/4"] * 4, 0, Fraction(1, 2) - TINY, MEAN4, 2**19)),
+        ".rate",
+    ),
+    Edge(
+        LIMIT,
+        "u bounds the form in every direction",
+        (graph(4, ROUND4), limit(["1/4"] * 4, 0, "3/4", MEAN4, 2**20 - 1)),
+        (graph(4, ROUND4), limit(["1/4"] * 4, 0, "3/4", MEAN4, 2**20 + 1)),
+        ".floor",
     ),
     # ranges of what may stand in an entry
     Edge(

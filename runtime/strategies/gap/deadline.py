@@ -42,7 +42,9 @@ def wait_in_step(
         condition,
         heartbeat,
         timeout,
-        why=lambda lack: _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, paused()),
+        why=lambda lack: (
+            _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, step, paused())
+        ),
         refuse_failure=refuse_failure,
         told=lambda lack: f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {listed(lack.of)}",
         place=f"in step {step} ",
@@ -64,12 +66,12 @@ def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | No
     return heartbeat.gone(sorted(gone), step)
 
 
-def _unequal(heartbeat: Heartbeat, lack: Missing, paused: frozenset[int]) -> str | None:
+def _unequal(heartbeat: Heartbeat, lack: Missing, step: int, paused: frozenset[int]) -> str | None:
     """The same of those who wait in a meeting for this worker, which waits for them."""
     waiting = [rank for rank in lack.of if rank in paused]
     if len(lack.of) - len(waiting) >= lack.needed:
         return None
-    return (
+    return heartbeat.elsewhere(waiting, step) or (
         f"worker {waiting[0]} waits for all in mean_model(), save_checkpoint() or another place where all meet, which "
         f"this worker has passed: {heartbeat.unequal}"
     )

@@ -12,11 +12,12 @@ import pytest
 from benchmarks import compact
 from benchmarks.lab import predict
 from benchmarks.lab.campaign import is_simulated
-from benchmarks.lab.contestants import contestants
+from benchmarks.lab.contestants import RECOMMENDED, contestants
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import Network, why_not
 from benchmarks.lab.predict import ON_HOST, Point, against_lab, predicted_ms, simulated_ms
 from benchmarks.lab.redraw import main as redraw
+from benchmarks.lab.rehearse import RATES
 from benchmarks.lab.results import page, published
 from benchmarks.lab.setting import Setting, settings
 from benchmarks.lab.table import Row, baseline, block
@@ -293,3 +294,11 @@ def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
     with torch.no_grad():
         unseen = float((model(inputs[seen:]).argmax(1) == labels[seen:]).float().mean())
     assert unseen > 0.75, "chance is 0.5"
+
+
+@pytest.mark.parametrize("case", ["digits shuffled", "text shuffled"])
+def test_the_planners_contestant_trains_at_its_rehearsed_rate(case):
+    """Under a name that the rates do not have it would train at the middle of the grid, without a word."""
+    planner = lambda *_: None  # noqa: E731 - nothing is planned here
+    (contestant,) = (c for c in contestants(planner, planner, planner) if c.name == RECOMMENDED)
+    assert contestant.rehearsed_as in json.loads(RATES.read_text())[case]

@@ -152,6 +152,18 @@ def test_what_is_sent_after_the_next_beginning_waits_for_it():
     assert driver.paused() == {1}
 
 
+def test_what_is_sent_after_the_beginning_after_next_waits_for_that_one():
+    driver, _ = driver_of(Gap(max_ig=2))
+    driver.open(0)
+    driver.deliver(update(1, 0, generation=2))
+    driver.deliver(Message(2, "token", (1, 1)))
+    for steps, tokens in (((), (2, 3)), ((0,), (2, 2))):
+        driver.drop()
+        driver.open(0)
+        assert driver.rings.steps(1) == steps
+        assert driver.state.tokens == tokens
+
+
 def test_what_is_missing_is_said_by_name():
     driver, _ = opened(Gap(max_ig=1, backup=(1, 0, 0)))
     assert driver.missing().what == "an update of step 0"

@@ -11,6 +11,9 @@ import torch
 from helpers.random_schedules import Quadratic
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import asynchronous_server
+from partreduce.runtime.transport.arrays import frame_of, tensor_of
+from partreduce.runtime.transport.mailbox import Message
+from partreduce.schedulers.protocols.shards import shards_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError
 from partreduce.topo.schedule import Schedule
@@ -188,6 +191,41 @@ def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
         return model.values().tolist()
 
     assert ranks.run(2, work) == [[10.0] * 3] * 2
+
+
+def test_all_may_start_again_before_their_first_step(ranks):
+    """As where a state is loaded after a worker of a longer pace has begun its round, and others have not."""
+
+    def work(world):
+        model, optimizer = push_model(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)
+        optimizer.runner.drain()
+        for _ in range(3):
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return model.values().tolist()
+
+    assert ranks.run(2, work) == [[6.0] * 3] * 2
+
+
+def test_pushes_that_come_before_a_shard_opens_are_answered_with_all_that_is_added_by_then():
+    machine = shards_of(Server(hosts=(0,), synchronous=False), 3)
+    shard = asynchronous_server._Shard(machine, 3, [(1, 3)])
+    sent = []
+
+    class Box:
+        def send(self, to, kind, numbers, frames):
+            sent.append((to, kind, numbers, tensor_of(bytearray(frames[0]), torch.float64).tolist()))
+
+    for worker, push in ((2, 4.0), (1, 8.0)):
+        payload = (frame_of(torch.full((2,), push, dtype=torch.float64)),)
+        shard.receive(Message(worker, "push", (0, 1), payload), Box())
+    assert not sent
+    shard.take([torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)])
+    shard.receive(Message(0, "open", (0, 0)), Box())
+    assert sent == [(2, "model", (1,), [6.0, 7.0]), (1, "model", (1,), [14.0, 15.0])]
+    shard.receive(Message(2, "pull", (0, 2)), Box())
+    assert sent[2:] == [(2, "model", (2,), [14.0, 15.0])]
 
 
 def test_garbage_and_letters_of_other_runs_are_dropped(ranks):

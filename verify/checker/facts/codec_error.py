@@ -41,9 +41,9 @@ conversion of double precision), then:
 The largest p and q over all groups, the prologue's included, are rounded up: `relative` is a multiple of 2⁻³², and
 `absolute` a power of 2. `roundings` is the most by codecs that a number goes through, 16-bit additions counted.
 
-*Assumed of the arithmetic:* parameters are float32 or
-float64, that a backend rounds each 16-bit addition once and to the nearest, and that float32 keeps subnormal numbers.
-Parameters besides are rounded once more in float32 where the reference is added again.
+*Assumed of the arithmetic:* parameters are float32 or float64, a backend rounds each 16-bit addition once and to the
+nearest, and float32 keeps subnormal numbers. Parameters besides are rounded once more in float32 where the reference is
+added again.
 """
 
 from __future__ import annotations

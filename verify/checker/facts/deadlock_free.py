@@ -25,9 +25,9 @@ rounds before, so its neighbours enter the same round, and what they send to one
 same argument the last ones complete too.
 
 That the ticks can be computed is the proof; `height` is what was computed. *Assumed of the program:* each worker issues
-the operations of its rounds in order, that members meet by round number (so paces do not matter; a late average is
-issued in the same order), those of one round are cut and numbered alike by all, that all workers carry out the
-same number of rounds, and that groups are disjoint, which `conflict-free` confirms.
+the operations of its rounds in order (a late average too), members meet by round number (so paces do not matter), those
+of one round are cut and numbered alike by all, and all workers carry out the same number of rounds. Groups are disjoint
+(`conflict-free`).
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ summed by one member, rounded once, and its bytes go to all: the member that mad
 does not keep the sum that it had before rounding. In 16 bits the finished sum is a 16-bit number, which everybody
 widens alike. So a codec is no exception.
 
-*Assumed of the program:* the same parameters and state at the
-start (the runtime broadcasts them), a deterministic optimizer that is set up alike on all workers, and that groups are
-disjoint, which `conflict-free` confirms. It says nothing about what is not averaged, such as buffers of the model.
+*Assumed of the program:* the same parameters and state at the start (the runtime broadcasts them), and a deterministic
+optimizer that is set up alike on all workers. Groups are disjoint (`conflict-free`). Nothing is said about what is not
+averaged, such as buffers of the model.
 """
 
 from __future__ import annotations

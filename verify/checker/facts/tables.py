@@ -46,8 +46,8 @@ the workers of a node agree first, at most k of the largest node are added, one 
 are added. The largest are rounded up: `relative` to a multiple of 2⁻³², `absolute` to a power of 2.
 
 *Assumed of the program:* all workers run one program, which makes the same lookups in the same order (the runtime
-compares that before rows move, and ends the run where it differs), that the runtime places rows and cuts its operations
-as said, and of `row-error` that tables are of float32, which keeps subnormal numbers.
+compares that before rows move, and ends the run where it differs), and it places rows and cuts its operations as said.
+For `row-error` tables are of float32, which keeps subnormal numbers.
 """
 
 from __future__ import annotations
