@@ -233,10 +233,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
 
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
+        found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
+        scale: torch.Tensor | None = self.__dict__.get("grad_scale")
         with self.ending.guarded():
             self.ending.refuse_unless_running("step")
-            found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
-            scale: torch.Tensor | None = self.__dict__.get("grad_scale")
             return self.stepper.step(closure, skip=skip, found_inf=found_inf, scale=scale)
 
     def average_gradients(self) -> None:

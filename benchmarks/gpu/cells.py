@@ -197,7 +197,8 @@ def train(
     except Exception as problem:  # noqa: BLE001 - what is judged
         error = problem
     device.settle()
-    values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    live = [*model.named_parameters(), *model.named_buffers()]
+    values = {name: value.detach().clone() for name, value in live}
     device.settle()
     return {"values": values, "host waits": waits, "error": error, "steps": taken}
 

@@ -18,7 +18,7 @@ from partreduce.runtime.averaging.optimizer_state import state_keys
 from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 class BufferPolicy(StrEnum):
@@ -82,7 +82,8 @@ class FlatModel:
             self._add_state(optimizer)
         for bucket in self.buckets + self.buffer_buckets:
             bucket.length = aligned(bucket.length, bucket.dtype)
-        self._known = {slot.parameter: slot for slot in self.slots()}
+        self._slots = [slot for bucket in self.buckets for slot in bucket.slots]
+        self._known = {slot.parameter: slot for slot in self._slots}
         self.loads = count_loads(model)
         """How often `load_state_dict` was called on the model or a part of it."""
 
@@ -91,9 +92,9 @@ class FlatModel:
         """The parameters that were not trainable at wrapping, which all workers have alike and nobody averages."""
         return list(self._frozen)
 
-    def slots(self) -> Iterator[Slot]:
+    def slots(self) -> list[Slot]:
         """All parameters' places."""
-        return (slot for bucket in self.buckets for slot in bucket.slots)
+        return self._slots
 
     def holds(self, parameter: torch.Tensor) -> bool:
         """Whether a parameter is exchanged: as a view of a bucket, or as a table."""
@@ -124,9 +125,10 @@ class FlatModel:
                     continue  # nothing is stored, so nothing can have moved
                 if slot.parameter.data_ptr() != base + slot.start * width or slot.parameter.dtype != bucket.dtype:
                     usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that"
+                    who = wrapped_by(slot.owners[0][0])
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
-                        f"was made; {wrapped_by(slot.owners[0][0]) or f'{usual}; do it before'}"
+                        f"was made{f'; {who}' if who else f' ({usual}); do it before'}"
                     )
 
         for parameter, name in self._frozen.items():
@@ -144,7 +146,7 @@ class FlatModel:
         """
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
-                if not self.holds(parameter) and parameter not in self._frozen:
+                if parameter not in self._known and parameter not in self._apart and parameter not in self._frozen:
                     raise InputError(
                         f"optimizer: group {index} holds a parameter of shape {list(parameter.shape)} that the model "
                         "did not have when DistributedOptimizer was made, so it would be trained without being "
@@ -204,7 +206,7 @@ class FlatModel:
             for keys in [state_keys(optimizer, group)]
             for p in group["params"]
         }
-        for slot in list(self.slots()):
+        for slot in [slot for bucket in self.buckets for slot in bucket.slots]:
             self._riding[slot.parameter] = kept.get(slot.parameter, others)
             for key in self._riding[slot.parameter]:
 

@@ -37,10 +37,11 @@ class GradientWatch:
             for slot in flat.slots()
         ]
 
-    def look(self, *, unscaled: bool) -> None:
-        """Before the gradients are averaged; with `unscaled` a GradScaler may have changed each of them once."""
-        if not self._hooks:
-            return
+    def look(self, *, unscaled: bool) -> bool:
+        """Before the gradients are averaged; with `unscaled` a GradScaler may have changed each of them once.
+
+        Whether to look again in the next step.
+        """
         allowed = 1 if unscaled else 0
         for parameter, (tensor, version) in self._versions.items():
             gradient = parameter.grad
@@ -59,6 +60,7 @@ class GradientWatch:
             for hook in self._hooks:
                 hook.remove()
             self._hooks.clear()
+        return bool(self._hooks)
 
     def _note(self, parameter: torch.Tensor) -> None:
         """After a backward pass has added to a gradient."""

@@ -75,8 +75,11 @@ def load_presence(bucket: Bucket, scratch: torch.Tensor) -> frozenset[int]:
     """One number per parameter, 1 if it has a gradient here; the slots of those without."""
     flags = [slot.parameter.grad is not None for slot in bucket.slots]
     presence = scratch[bucket.tail : bucket.tail + len(bucket.slots)]
+    if all(flags):
+        presence.fill_(1)
+        return frozenset()
     presence.copy_(torch.tensor(flags, dtype=bucket.dtype), non_blocking=True)
-    return frozenset(index for index, is_there in enumerate(flags) if not is_there)
+    return frozenset([index for index, is_there in enumerate(flags) if not is_there])
 
 
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:

@@ -14,10 +14,10 @@ import torch
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.averaging.weights import unit_weights
 from partreduce.runtime.transport.in_thread import InThread
 from partreduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
 from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.weights import unit_weights
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 

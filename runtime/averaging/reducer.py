@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
     """Takes a bucket's index, the bucket, its sums and the check `ok` on them."""
 
+_NOTHING = contextlib.nullcontext()
 SPLIT_BYTES = 4 * 2**20
 
 
@@ -63,7 +65,7 @@ class Reducer:
         self.key, self.timeout = key, timeout
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
-    @property
+    @cached_property
     def streams(self) -> Streams:
         """Where the operations run; all buckets lie on one device."""
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
@@ -273,7 +275,8 @@ class Reducer:
         for index, bucket in enumerate(reduction.buckets):
             with self.stream(bucket.device):
                 tags = self._tags(reduction, index)
-                checks.append(sums_agree(tags, reduction.tag, reduction.num_members, self.streams.upload))
+                upload = self.streams.upload if self.streams.runs_ahead else None
+                checks.append(sums_agree(tags, reduction.tag, reduction.num_members, upload))
                 if index in reduction.coded and self.streams.runs_ahead:
                     checks.append(reduction.coded[index].stays_in_range())
         reduction.works.clear()
@@ -362,13 +365,15 @@ class Reducer:
             self.recorder.dump(text)
         return PeerLostError(text)
 
-    def stream(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    def stream(self, _device: torch.device) -> contextlib.AbstractContextManager[object]:
         """The side stream of a CUDA device, after what the current stream has queued; nothing on CPU."""
-        return self.world.streams(device).side()
+        streams = self.streams
+        return streams.side() if streams.runs_ahead else _NOTHING
 
     def rejoin(self) -> None:
         """Let the current stream wait for the side stream, after a commit."""
-        self.streams.rejoin()
+        if self.streams.runs_ahead:
+            self.streams.rejoin()
 
     def _launch(
         self,
@@ -399,7 +404,8 @@ class Reducer:
                     reduction.load(index, slice(0, first))
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
                 reduction.load(index, slice(first, bucket.size))
-            load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
+            if bucket.piggybacked:
+                load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
             beside = self.streams.runs_ahead or not bucket.exact

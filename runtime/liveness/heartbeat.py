@@ -79,7 +79,7 @@ class Heartbeat:
 
     def doing(self, text: str, waits: Iterable[int] = ()) -> None:
         """Say what this worker does now, and for whom it waits in that; the next heartbeat carries it."""
-        self._doing, self._waits = text, tuple(rank for rank in waits if rank != self.rank)
+        self._doing, self._waits = text, tuple([rank for rank in waits if rank != self.rank]) if waits else ()
 
     @property
     def last(self) -> tuple[str, tuple[int, ...]]:

@@ -37,6 +37,9 @@ class GradientMeans(Runner):
     def __init__(self, run: Run, *, divisor: int | None = None) -> None:
         super().__init__(run)
         self._divisor = divisor
+        group = run.schedule.group_of(run.rank, 0)
+        assert group is not None, "all-reduce has every worker in its group"
+        self._group = group
         how = run.schedule.strategy.how
         self.sends_early = how.sending is Sending.LAYERS
         self.layers: LayerSender | None = None
@@ -48,11 +51,9 @@ class GradientMeans(Runner):
         if self.layers is not None:
             self.layers.codings = self._codings
 
-    def group(self, round_: int) -> Group:
+    def group(self, round_: int) -> Group:  # noqa: ARG002 - the face of all
         """All workers."""
-        group = self.run.schedule.group_of(self.run.rank, round_)
-        assert group is not None, "all-reduce has every worker in its group"
-        return group
+        return self._group
 
     def send(self, step: int, round_: int) -> Reduction:
         """Start the sum of the gradients as they are, or what is left to start of it.
@@ -78,14 +79,17 @@ class GradientMeans(Runner):
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
             commit_gradients(bucket, sums, ok, reduction.absent[index])
-            commit_piggybacked(bucket, sums, ok)
+            if bucket.piggybacked:
+                commit_piggybacked(bucket, sums, ok)
 
         self.run.reducer.commit(reduction, commit)
-        self.run.applier.remember(reduction.ok)
+        if reduction.ok is not None:
+            self.run.applier.remember(reduction.ok)
 
     def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
         """Undo the step where the device found that the gradients are no means; on CPU nothing is left to undo."""
-        self.run.applier.undo()
+        if self.run.reducer.streams.runs_ahead:
+            self.run.applier.undo()
         if self.layers is not None:
             self.layers.reopen()
 

@@ -24,7 +24,7 @@ EXACT_DTYPES = (torch.float32, torch.float64)
 def tag_of(*fields: object) -> tuple[int, ...]:
     """The tag of an operation: CRC-32 over the fields' text, one number in 1..256 per byte."""
     crc = zlib.crc32("\x1f".join(map(str, fields)).encode())
-    return tuple(byte + 1 for byte in crc.to_bytes(TAG_LENGTH, "big"))
+    return tuple([byte + 1 for byte in crc.to_bytes(TAG_LENGTH, "big")])
 
 
 def sums_agree(

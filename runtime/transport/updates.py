@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from partreduce.runtime.averaging.weights import unit_weights
 from partreduce.runtime.transport.arrays import Snapshots
 from partreduce.runtime.transport.credit import Bound
 from partreduce.runtime.transport.streams import Streams, await_mark
+from partreduce.runtime.transport.weights import unit_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -28,7 +28,8 @@ class ModelUse:
 
     def __init__(self, run: Run, runner: Runner, stepper: Stepper) -> None:
         self.run, self.runner, self.stepper = run, runner, stepper
-        self._averaged_elsewhere = self._warned = False
+        self.averaged_elsewhere = self._warned = False
+        """Of the first: whether a wrapper has averaged the gradients that step() is to take."""
         self._hooks: list[RemovableHandle] = []
 
     def attach(self) -> None:
@@ -53,13 +54,13 @@ class ModelUse:
         Raises:
             InputError: its gradients are averaged already.
         """
-        if self._averaged_elsewhere:
+        if self.averaged_elsewhere:
             refuse_averaged_gradients()
 
     def forward(self) -> None:
         """The model's forward pass begins."""
         if torch.is_grad_enabled():
-            self._averaged_elsewhere = self._averaged_elsewhere or averaged_elsewhere(self.run.flat.model)
+            self.averaged_elsewhere = self.averaged_elsewhere or averaged_elsewhere(self.run.flat.model)
         elif not self.run.flat.model.training:
             self.own_model("model.eval() and a forward pass evaluate")
 

@@ -24,6 +24,7 @@ class Stepper:
 
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
+        self._pace, self._has_tables = run.pace, bool(run.tables)
         self._steps = 0
         self.skipped = 0
         """Steps that were not taken because the worker skipped ahead to its neighbours."""
@@ -59,7 +60,7 @@ class Stepper:
     @property
     def round(self) -> int:
         """The round that this worker is in: steps div pace."""
-        return self.steps // self.run.pace
+        return self._steps // self._pace
 
     def step(
         self,
@@ -81,9 +82,11 @@ class Stepper:
         Raises:
             InputError: a model or optimizer that was changed, or gradients that are to be skipped and are averaged.
         """
-        round_, step = self.round, self.steps
-        self._refuse_changes(first=step % self.run.pace == 0)
-        self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
+        step, pace = self._steps, self._pace
+        round_, first = step // pace, step % pace == 0
+        self._refuse_changes(first=first)
+        if skip or found_inf is not None or scale is not None:
+            self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
         self.declare()
         self.run.applier.scaled = found_inf is not None
         if skip or found_inf is not None:
@@ -94,12 +97,13 @@ class Stepper:
             loss = self._step_with_mean_gradients(closure, skip=skip)
         else:
             loss, closure = self._closed_tables(closure)
-            self.runner.before_step(step, round_, first=step % self.run.pace == 0)
+            self.runner.before_step(step, round_, first=first)
             if not skip and not (found_inf is not None and bool(found_inf)):
                 loss = self._step_alone(closure, loss)
         self._count(self._steps + 1)
-        self.run.tables.stepped()
-        if self.steps % self.run.pace == 0:
+        if self._has_tables:
+            self.run.tables.stepped()
+        if self._steps % pace == 0:
             self._end_round(step, round_)
         return loss
 
@@ -195,8 +199,10 @@ class Stepper:
     def _end_round(self, step: int, round_: int) -> None:
         """End a round; where the runner skips some, their steps count as taken."""
         self.runner.end_round(step, round_)
-        jumped = self.runner.jumped * self.run.pace
-        self._count(self._steps + jumped + self.runner.passed * self.run.pace)
+        if not self.runner.jumped and not self.runner.passed:
+            return
+        jumped = self.runner.jumped * self._pace
+        self._count(self._steps + jumped + self.runner.passed * self._pace)
         self.skipped += jumped
         self._batches_to_drop += jumped
 
@@ -213,8 +219,9 @@ class Stepper:
             with torch.enable_grad():
                 loss = closure()
             self.model_use.refuse()
-        if self._watch is not None and not skip and not self._averaged:
-            self._watch.look(unscaled=self.run.applier.scaled)
+        watches = self._watch is not None and not skip and not self._averaged
+        if watches and self._watch is not None and not self._watch.look(unscaled=self.run.applier.scaled):
+            self._watch = None
         if skip:
             self.optimizer.zero_grad(set_to_none=False)
         if self._averaged:
@@ -247,15 +254,20 @@ class Stepper:
     def _apply(self) -> None:
         """Step with the means that are in place."""
         applier = self.run.applier
-        applier.step(check_finite=applier.scaled or self.runner.late_scaled)
+        if applier.scaled or self.runner.late_scaled:
+            applier.step(check_finite=True)
+        else:
+            self.optimizer.step()
 
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
-        self.run.tables.close_step()
+        if self._has_tables:
+            self.run.tables.close_step()
         own_gradients(self.run.flat.slots())
         with self._means_in_place():
-            self.runner.before_step(self.steps, self.round, first=True)
-        self._count(self._steps + self.runner.more)
+            self.runner.before_step(self._steps, self.round, first=True)
+        if self.runner.more:
+            self._count(self._steps + self.runner.more)
 
     def gather(self, *, apply: bool = True) -> None:
         """Come to a place where all workers meet, which must be at the same round then.
@@ -310,9 +322,11 @@ class Stepper:
     def _refuse_changes(self, *, first: bool) -> None:
         """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
         flat = self.run.flat
-        self.model_use.refuse()
+        if self.model_use.averaged_elsewhere:
+            self.model_use.refuse()
         flat.check()
-        self.run.tables.check()
+        if self._has_tables:
+            self.run.tables.check()
         flat.refuse_foreign(self.optimizer)
         if flat.loads.count != self._loads:
             if self.runner.takes_for_progress(self.round, first=first):

@@ -21,7 +21,6 @@ from partreduce.runtime.watch.status import GapStatus
 from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
 from partreduce.topo.strategies.gap import Gap, Order, Reducing
-from partreduce.verify.gaps.one_worker import capacities_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,6 +58,8 @@ class GapMeans(OneSided):
         self.is_parallel = self.gap.order is Order.PARALLEL
         self.log = GapLog(is_on=run.reducer.recorder.directory is not None)
         self.layout = Layout(self._flat(run))
+        from partreduce.verify.gaps.one_worker import capacities_of  # what proves need not be loaded by all
+
         capacities = capacities_of(machine.graph, self.gap, run.rank)
         self.log.capacities = capacities.updates
         self.rings = PayloadRings(run.rank, capacities.slots, self.layout, newest_only=self.gap.staleness > 0)

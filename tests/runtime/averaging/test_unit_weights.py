@@ -6,8 +6,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from partreduce.runtime.averaging.weights import unit_weights
 from partreduce.runtime.transport.updates import Layout, add_updates
+from partreduce.runtime.transport.weights import unit_weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
