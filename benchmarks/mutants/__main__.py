@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import threading
 import time
 import tomllib
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -89,6 +89,14 @@ def _key(row: dict) -> str:
     return f"{row['line']}|{row['operator']}|{row['was']}|{row['now']}"
 
 
+def slot_command(file: str, stages: tuple[tuple[str, ...], ...]) -> list[str]:
+    """What starts a slot: for files of the checker, which little imports, one that collects its tests only once."""
+    if file.startswith("verify/checker/"):
+        package = "partreduce.verify.checker"
+        return [sys.executable, "-m", "benchmarks.mutants.warm", package, *(test for stage in stages for test in stage)]
+    return [sys.executable, "-m", "benchmarks.mutants.slot", file, *map(",".join, stages)]
+
+
 def judge(file: str, mutants: list[Mutant], session: Session, *, jobs: int, stages: int) -> None:
     """Let slots judge the mutants, side by side."""
     queue: SimpleQueue[Mutant] = SimpleQueue()
@@ -100,8 +108,7 @@ def judge(file: str, mutants: list[Mutant], session: Session, *, jobs: int, stag
         copy = copied(number)
         environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1",
                                     "OMP_NUM_THREADS": "1"}  # fmt: skip
-        command = [sys.executable, "-m", "benchmarks.mutants.slot", file]
-        command += [",".join(stage) for stage in TARGETS[file][:stages]]
+        command = slot_command(file, TARGETS[file][:stages])
         with subprocess.Popen(
             command, cwd=copy, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         ) as process:
@@ -116,7 +123,7 @@ def judge(file: str, mutants: list[Mutant], session: Session, *, jobs: int, stag
                     mutant = queue.get_nowait()
                 except Empty:
                     break
-                process.stdin.write(json.dumps({"id": 0, "source": mutant.source}) + "\n")
+                process.stdin.write(json.dumps({"id": 0, "file": file, "source": mutant.source}) + "\n")
                 process.stdin.flush()
                 answer = json.loads(process.stdout.readline())
                 row = asdict(mutant) | {key: answer[key] for key in ("verdict", "by", "seconds")}
@@ -151,7 +158,7 @@ def interval(killed: int, judged: int) -> tuple[float, float]:
     return (middle - half) / (1 + z * z / judged), (middle + half) / (1 + z * z / judged)
 
 
-def report(file: str, rows: list[dict], *, of: int) -> bool:
+def report(file: str, rows: list[dict], *, is_sample: bool) -> bool:
     """Print one file's score; whether every survivor has a name."""
     accepted = {(e["was"], e["now"]): e for e in tomllib.loads(ACCEPTED.read_text("utf-8")).get(file, [])}
     survivors = [row for row in rows if row["verdict"] == "survived"]
@@ -159,9 +166,9 @@ def report(file: str, rows: list[dict], *, of: int) -> bool:
     equivalent = sum(entry["verdict"] == "equivalent" for entry in named)
     killed, judged = len(rows) - len(survivors), len(rows) - equivalent
     score = f"{killed}/{judged} = {killed / max(judged, 1):.1%}"
-    if len(rows) < of and judged:
+    if is_sample and judged:
         low, high = interval(killed, judged)
-        score += f" (95 % interval {low:.1%} to {high:.1%}; {len(rows)} of {of} mutants)"
+        score += f" (95 % interval {low:.1%} to {high:.1%}; a sample of {len(rows)})"
     unnamed = [row for row in survivors if (row["was"], row["now"]) not in accepted]
     print(f"{file}: {score}; {equivalent} equivalent, {len(named) - equivalent} of taste, {len(unnamed)} unnamed")
     for row in unnamed:
@@ -203,12 +210,9 @@ def main() -> None:
     good = True
     for file in chosen.file or TARGETS:
         stages = 1 if chosen.quick else len(TARGETS[file])
-        everything = list(mutants_of((ROOT / file).read_text(encoding="utf-8")))
-        picked = everything
-        if chosen.sample is not None and chosen.sample < len(everything):
-            picked = list(everything)
-            random.Random(chosen.seed).shuffle(picked)  # so that a larger sample holds the smaller one
-            picked = picked[: chosen.sample]
+        source = (ROOT / file).read_text(encoding="utf-8")
+        seed = None if chosen.sample is None else chosen.seed
+        picked = list(islice(mutants_of(source, seed=seed), chosen.sample))  # a larger sample holds the smaller one
         session = Session(file, stages=stages, again=chosen.again, fresh=chosen.fresh)
         keys = {_key(asdict(mutant)): mutant for mutant in picked}
         todo = [m for k, m in keys.items() if k not in session.rows]
@@ -216,7 +220,9 @@ def main() -> None:
             todo = [m for k, m in keys.items() if k in session.suspects]
         if todo:
             judge(file, todo, session, jobs=min(chosen.jobs, len(todo)), stages=stages)
-        good &= report(file, [session.rows[k] for k in keys if k in session.rows], of=len(everything))
+        good &= report(
+            file, [session.rows[k] for k in keys if k in session.rows], is_sample=len(picked) == chosen.sample
+        )
     sys.exit(0 if good else 1)
 
 

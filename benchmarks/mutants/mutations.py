@@ -9,6 +9,7 @@ events for traces (`WORDING`); so are assertions, `strict=` among them, which st
 from __future__ import annotations
 
 import ast
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, PositionP
 from mutmut.mutation.mutators import mutation_operators, operator_arg_removal, operator_match, operator_string
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 WORDING = {"describe", "describe_message", "__str__", "__repr__"}
 TWINS = {
@@ -118,7 +119,7 @@ class _Visitor(cst.CSTVisitor):
 
     def __init__(self, module: cst.Module, source: bytes) -> None:
         self.module, self.source = module, source
-        self.changes: list[tuple[int, str, bytes]] = []
+        self.changes: list[Callable[[], tuple[int, str, bytes]]] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if _is_left_out(node):
@@ -126,17 +127,19 @@ class _Visitor(cst.CSTVisitor):
         for kind, operator in OPERATORS:
             if isinstance(node, kind):
                 for changed in operator(node):
-                    self.changes.append(self._changed(node, operator, changed))
+                    self.changes.append(self._change(node, operator, changed))
         return True
 
-    def _changed(self, node: cst.CSTNode, operator: object, changed: cst.CSTNode) -> tuple[int, str, bytes]:
+    def _change(
+        self, node: cst.CSTNode, operator: object, changed: cst.CSTNode
+    ) -> Callable[[], tuple[int, str, bytes]]:
         line = self.get_metadata(PositionProvider, node).start.line
         name = operator.__name__.removeprefix("operator_")
         if operator is operator_match or isinstance(node, cst.If):
-            return line, name, self.module.deep_replace(node, changed).bytes
+            return lambda: (line, name, self.module.deep_replace(node, changed).bytes)
         span = self.get_metadata(ByteSpanPositionProvider, node)
-        text = self.module.code_for_node(changed).encode()
-        return line, name, self.source[: span.start] + text + self.source[span.start + span.length :]
+        before, after = self.source[: span.start], self.source[span.start + span.length :]
+        return lambda: (line, name, before + self.module.code_for_node(changed).encode() + after)
 
 
 def _is_left_out(node: cst.CSTNode) -> bool:
@@ -181,14 +184,20 @@ def _is_type(value: cst.BaseExpression) -> bool:
     return m.matches(value, m.Subscript(value=generic) | union | m.Call(func=m.Name("TypeVar")))
 
 
-def mutants_of(source: str) -> Iterator[Mutant]:
-    """Every mutant of a source text that compiles and differs in meaning from it and from those before it."""
+def mutants_of(source: str, *, seed: int | None = None) -> Iterator[Mutant]:
+    """Every mutant of a source text that compiles and differs in meaning from it and from those before it.
+
+    They come in the order of the text, or with a seed in a random one.
+    """
     raw = source.encode()
     wrapper = MetadataWrapper(cst.parse_module(raw))
     visitor = _Visitor(wrapper.module, raw)
     wrapper.visit(visitor)
     seen = {ast.dump(ast.parse(raw))}
-    for line, operator, changed in visitor.changes:
+    if seed is not None:
+        random.Random(seed).shuffle(visitor.changes)
+    for change in visitor.changes:
+        line, operator, changed = change()
         try:
             meaning = ast.dump(ast.parse(changed))
             compile(changed, "mutant", "exec")

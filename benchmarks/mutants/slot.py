@@ -19,8 +19,12 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FLOORS = ("topo", "schedulers", "verify", "runtime", "partreduce")
 MEMORY = 3 << 30
@@ -44,12 +48,18 @@ class FirstFailure:
 
 def judge(tests: list[str], seconds: float) -> dict:
     """Run tests in a fork; also tells which modules they imported."""
+    failure = FirstFailure()
+    return judge_in_a_fork(lambda: pytest.main([*tests, *OPTIONS], plugins=[failure]), failure, seconds)
+
+
+def judge_in_a_fork(run: Callable[[], int], failure: FirstFailure, seconds: float) -> dict:
+    """Let a fork run tests; what it says of them, the time it took, and which modules it imported."""
     reader, writer = os.pipe()
     began = time.monotonic()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _run(tests, seconds, writer)
+        _run(run, failure, seconds, writer)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         told = stream.read()
@@ -63,17 +73,16 @@ def _death(status: int) -> str:
     return "time" if name in ("SIGXCPU", "SIGALRM", "SIGKILL") else name
 
 
-def _run(tests: list[str], seconds: float, writer: int) -> None:
+def _run(run: Callable[[], int], failure: FirstFailure, seconds: float, writer: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.alarm(int(seconds * 8) + 20)  # a mutant that sleeps for ever; other work on the machine is no reason
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(quiet, stream)
-    failure = FirstFailure()
     code = 3
     try:
-        code = pytest.main([*tests, *OPTIONS], plugins=[failure])
+        code = run()
     except BaseException as error:  # noqa: BLE001 - whatever a mutant does to pytest, it was noticed
         failure.name = f"{type(error).__name__}: {error}"
     told = {"code": int(code), "by": failure.name, "modules": sorted(sys.modules)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from partreduce.verify import checker
@@ -111,6 +112,11 @@ def gap(kind, at_least, less_than, *measure):
     return {**entry, "measure": list(map(str, measure))}
 
 
+def answers(*lines):
+    """What every worker answers in every phase: the smallest member of its group and the relax, or "-"."""
+    return {"claim": "membership", "answers": sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()}
+
+
 PRODUCT = {"claim": "exact-consensus", "method": "product"}
 PROBABLE = {"claim": "exact-consensus-probable"}
 HALF = groups(2, [([0, 1], "1/2")])
@@ -157,8 +163,28 @@ K3 = [(s, t, "1/4") for s in range(3) for t in range(3) if s != t]
 NODES = rule([2], 2, [([0], [0])], [([0, 1], [])])
 """Local rank 0 across both nodes, then each node by itself."""
 
+MIXED = rule([2, 3], 4, [([0], [1], "1/2"), ([1, 2], [0]), ([3], [])])
+"""Of each node's four workers the first goes along one digit, two along the other, and the last skips."""
+ANSWERED = [line for v in range(6) for line in (f"{v // 3 * 12} 1/2", *[f"{v % 3 * 4 + 1} 1"] * 2, "-")]
+
+NORMALISED = graph(
+    3,
+    [(0, 1, "1/4"), (1, 0, "1/4")],
+    [(1, 2, "1/4"), (2, 1, "1/4")],
+    pace=[1, 2, 3],
+    averaging="step-normalised",
+)
+NORMALISED_DRIFT, NORMALISED_RATE = Fraction(3603994593, 2**26), Fraction(558949831, 2**30)
+NORMALISED_STATE = [39146837, -11184811, -55924053, -11184811, 16777216, 0, -27962027, -5592405, 55924053]
+SHARED = groups(3, [[0, 1]], [[1, 2]], pace=[1, 2, 3], averaging="step-normalised")
+SHARED_DRIFT, SHARED_RATE = Fraction(3705072227, 2**29), Fraction(67108865, 2**28)
+SHARED_STATE = [20505486, -13048946, -41010972, -10252743, 6524473, 20505486, -10252743, 6524473, 20505486]
+FINE = groups(2, [([0, 1], f"{2**140 + 1}/{2**141}")])
+"""A difference is a little less than halved; the numbers of k periods have 141·k bits."""
+
 UNEVEN = {**groups(3, [[0, 1, 2]]), "cluster": {"nodes": [[0, 2], [1]]}}
 
+MEMBERSHIP = "claims/membership.py"
 TREES, GRAPHS, LOSS = "claims/consensus.py", "claims/consensus.py", "claims/after_a_loss.py"
 RATE, EXACT, LIMIT = "claims/contraction.py", "claims/exact_consensus.py", "claims/limit.py"
 STEADY, DISTANCE, DRIFT, GAPS = (
@@ -169,6 +195,71 @@ STEADY, DISTANCE, DRIFT, GAPS = (
 )
 
 EDGES = [
+    # membership
+    Edge(
+        MEMBERSHIP,
+        "every group is along its block's digits, with its factor",
+        (MIXED, answers(*ANSWERED)),
+        (MIXED, answers(*ANSWERED[:20], "0 1/2", *ANSWERED[21:])),
+        ".answers",
+    ),
+    Edge(
+        MEMBERSHIP,
+        "a worker alone in its block skips",
+        (MIXED, answers(*ANSWERED)),
+        (MIXED, answers(*ANSWERED[:-1], "23 1")),
+        ".answers",
+    ),
+    Edge(
+        MEMBERSHIP,
+        "every phase is answered",
+        (NODES, answers("0 1", "-", "0 1", "-", "0 1", "0 1", "2 1", "2 1")),
+        (NODES, answers("0 1", "-", "0 1", "-")),
+        ".answers",
+    ),
+    Edge(
+        MEMBERSHIP,
+        "of rules only",
+        (rule([2], 1, [([0], [0])]), answers("0 1", "0 1")),
+        (groups(2, [[0, 1]]), answers("0 1", "0 1")),
+        '(membership) is "membership"; expected a rule',
+    ),
+    Edge(
+        MEMBERSHIP,
+        "at most 2^20 members in all answers",
+        (rule([1024], 1, [([0], [0])]), answers(*["0 1"] * 1024)),
+        (rule([1025], 1, [([0], [0])]), answers(*["0 1"] * 1025)),
+        '(membership) is "membership"; expected answers of at most 1048576 members in all; not 1050625',
+    ),
+    Edge(
+        MEMBERSHIP,
+        "a worker that skips counts",
+        (rule([1023], 2, [([0], [0])]), answers(*["0 1", "-"] * 1023)),
+        (rule([1024], 2, [([0], [0])]), answers(*["0 1", "-"] * 1024)),
+        "not 1049600",
+    ),
+    Edge(
+        MEMBERSHIP,
+        "local ranks count in each other's answers",
+        (rule([512], 2, [([0, 1], [0])]), answers(*["0 1"] * 1024)),
+        (rule([513], 2, [([0, 1], [0])]), answers(*["0 1"] * 1026)),
+        "not 1052676",
+    ),
+    Edge(
+        MEMBERSHIP,
+        "phases count together",
+        (rule([724], 1, [([0], [0])], [([0], [0])]), answers(*["0 1"] * 1448)),
+        (rule([725], 1, [([0], [0])], [([0], [0])]), answers(*["0 1"] * 1450)),
+        "not 1051250",
+    ),
+    # no claim before groups are disjoint
+    Edge(
+        "facts/conflict_free.py",
+        "groups of one phase share no worker",
+        (groups(4, [[0, 1], [2, 3]], [[1, 2]]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
+        (groups(4, [[0, 1], [2, 3], [1, 2]], [[1, 2]]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
+        "schedule: phase 0 is [[0, 1], [1, 2]]; expected groups that do not share worker 1",
+    ),
     # consensus by trees
     Edge(
         TREES,
@@ -391,6 +482,13 @@ EDGES = [
         "1..1000",
     ),
     Edge(
+        GRAPHS,
+        "no numbers of 2^17 bits or more",
+        (FINE, power(2, "1/4")),
+        (FINE, power(924, "1/4")),
+        "too large for this check",
+    ),
+    Edge(
         RATE,
         "c squared bounds the norm, by pivots",
         (HALF, rate("pivots", "1/4")),
@@ -416,14 +514,14 @@ EDGES = [
         "no zero pivot above other entries",
         (HALF, rate("pivots", "1/4")),
         (HALF, rate("pivots", "1/8")),
-        "no zero pivot",
+        'is "indefinite"; expected a bound whose matrix has no zero pivot',
     ),
     Edge(
         RATE,
         "the norms multiply to c squared at most",
         (groups(3, [[0, 1, 2]]), rate("norms", 0)),
         (HALF, rate("norms", Fraction(1, 4) - TINY)),
-        "at least 1/4",
+        '249999999999/1000000000000"; expected at least 1/4',
     ),
     Edge(
         RATE,
@@ -444,14 +542,14 @@ EDGES = [
         "norms of listed groups only",
         (HALF, rate("norms", 1)),
         (NODES, rate("norms", 1)),
-        "pivots on the classes",
+        'is "norms"; expected pivots on the classes',
     ),
     Edge(
         RATE,
         "a factor of listed groups only",
         (HALF, rate("factor", 1)),
         (NODES, rate("factor", 1)),
-        "pivots on the classes",
+        'is "factor"; expected pivots on the classes',
     ),
     Edge(
         "linear_algebra.py",
@@ -465,7 +563,7 @@ EDGES = [
         "no bound below 2^-128",
         (groups(2, [[0, 1]]), rate("factor", Fraction(1, 2**128))),
         (groups(2, [[0, 1]]), rate("factor", Fraction(1, 2**128 + 1))),
-        "at least 1/",
+        f'is "1/{2**128 + 1}"; expected at least 1/',
     ),
     # exact consensus
     Edge(
@@ -557,7 +655,7 @@ EDGES = [
         "factors of up to 6 digits",
         (groups(2, [[0, 1]], [([0, 1], 10**6)]), PROBABLE),
         (groups(2, [[0, 1]], [([0, 1], 10**6 + 1)]), PROBABLE),
-        "at most 6 digits",
+        "is 1000001; expected relax factors of at most 6 digits",
     ),
     # consensus after a loss
     Edge(
@@ -909,6 +1007,21 @@ EDGES = [
         (UNEVEN, drift(10**6, "3/4", [0] * 6, of="node")),
         (UNEVEN, drift(10**6, "3/4", [0] * 9, of="node")),
         "a column for each push",
+    ),
+    # averages that allow for paces 1, 2, 3; the prover's data
+    Edge(
+        DRIFT,
+        "an edge averages what the mean pace of all workers pushes",
+        (NORMALISED, drift(NORMALISED_DRIFT, NORMALISED_RATE, NORMALISED_STATE, bits=23)),
+        (NORMALISED, drift(NORMALISED_DRIFT * (1 - Fraction(1, 10**6)), NORMALISED_RATE, NORMALISED_STATE, bits=23)),
+        ".at_most",
+    ),
+    Edge(
+        DRIFT,
+        "a group averages what its own mean pace pushes",
+        (SHARED, drift(SHARED_DRIFT, SHARED_RATE, SHARED_STATE, bits=24)),
+        (SHARED, drift(SHARED_DRIFT * (1 - Fraction(1, 10**6)), SHARED_RATE, SHARED_STATE, bits=24)),
+        ".at_most",
     ),
     # gaps: K3 with weights 1/4 has the eigenvalues 1, 1/4, 1/4
     Edge(

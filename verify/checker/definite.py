@@ -34,7 +34,6 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
     """
     size = len(matrix)
     largest = max(matrix[i][i] for i in range(size))
-    confirm(largest > 0, place, "a matrix", "a positive diagonal")
     finer = max(0, FACTOR_BITS - largest.bit_length() // 2)  # A is taken 4^finer times
     shift = (largest << 2 * finer) >> SHIFT_BITS
     work.spend(size**3 // 3 * (40 + largest.bit_length() // 8), place)

@@ -112,7 +112,7 @@ def gram(rows: IntegerMatrix) -> IntegerMatrix:
     A row of entries is one integer, its value at x = 2ʷ as a polynomial with these coefficients. Row i of NᵀN is then
     Σ N[k][i]·(row k); 2ʷ is so large that its coefficients, of either sign, do not run into one another.
     """
-    largest = max((abs(entry) for row in rows for entry in row), default=0)
+    largest = max(abs(entry) for row in rows for entry in row)
     width = (2 * largest.bit_length() + len(rows).bit_length() + 2 + 7) // 8  # w, in bytes
     size, half = len(rows[0]), 1 << (8 * width - 1)
     halves = int.from_bytes(half.to_bytes(width, "little") * size, "little")  # added, it makes coefficients positive

@@ -44,13 +44,11 @@ ClassAverage = tuple["Sequence[int]", bool, Fraction]
 """(members, whether the average is 0 on this class, relax)."""
 
 
-def averages_on_class(schedule: Schedule, phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
+def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
     """How the averages of one phase act on the characters that vary along `digits`.
 
     An explicit group has no digits, so it acts in one way. A block of one local rank across no digit is no group.
     """
-    if schedule.form != "rule":
-        return [(members, False, relax) for members, _, relax in phase]
     varying = frozenset(digits)
     blocks = [block for block in phase if len(block.members) > 1 or block.across]
     return [(members, not varying.isdisjoint(across), relax) for members, across, relax in blocks]
@@ -115,7 +113,7 @@ def after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: Integer
     """W · rows for the W of phase or round t on one class, times a factor, and the factor."""
     if schedule.form == "graph":
         return _after_edges(rows, schedule.rounds[t])
-    return _after_averages(rows, averages_on_class(schedule, schedule.phases[t], digits))
+    return _after_averages(rows, averages_on_class(schedule.phases[t], digits))
 
 
 def _after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage]) -> tuple[IntegerMatrix, int]:

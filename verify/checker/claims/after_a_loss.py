@@ -92,10 +92,10 @@ def _joined(schedule: Schedule, low: int) -> Iterator[Sequence[int]]:
 def _confirm_connected(schedule: Schedule, place: str) -> None:
     """The workers of a rule are connected: on every class of at most one digit all local ranks (and ZERO) are."""
     for digits in [[], *([digit] for digit in range(len(schedule.radices)))]:
-        components = Components(range(ZERO if digits else 0, schedule.width))
+        components = Components(schedule.width)
         missing = schedule.width - (0 if digits else 1)
         for phase in schedule.phases:
-            for members, vanishes, relax in averages_on_class(schedule, phase, digits):
+            for members, vanishes, relax in averages_on_class(phase, digits):
                 if 0 < relax < 2:
                     first = ZERO if vanishes else members[0]
                     missing -= sum(components.join(first, other) for other in members if other != first)

@@ -83,11 +83,10 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
 
     In a group that acts as 0 the first is ZERO.
     """
-    vertices = range(ZERO if digits else 0, schedule.width)
     num_edges = schedule.width - (0 if digits else 1)
     as_long = isinstance(tree, list) and len(tree) == num_edges
     confirm(as_long, place, "…", f"{num_edges} witnesses")
-    components = Components(vertices)
+    components = Components(schedule.width)
     previous = [-1]
     phase_shown = -1
     first_of_group: dict[int, int] = {}
@@ -113,7 +112,7 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
 def _first_of_group(schedule: Schedule, t: int, digits: Sequence[int]) -> dict[int, int]:
     """For every worker of a contracting group of phase t the group's first worker, or ZERO if the group acts as 0."""
     result: dict[int, int] = {}
-    for members, vanishes, relax in averages_on_class(schedule, schedule.phases[t], digits):
+    for members, vanishes, relax in averages_on_class(schedule.phases[t], digits):
         if relax is PLAIN or 0 < relax < 2:
             first = ZERO if vanishes else members[0]
             for worker in members:
@@ -122,10 +121,10 @@ def _first_of_group(schedule: Schedule, t: int, digits: Sequence[int]) -> dict[i
 
 
 class Components:
-    """Which vertices the witnesses have joined so far (union-find; paths are halved on the way)."""
+    """Which of ZERO and the workers the witnesses have joined so far (union-find; paths are halved on the way)."""
 
-    def __init__(self, vertices: range) -> None:
-        self._parent = {vertex: vertex for vertex in vertices}
+    def __init__(self, num_workers: int) -> None:
+        self._parent = {vertex: vertex for vertex in range(ZERO, num_workers)}
 
     def join(self, one: int, other: int) -> bool:
         """Join the components of two vertices; False if they are one already."""

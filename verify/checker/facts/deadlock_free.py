@@ -48,7 +48,7 @@ def numbers(schedule: Schedule, _: Work) -> Numbers:
         return {"height": schedule.period}
     last_tick: dict[int, int] = {}  # of the workers (local ranks) that are in a group at all
     for phase in schedule.phases:
-        for average in averages_on_class(schedule, phase, ()):
+        for average in averages_on_class(phase, ()):
             members = average[0]
             tick = 1 + max(last_tick.get(worker, 0) for worker in members)
             for worker in members:
