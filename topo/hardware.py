@@ -161,7 +161,6 @@ class Hardware:
             raise InputError(f"hardware: switches[{problem[0]}]: {problem[1]}")
 
     def nic_of(self, node: int) -> Link:
-        """The NIC link of one node."""
         return dict(self.node_nic).get(node, self.nic)
 
     def inside_of(self, node: int) -> Link:

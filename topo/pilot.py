@@ -29,7 +29,6 @@ class Probe:
 
     @property
     def steps_ratio(self) -> float:
-        """The mean over the seeds."""
         return sum(self.steps_ratios) / len(self.steps_ratios)
 
 
@@ -62,10 +61,8 @@ class Pilot:
 
     @property
     def max_consensus_distance(self) -> float:
-        """The largest that was tried."""
         return max(probe.consensus_distance for probe in self.probes)
 
     @property
     def max_drift(self) -> float:
-        """The largest that was tried."""
         return max(probe.drift for probe in self.probes)

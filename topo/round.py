@@ -121,7 +121,6 @@ class Round(Bulk):
         )
 
     def __hash__(self) -> int:
-        """Consistent with equality."""
         return hash((self.num_workers, self.sources.tobytes(), self.targets.tobytes(), self.weight_of.tobytes()))
 
 

@@ -109,7 +109,6 @@ class RuleView:
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes."""
         return prod(self.radices)
 
     @property

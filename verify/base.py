@@ -114,7 +114,6 @@ class Proof:
         return tuple(c.claim for c in self.claims if c.claim in self.essential and c.status is Status.FOLLOWS)
 
     def __getitem__(self, name: str) -> Claim:
-        """The claim of that name."""
         for claim in self.claims:
             if claim.claim == name:
                 return claim

@@ -33,7 +33,6 @@ class Spread:
 
     @property
     def size(self) -> int:
-        """How many members."""
         return self.inside * max(self.nodes, 1)
 
     def has_stages(self, how: How) -> bool:

@@ -49,7 +49,6 @@ class SecondEigenvalue:
         return 1 - self.trace + self.determinant > 0 and self.trace < 2
 
     def __float__(self) -> float:
-        """The eigenvalue, rounded."""
         return (float(self.trace) + math.sqrt(self.trace * self.trace - 4 * self.determinant)) / 2
 
 

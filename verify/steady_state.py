@@ -57,7 +57,6 @@ class ClassMotion:
 
     @property
     def product(self) -> Matrix:
-        """The period, shape (g, g)."""
         return _product(self.matrices)
 
     def off_mean(self, columns: Matrix) -> Matrix:
@@ -87,12 +86,10 @@ class Motion:
 
     @property
     def period(self) -> int:
-        """T, the number of phases."""
         return len(self.classes[0].matrices)
 
     @property
     def instants(self) -> int:
-        """P, the instants of a round."""
         return int(self.paces.max())
 
     def made(self, s: int) -> npt.NDArray[np.int64]:

@@ -53,11 +53,9 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """Its name in file names."""
         return self.path.stem
 
     def holding(self) -> list[str]:
-        """The claims that hold."""
         return [claim.claim for claim in self.proof.claims if claim.holds]
 
     def predicted(self) -> float:

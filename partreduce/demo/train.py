@@ -39,12 +39,10 @@ class Plan:
     pad: float = 0.0
 
     def write(self, path: Path) -> None:
-        """As JSON."""
         write_file(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """What `write` wrote."""
         return cls(**json.loads(path.read_text()))
 
     def place(self, name: str) -> Path:

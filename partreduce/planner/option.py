@@ -123,7 +123,6 @@ class Option:
 
     @property
     def costs(self) -> Costs:
-        """What an objective looks at."""
         return Costs(
             communication=self.communication,
             step_seconds=self.step_seconds,

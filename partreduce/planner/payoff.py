@@ -46,7 +46,6 @@ class _Coded(NamedTuple):
 
     @property
     def saved(self) -> float:
-        """Seconds on the wire."""
         return self.plain_wire - self.wire
 
 

@@ -166,7 +166,6 @@ class Trials:
     oldest: dict[tuple[str, Quorum], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Sample step times once."""
         self.seconds = sampled(self.job.compute_times(), self.job.cluster.num_workers, seed=self.job.seed)
         self._slow = [worker for worker, _ in Slowdown.of(self.job).slow]
 

@@ -81,7 +81,6 @@ class Table:
 
     @property
     def num_bytes(self) -> int:
-        """Of all its rows."""
         return self.rows * self.columns * self.element_bytes
 
     def route(self, way: TableWay, codec: Codec = Codec.NONE) -> Route:
@@ -136,7 +135,6 @@ class Pricing:
 
     @property
     def cluster(self) -> Cluster:
-        """The schedule's."""
         return self.schedule.cluster
 
     def by_strategy(self, ways: Sequence[TableWay]) -> int:
@@ -211,5 +209,4 @@ class Pricing:
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def seconds(self, ways: Sequence[TableWay], *, local_aggregation: bool) -> float:
-        """The seconds of `cost`."""
         return self.cost(ways, local_aggregation=local_aggregation).seconds

@@ -26,7 +26,6 @@ class Setting(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """Whether anything is."""
         return self.when is not Lateness.LOCKSTEP
 
 
@@ -60,7 +59,6 @@ class Timings:
         return Sent(cost.per_round / setting.pace, cost.nic_bytes_per_step / setting.pace)
 
     def seconds(self, setting: Setting) -> Seconds:
-        """Of a step, kept."""
         if setting not in self._seconds:
             self._seconds[setting] = self._timed(setting)
         return self._seconds[setting]

@@ -42,7 +42,6 @@ class Grid:
 
     @property
     def num_phases(self) -> int:
-        """Phases shown."""
         return int(self.group.shape[1])
 
     def index_of(self, members: Sequence[int]) -> int | None:

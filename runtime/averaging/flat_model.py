@@ -93,7 +93,6 @@ class FlatModel:
         return list(self._frozen)
 
     def slots(self) -> list[Slot]:
-        """All parameters' places."""
         return self._slots
 
     def holds(self, parameter: torch.Tensor) -> bool:

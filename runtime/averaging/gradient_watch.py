@@ -82,7 +82,6 @@ class MeansWatch:
         self._versions: list[tuple[int, int]] = []
 
     def begin(self) -> None:
-        """The means are in place."""
         if not self._hooks:
             self._hooks = [
                 slot.parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]

@@ -157,7 +157,6 @@ class LayerSender:
         self.reopen()
 
     def close(self) -> None:
-        """Leave the model as it was."""
         for hook in self._hooks:
             hook.remove()
 

@@ -39,7 +39,6 @@ class Reference:
         return f"reference {self.starts}/{self.round}"
 
     def __str__(self) -> str:
-        """Where it was taken."""
         return f"the mean of round {self.round}" if self.round >= 0 else f"the model of start {self.starts}"
 
     def complete(self, index: int, change: torch.Tensor) -> None:

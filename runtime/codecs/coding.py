@@ -45,7 +45,6 @@ class Leftovers:
         self._kept.clear()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The live tensors by place."""
         return dict(self._kept)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -72,7 +71,6 @@ class Coding:
 
     @property
     def in_eight_bits(self) -> bool:
-        """Whether the codec is int8."""
         return self.how.codec is Codec.INT8
 
     def noise(self, count: int, place: str, rank: int) -> torch.Tensor | None:
@@ -100,7 +98,6 @@ class Codings:
         return None if how.codec is Codec.NONE else cls(how, num_buckets)
 
     def in_round(self, round_: int) -> list[Coding]:
-        """One for each bucket."""
         leftovers: list[Leftovers | None] = [*self._leftovers] or [None] * self.num_buckets
         return [Coding(self.how, (round_, index), left) for index, left in enumerate(leftovers)]
 
@@ -119,7 +116,6 @@ class Codings:
         return named
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put back what `state` gave."""
         for index, left in enumerate(self._leftovers):
             prefix = f"feedback/{index}/"
             left.load({n.removeprefix(prefix): kept for n, kept in state.items() if n.startswith(prefix)})

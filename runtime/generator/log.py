@@ -78,7 +78,6 @@ class Log:
         self._file = fresh
 
     def size(self) -> int:
-        """Bytes on disk."""
         return os.fstat(self._file).st_size
 
     def close(self) -> None:

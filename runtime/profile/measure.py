@@ -27,7 +27,6 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """The middle repetition."""
         ordered = sorted(self.seconds)
         return ordered[len(ordered) // 2]
 

@@ -54,7 +54,6 @@ class Call:
     value: float = 0.0
 
     def numbers(self) -> torch.Tensor:
-        """As int64 [LENGTH]."""
         (value,) = struct.unpack("q", struct.pack("d", self.value))
         return torch.tensor([self.kind, self.step, self.table, self.copy, self.trains, self.has_problem, 0, value])
 
@@ -105,7 +104,6 @@ class Met:
 
     @property
     def calls(self) -> Mapping[int, Call]:
-        """Their calls, by rank."""
         return {rank: Call.read(row) for rank, row in zip(self.members, self.said, strict=True)}
 
     def _agreed(self) -> Call | None:

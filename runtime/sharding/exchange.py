@@ -329,7 +329,6 @@ class Exchange:
         return parts_of(put_together(torch.cat(came), counts, columns), len(parts))
 
     def nothing(self, table: int) -> Part:
-        """No rows of a table."""
         return Part(torch.empty(0, dtype=torch.int64), self.shapes[table].like)
 
     def _nothing_coded(self, table: int) -> Part:

@@ -38,11 +38,9 @@ class RowLayout:
         return cls(route.rows, routes.hosts(route, num_workers), routes.partitions(route, num_workers))
 
     def owner_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """See Layout."""
         return torch.tensor(self.hosts)[rows % self.partitions % len(self.hosts)]
 
     def place_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """See Layout."""
         num_hosts = len(self.hosts)
         part = rows % self.partitions
         host = part % num_hosts
@@ -66,9 +64,7 @@ class BlockOnFirst:
     first: int
 
     def owner_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """See Layout."""
         return torch.zeros_like(rows)
 
     def place_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """See Layout."""
         return rows - self.first

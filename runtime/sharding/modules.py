@@ -159,7 +159,6 @@ class TableEmbedding(torch.nn.Embedding):
     """`nn.Embedding` on a route of its own."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
-        """See nn.Embedding."""
         handle: Handle = getattr(self, ATTRIBUTE)
         rows, inverse, padding = handle.rows(self.weight, input)
         return F.embedding(inverse, rows, padding)
@@ -183,7 +182,6 @@ class TableEmbeddingBag(torch.nn.EmbeddingBag):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See nn.EmbeddingBag."""
         handle: Handle = getattr(self, ATTRIBUTE)
         rows, inverse, padding = handle.rows(self.weight, input)
         return F.embedding_bag(

@@ -61,7 +61,6 @@ class Tables:
         return bool(self.tables)
 
     def __iter__(self) -> Iterator[Table]:
-        """All tables, in order."""
         return iter(self.tables)
 
     @property
@@ -75,7 +74,6 @@ class Tables:
         return 0 if self._exchange is None else self._exchange.wire.bytes_across
 
     def of(self, parameter: torch.Tensor) -> Table | None:
-        """The table of a parameter."""
         return next((table for table in self.tables if table.parameter is parameter), None)
 
     def connect(

@@ -33,7 +33,6 @@ class OtherUses(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:  # noqa: ANN401 - whatever the function returns
-        """See torch.overrides."""
         result = func(*args, **(kwargs or {}))
         if func not in LOOKUPS and _has_tensor([result]):
             word = getattr(func, "__name__", "a function")

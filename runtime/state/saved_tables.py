@@ -72,11 +72,9 @@ class _OldShard:
     old: RowLayout
 
     def owner_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """See Layout."""
         return torch.zeros_like(rows)
 
     def place_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """See Layout."""
         return self.old.place_of(rows)
 
 

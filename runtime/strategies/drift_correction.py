@@ -125,7 +125,6 @@ class CorrectedMeans(GroupMeans):
         return named
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Put back what `state` gave."""
         for index, (bucket, correction) in enumerate(zip(self.run.flat.buckets, self.corrections, strict=True)):
             assert bucket.note is not None, "made with this strategy"
             correction.copy_(state[f"correction/{index}"])

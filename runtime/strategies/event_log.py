@@ -89,7 +89,6 @@ class GapLog(EventLog):
         """Of the queue from each source."""
 
     def facts(self) -> dict[str, Any]:
-        """As JSON."""
         return {"capacities": {str(source): capacity for source, capacity in self.capacities.items()}} | super().facts()
 
 

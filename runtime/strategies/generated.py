@@ -132,7 +132,6 @@ class GeneratedMeans(Runner):
         self.others.connect(members, place)
 
     def close(self) -> None:
-        """End the client's thread."""
         _running.get(self.world, WeakSet()).discard(self)
         self.client.close()
 

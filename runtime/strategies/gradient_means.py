@@ -52,7 +52,6 @@ class GradientMeans(Runner):
             self.layers.codings = self._codings
 
     def group(self, round_: int) -> Group:  # noqa: ARG002 - the face of all
-        """All workers."""
         return self._group
 
     def send(self, step: int, round_: int) -> Reduction:
@@ -145,7 +144,6 @@ class GradientMeans(Runner):
             self._codings.clear()
 
     def close(self) -> None:
-        """Leave the model as it was."""
         if self.layers is not None:
             self.layers.close()
 

@@ -83,7 +83,6 @@ class OneSided(Runner):
             reducer.heartbeat.doing(f"finished {operation}")
 
     def close(self) -> None:
-        """End the side thread."""
         self._mailbox.close()
 
     def abandon(self) -> None:

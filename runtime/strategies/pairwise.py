@@ -162,7 +162,6 @@ class _Pair(GenerationDriver[PairState]):
         self._last: dict[int, int] = {}
 
     def add(self, progress: Sequence[torch.Tensor]) -> None:
-        """Add progress to the model."""
         with self.lock:
             self._untouched = False
             for model, part in zip(self.model, progress, strict=True):

@@ -96,7 +96,6 @@ class GradientPipeline(Runner):
         self._lockstep.end_round(step, round_)
 
     def follow(self, clock: Callable[[], int]) -> None:
-        """As in lockstep."""
         self._lockstep.follow(clock)
 
     def refuse_unfinished(self, place: str) -> None:
@@ -124,7 +123,6 @@ class GradientPipeline(Runner):
         self._lockstep.leave()
 
     def close(self) -> None:
-        """As in lockstep."""
         self._lockstep.close()
 
     def _has_room(self) -> bool:

@@ -72,7 +72,6 @@ class GenerationDriver(ProtocolDriver[State]):
 
     @property
     def generation(self) -> int:
-        """How often all began afresh."""
         return self._generation
 
     def deliver(self, message: Message) -> Any:  # noqa: ANN401 - what a message asks for, where anything does

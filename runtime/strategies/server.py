@@ -50,35 +50,27 @@ class SynchronousServer(Runner):
         self.needs_round_start = self._inner.needs_round_start
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
-        """As all-reduce."""
         self._inner.before_step(step, round_, first=first)
 
     def end_round(self, step: int, round_: int) -> None:
-        """As all-reduce."""
         self._inner.end_round(step, round_)
 
     def settle(self) -> None:
-        """As all-reduce."""
         self._inner.settle()
 
     def drain(self) -> None:
-        """As all-reduce."""
         self._inner.drain()
 
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:
-        """As all-reduce."""
         return self._inner.takes_for_progress(round_, first=first)
 
     def resume(self, step: int, round_: int) -> None:
-        """As all-reduce."""
         self._inner.resume(step, round_)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """As all-reduce."""
         return self._inner.state()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """As all-reduce."""
         self._inner.load_state(state)
 
     def close(self) -> None:

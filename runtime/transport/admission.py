@@ -70,7 +70,6 @@ class Admission:
             self.socket.send_multipart([version, number, code, text, b"", b""])
 
     def sealed(self, header: bytes) -> bytes:
-        """A header behind its tag."""
         return self._tag(header) + header
 
     def opened(self, frame: bytes) -> bytes | None:

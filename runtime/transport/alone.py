@@ -87,7 +87,6 @@ class AloneWorld:
         self.communicator([0])
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:  # noqa: ARG002 - the face of all worlds
-        """There are no groups."""
         return False
 
     def create(self, members: tuple[int, ...], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as above
@@ -99,7 +98,6 @@ class AloneWorld:
         self.communicator(members)
 
     def streams(self, device: torch.device) -> Streams:
-        """See World."""
         return streams_of(device)
 
     def next_instance(self) -> int:
@@ -111,7 +109,6 @@ class AloneWorld:
         return self
 
     def kin(self) -> Sequence[World]:
-        """This world alone."""
         return [self]
 
     def abandon(self) -> None:

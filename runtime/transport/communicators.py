@@ -52,7 +52,6 @@ class Communicator:
 
     @property
     def size(self) -> int:
-        """The number of members."""
         return len(self.members)
 
     @property
@@ -78,7 +77,6 @@ class Communicator:
         return _limited(work, tensor)
 
     def _coded(self, tensor: torch.Tensor, coding: Coding) -> RunningWork:
-        """A sum of coded numbers."""
         if coding.in_eight_bits:
             if self.eight_bits is None:
                 raise MissingFeatureError(

@@ -49,12 +49,10 @@ class Tally:
     num_bytes: int = 0
 
     def add(self, num_bytes: int) -> None:
-        """One message more."""
         self.messages += 1
         self.num_bytes += num_bytes
 
     def __sub__(self, other: Tally) -> Tally:
-        """What came after `other`."""
         return Tally(self.messages - other.messages, self.num_bytes - other.num_bytes)
 
     def copy(self) -> Tally:
@@ -88,7 +86,6 @@ class Account(Generic[Item]):
 
     @property
     def waiting(self) -> Tally:
-        """What may not be sent yet."""
         return Tally(len(self._waiting), self._waiting_bytes)
 
     def has_room(self, num_bytes: int) -> bool:
@@ -96,7 +93,6 @@ class Account(Generic[Item]):
         return not self._waiting and self._fits(num_bytes)
 
     def take(self, num_bytes: int) -> None:
-        """Count a message as sent."""
         assert self._fits(num_bytes), "nobody sends more than the bound"
         self.sent.add(num_bytes)
 
@@ -144,7 +140,6 @@ class Account(Generic[Item]):
         return 2 * new.messages >= self.bound.messages or 2 * new.num_bytes >= self.bound.num_bytes
 
     def tell(self) -> tuple[int, int]:
-        """What the peer is told now."""
         self.told = self.received.copy()
         return self.told.messages, self.told.num_bytes
 

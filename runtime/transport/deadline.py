@@ -23,7 +23,6 @@ class OwnTime:
         self._last = 0.0, time.monotonic()
 
     def __call__(self) -> float:
-        """Seconds so far."""
         seconds, looked = self._last
         now = time.monotonic()
         seconds += min(now - looked, self._most)
@@ -43,7 +42,6 @@ class Deadline:
         self._end = clock() + seconds
 
     def renew(self) -> None:
-        """Begin anew."""
         self._end = self._clock() + self.seconds
 
     @property

@@ -30,7 +30,6 @@ class Doorbell:
             self._outside.send(b"!")
 
     def quiet(self) -> None:
-        """Forget the rings so far."""
         with contextlib.suppress(OSError):
             self._inside.recv(4096)
 

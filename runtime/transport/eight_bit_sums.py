@@ -166,7 +166,6 @@ class FlatEightBitStages(Stages):
         self._eight_bits = EightBitStages(self.wait)
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
-        """See Stages."""
         assert coding is not None, "what is not coded goes by the group's own reduction"
         group, stages, block = self.group, self._eight_bits, coding.how.block
         bounds = block_bounds(len(tensor), group.size, block)

@@ -100,17 +100,14 @@ class HierarchicalWorld(GlooWorld):
         self._prefix = f"partreduce/hierarchical/{hashlib.sha256(repr(nodes).encode()).hexdigest()[:16]}"
 
     def parts(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """See GlooWorld."""
         return [members, *(levels_of(members, self.nodes, self.rank) or ())]
 
     def needs_second(self, members: tuple[int, ...]) -> bool:
-        """Groups in one stage do."""
         return levels_of(members, self.nodes, self.rank) is None
 
     def create(
         self, members: tuple[int, ...], *, name: str = "", instance: str = "", within: timedelta | None = None
     ) -> Communicator:
-        """See GlooWorld."""
         whole = super().create(members, name=name, instance=instance, within=within)
         whole.is_inside_a_node = len({self.nodes[member] for member in members}) == 1
         levels = levels_of(members, self.nodes, self.rank)

@@ -65,7 +65,6 @@ class Message:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of its arrays."""
         return sum(memoryview(frame).nbytes for frame in self.payload)
 
 

@@ -79,7 +79,6 @@ class CudaStreams(Streams):
         self._lock = threading.Lock()
 
     def side(self) -> contextlib.AbstractContextManager[object]:
-        """See Streams."""
         with self._lock:
             if self._side is None:
                 self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -89,7 +88,6 @@ class CudaStreams(Streams):
         return torch.cuda.stream(self._side)
 
     def rejoin(self) -> None:
-        """See Streams."""
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
 
@@ -98,12 +96,10 @@ class CudaStreams(Streams):
         return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
-        """See Streams."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return host.copy_(values, non_blocking=True)
 
     def host_room(self, num_bytes: int) -> torch.Tensor:
-        """See Streams; pinned."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -111,13 +107,11 @@ class CudaStreams(Streams):
         return values.pin_memory().to(device, non_blocking=True)
 
     def mark(self, *, timed: bool = False) -> Marker:
-        """See Streams."""
         event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
     def settle(self) -> None:
-        """See Streams."""
         torch.cuda.synchronize(self.device)
 
 

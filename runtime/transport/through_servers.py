@@ -88,7 +88,6 @@ class ServerCommunicator(Communicator):
                 self.mailbox.send(rank, "sum", (number,), [frame])
 
     def done(self, number: int) -> None:
-        """Forget a finished work."""
         del self._running[number]
 
 
@@ -173,7 +172,6 @@ class ThroughServers:
         self.signs: SignsOfLife | None = world.signs
 
     def prepare(self, schedule: Schedule) -> None:
-        """See World."""
         self._world.prepare(schedule)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
@@ -184,7 +182,6 @@ class ThroughServers:
         return self._communicator
 
     def everyone(self) -> Communicator:
-        """The group of all workers."""
         return self._communicator
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
@@ -196,19 +193,15 @@ class ThroughServers:
         return self._world.create(members, name=name) if name else self.communicator(members)
 
     def streams(self, device: torch.device) -> Streams:
-        """See World."""
         return self._world.streams(device)
 
     def next_instance(self) -> int:
-        """See World."""
         return self._world.next_instance()
 
     def on_host(self) -> World:
-        """See World."""
         return self._world.on_host()
 
     def kin(self) -> Sequence[World]:
-        """See World."""
         return self._world.kin()
 
     def abandon(self) -> None:

@@ -73,19 +73,15 @@ class NoSigns:
     """Where nobody gives signs of life: only its timeout ends a wait."""
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as the others
-        """Nobody is known to be."""
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
-        """As above."""
         return frozenset()
 
     def store_lost(self) -> UnavailableError | None:
-        """As above."""
         return None
 
     def news(self) -> int:
-        """None."""
         return 0
 
     def doing(self, text: str, waits: Iterable[int] = ()) -> None:
@@ -95,7 +91,6 @@ class NoSigns:
         """There is nothing to see."""
 
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
-        """As it is."""
         names = ", ".join(f"worker {rank}" for rank in members)
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
@@ -119,7 +114,6 @@ class PeerWatch:
         self._news = 0
 
     def only_for(self, members: Iterable[int]) -> None:
-        """The others have come."""
         self._members = tuple(members)
 
     @property

@@ -139,7 +139,6 @@ class GroupTable(ABC):
         return self._streams[device]
 
     def everyone(self) -> Communicator:
-        """The group of all workers."""
         return self.communicator(range(self.size))
 
     def next_instance(self) -> int:
@@ -148,11 +147,9 @@ class GroupTable(ABC):
         return self._instances
 
     def on_host(self) -> World:
-        """See World."""
         return self
 
     def kin(self) -> Sequence[World]:
-        """This world alone."""
         return [self]
 
     def abandon(self) -> None:

@@ -164,7 +164,6 @@ class VirtualMachine:
 
     @property
     def states(self) -> list[Any]:
-        """The state of every process."""
         return [process.state for process in self._processes]
 
     def run(self, *, until: float = float("inf"), max_events: int | None = None) -> list[Happened]:

@@ -55,7 +55,6 @@ class PairTiming(Timing):
         self.done = [0] * seconds.shape[1]
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """A round's computing."""
         round_ = self.done[process]
         return float(self.seconds[round_, process]) if round_ < len(self.seconds) else None
 

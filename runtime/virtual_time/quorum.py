@@ -64,16 +64,13 @@ class Waiting:
 
     @property
     def num_processes(self) -> int:
-        """The number of workers."""
         return self.machine.num_processes
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """Those of the protocol."""
         return self.machine.channels
 
     def start(self, process: int) -> Outcome[Any]:
-        """As the protocol."""
         return self.machine.start(process)
 
     def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - either protocol's
@@ -146,7 +143,6 @@ class QuorumTiming(Timing):
         return self._seconds[state.calls][process] if state.version < len(self._seconds) else None
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
-        """Messages are small."""
         return self._way(source, to)
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002

@@ -60,7 +60,6 @@ class Timeline:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds that were run."""
         return len(self.finish)
 
     @property

@@ -43,6 +43,5 @@ class Progress:
         self._slot.write(report)
 
     def end(self) -> None:
-        """Say nothing more."""
         if self._slot is not None:
             self._slot.is_taken, self._slot = False, None

@@ -46,7 +46,6 @@ class Report:
     """Whether it takes no more steps until all meet, while the others' rounds go on."""
 
     def to_json(self) -> dict[str, Any]:
-        """What fits into a slot."""
         cut = {"doing": self.doing[:MAX_TEXT], "waits": self.waits[:MAX_WAITS]}
         gap = None if self.gap is None else asdict(self.gap)
         return {"beat": self.beat, "pace": self.pace, "gap": gap, "rests": self.rests} | cut
@@ -116,7 +115,6 @@ class Slot:
         self.is_taken = False
 
     def enter(self, step: int, generation: int = 0) -> None:
-        """Say that a step has begun."""
         self._numbers[STEP] = generation * GENERATION + step + 1
 
     def write(self, report: Report) -> None:

@@ -33,7 +33,6 @@ class ModelUse:
         self._hooks: list[RemovableHandle] = []
 
     def attach(self) -> None:
-        """Watch, until `detach`."""
         if not self.run.alone and not self._hooks:
             model = self.run.flat.model
             _watched[model] = ref(self)
@@ -43,7 +42,6 @@ class ModelUse:
             ]
 
     def detach(self) -> None:
-        """Leave the model as it was."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -40,7 +40,6 @@ class ExactAnswer:
 
     @property
     def num_rounds(self) -> int | None:
-        """T, None without phases."""
         return None if self.phases is None else len(self.phases)
 
     def schedule(self, cluster: Cluster | None = None) -> Schedule:

@@ -77,7 +77,6 @@ class Pairing:
 
     @property
     def num_processes(self) -> int:
-        """The number of workers."""
         return self.graph.num_workers
 
     @property
@@ -86,7 +85,6 @@ class Pairing:
         return self.graph.edges
 
     def start(self, process: int) -> Outcome[PairState]:  # noqa: ARG002 - all start alike
-        """Nobody waits."""
         return PairState(), ()
 
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:
@@ -96,7 +94,6 @@ class Pairing:
         return tuple(Choose(v) for v in self.graph.targets[process] if self.roles[v] != Role.ACTIVE)
 
     def step(self, process: int, state: PairState, event: object) -> Outcome[PairState]:  # noqa: ARG002 - as in Machine
-        """One event of one worker."""
         match event:
             case Choose(partner):
                 return replace(state, waits_for=partner), (Send(partner, Ask()),)
@@ -125,15 +122,12 @@ class Pairing:
         return PairState(waits_for, tuple(permutation[asker] for asker in state.askers))
 
     def renamed_message(self, message: Ask | Answer, permutation: tuple[int, ...]) -> Ask | Answer:  # noqa: ARG002 - names nobody
-        """No message names a worker."""
         return message
 
     def describe(self, process: int, event: Choose) -> str:
-        """As a reader would say it."""
         return f"worker {process} picks worker {event.partner} and waits for it"
 
     def describe_message(self, message: Ask | Answer) -> str:
-        """As a reader would say it."""
         return "question" if isinstance(message, Ask) else "answer"
 
 

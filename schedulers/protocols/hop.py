@@ -125,7 +125,6 @@ class Hop:
 
     @property
     def num_processes(self) -> int:
-        """The number of workers."""
         return self.graph.num_workers
 
     @property
@@ -162,7 +161,6 @@ class Hop:
         return ENTER if min(state.tokens, default=1) >= 1 else ()
 
     def step(self, process: int, state: HopState, event: object) -> Outcome[HopState]:
-        """One event of one worker."""
         # States are made field by field: `replace` takes several times as long, and a large run makes millions.
         match event:
             case Received(source, Update(step)):
@@ -275,7 +273,6 @@ class Hop:
         return replace(state, step=state.step - by)
 
     def shifted_message(self, message: Update | Token | Ack, by: int) -> Update | Token | Ack:
-        """Only updates carry a step."""
         return Update(message.step - by) if isinstance(message, Update) else message
 
     def symmetries(self) -> Sequence[tuple[int, ...]]:
@@ -297,11 +294,9 @@ class Hop:
         )
 
     def renamed_message(self, message: Update | Token | Ack, permutation: tuple[int, ...]) -> Update | Token | Ack:  # noqa: ARG002 - names no worker
-        """No message names a worker."""
         return message
 
     def describe(self, process: int, event: HopEvent) -> str:
-        """As a reader would say it."""
         match event:
             case SendUpdate():
                 return f"worker {process} sends its update"
@@ -314,7 +309,6 @@ class Hop:
         return f"worker {process}: {event}"
 
     def describe_message(self, message: Update | Token | Ack) -> str:
-        """As a reader would say it."""
         match message:
             case Update(step):
                 return f"update of step {step}"

@@ -171,14 +171,12 @@ class Partial:
     _others: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the setting."""
         self.setting.check()
         everybody = range(self.num_workers)
         object.__setattr__(self, "_others", tuple(tuple(v for v in everybody if v != w) for w in everybody))
 
     @property
     def num_processes(self) -> int:
-        """The number of workers."""
         return self.num_workers
 
     @property
@@ -187,7 +185,6 @@ class Partial:
         return tuple(permutations(range(self.num_workers), 2))
 
     def start(self, process: int) -> Outcome[PartialState]:  # noqa: ARG002 - all start alike
-        """Everybody computes."""
         n = self.num_workers
         state = PartialState(
             calls=0,
@@ -224,7 +221,6 @@ class Partial:
         return found
 
     def step(self, process: int, state: PartialState, event: object) -> Outcome[PartialState]:
-        """One event of one worker."""
         match event:
             case Call():
                 return self._called(process, state)
@@ -399,7 +395,6 @@ class Partial:
     # What traces need: see Describing in base.py.
 
     def describe(self, process: int, event: PartialEvent) -> str:
-        """As a reader would say it."""
         words = {
             Call(): "has computed a gradient and calls",
             End(): "has no more data",
@@ -410,7 +405,6 @@ class Partial:
         return f"worker {process} {words[event]}" if event in words else f"worker {process}: {event}"
 
     def describe_message(self, message: PartialMessage) -> str:
-        """As a reader would say it."""
         match message:
             case Activate(round_):
                 return f"word that round {round_} starts"

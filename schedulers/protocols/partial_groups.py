@@ -129,12 +129,10 @@ class PartialGroups:
     collective: bool = True
 
     def __post_init__(self) -> None:
-        """Check the setting."""
         self.setting.check()
 
     @property
     def num_processes(self) -> int:
-        """The number of workers."""
         return self.num_workers
 
     @property
@@ -143,7 +141,6 @@ class PartialGroups:
         return tuple(permutations(range(self.num_workers), 2))
 
     def start(self, process: int) -> Outcome[GroupsState]:  # noqa: ARG002 - all start alike
-        """Everybody computes."""
         n = self.num_workers
         state = GroupsState(
             calls=0,
@@ -179,7 +176,6 @@ class PartialGroups:
         return found
 
     def step(self, process: int, state: GroupsState, event: object) -> Outcome[GroupsState]:
-        """One event of one worker."""
         match event:
             case Call():
                 return self._called(process, state)
@@ -362,7 +358,6 @@ class PartialGroups:
     # What traces need: see Describing in base.py.
 
     def describe(self, process: int, event: GroupsEvent) -> str:
-        """As a reader would say it."""
         words = {
             Call(): "publishes its progress and calls",
             End(): "has no more data",
@@ -373,7 +368,6 @@ class PartialGroups:
         return f"worker {process} {words[event]}" if event in words else f"worker {process}: {event}"
 
     def describe_message(self, message: GroupsMessage) -> str:
-        """As a reader would say it."""
         match message:
             case Activate(round_):
                 return f"word that the group's round {round_} starts"

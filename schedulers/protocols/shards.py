@@ -157,7 +157,6 @@ class Shards:
         return (*pairs, *((shard, worker) for worker, shard in pairs))
 
     def start(self, process: int) -> Outcome[ServerState]:
-        """Nothing is open yet."""
         return (WorkerState() if process < self.num_workers else ShardState()), ()
 
     def ready(self, process: int, state: ServerState) -> Sequence[Hashable]:  # noqa: ARG002 - the state says it all
@@ -181,7 +180,6 @@ class Shards:
         return (Pull(),) if state.round in plan.pulls and not asked else (Push(),)
 
     def step(self, process: int, state: ServerState, event: object) -> Outcome[ServerState]:
-        """One event of one process."""
         if isinstance(state, WorkerState):
             return self._worker(process, state, event)
         match event:
@@ -269,7 +267,6 @@ class Shards:
         return self.plan is not None and state.round == self.plan.rounds and not state.under_way
 
     def describe(self, process: int, event: Hashable) -> str:
-        """As a reader would say it."""
         match event:
             case Open(round_):
                 return f"worker {process} counts progress from round {round_} on"
@@ -282,7 +279,6 @@ class Shards:
         return f"worker {process} drops what is under way and starts again"
 
     def describe_message(self, message: Hashable) -> str:
-        """As a reader would say it."""
         match message:
             case Opened(generation, round_):
                 return f"word that generation {generation} begins in round {round_}"

@@ -62,7 +62,6 @@ class AgeTables:
 
     @property
     def depth(self) -> int:
-        """The greatest age counted."""
         return len(self.tables)
 
     @cached_property

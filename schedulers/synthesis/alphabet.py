@@ -54,7 +54,6 @@ class Alphabet:
     _maps: list[CovarianceMap] = field(init=False, repr=False, default_factory=list)
 
     def __len__(self) -> int:
-        """A, the number of phases."""
         return len(self.costs)
 
     def covariance_maps(self) -> CovarianceMap:

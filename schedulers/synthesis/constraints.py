@@ -79,7 +79,6 @@ class PeriodIs:
     period: int
 
     def apply(self, model: cp_model.CpModel, variables: CompositionVariables) -> None:
-        """Add to the model."""
         model.add(
             sum(len(s.indices) * c for s, c in zip(variables.segments, variables.counts, strict=True)) == self.period
         )
@@ -120,7 +119,6 @@ class DistinctPhasesAtMost:
     free: frozenset[int] = frozenset()
 
     def apply(self, model: cp_model.CpModel, variables: CompositionVariables) -> None:
-        """Add to the model."""
         uses: dict[int, list[cp_model.IntVar]] = defaultdict(list)
         for s, (segment, count) in enumerate(zip(variables.segments, variables.counts, strict=True)):
             used = model.new_bool_var(f"used[{s}]")
@@ -143,7 +141,6 @@ class DisjointGroups:
     num_workers: int
 
     def apply(self, model: cp_model.CpModel, variables: PhaseVariables) -> None:
-        """Add to the model."""
         for worker in range(self.num_workers):
             model.add_at_most_one(
                 chosen for group, chosen in zip(variables.groups, variables.chosen, strict=True) if worker in group
@@ -159,7 +156,6 @@ class NicCapacity:
     loads: tuple[dict[int, float], ...]
 
     def apply(self, model: cp_model.CpModel, variables: PhaseVariables) -> None:
-        """Add to the model."""
         for node in sorted({node for load in self.loads for node in load}):
             terms = [
                 scaled_up(load[node]) * chosen
@@ -177,7 +173,6 @@ class GroupSizeAtMost:
     limit: int
 
     def apply(self, model: cp_model.CpModel, variables: PhaseVariables) -> None:
-        """Add to the model."""
         for group, chosen in zip(variables.groups, variables.chosen, strict=True):
             if len(group) > self.limit:
                 model.add(chosen == 0)
@@ -191,5 +186,4 @@ class PreferMeetings:
     weights: tuple[int, ...]
 
     def apply(self, model: cp_model.CpModel, variables: PhaseVariables) -> None:
-        """Set the objective."""
         model.maximize(sum(w * chosen for w, chosen in zip(self.weights, variables.chosen, strict=True)))

@@ -216,7 +216,6 @@ class Problem:
 
     @property
     def size(self) -> int:
-        """Bytes of the model."""
         return bytes_of(self.hardware, self.model_bytes)
 
 

@@ -157,6 +157,8 @@ K3 = [(s, t, "1/4") for s in range(3) for t in range(3) if s != t]
 NODES = rule([2], 2, [([0], [0])], [([0, 1], [])])
 """Local rank 0 across both nodes, then each node by itself."""
 
+UNEVEN = {**groups(3, [[0, 1, 2]]), "cluster": {"nodes": [[0, 2], [1]]}}
+
 TREES, GRAPHS, LOSS = "claims/consensus.py", "claims/consensus.py", "claims/after_a_loss.py"
 RATE, EXACT, LIMIT = "claims/contraction.py", "claims/exact_consensus.py", "claims/limit.py"
 STEADY, DISTANCE, DRIFT, GAPS = (
@@ -900,6 +902,13 @@ EDGES = [
         (NODES, drift(10**6, "3/4", [0] * 2, [0] * 2, of="node")),
         (document(2, 2, kind="allreduce"), drift(10**6, "3/4", [0], [0], of="node")),
         "sees the nodes",
+    ),
+    Edge(
+        DRIFT,
+        "a push for each node as the file lists them",
+        (UNEVEN, drift(10**6, "3/4", [0] * 6, of="node")),
+        (UNEVEN, drift(10**6, "3/4", [0] * 9, of="node")),
+        "a column for each push",
     ),
     # gaps: K3 with weights 1/4 has the eigenvalues 1, 1/4, 1/4
     Edge(

@@ -39,7 +39,6 @@ class ExactMatrix:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[Fraction]]) -> ExactMatrix:
-        """From fractions, row by row."""
         denominator = lcm(1, *(entry.denominator for row in rows for entry in row))
         numerators = np.empty((len(rows), len(rows[0])), dtype=object)
         for i, row in enumerate(rows):
@@ -57,7 +56,6 @@ class ExactMatrix:
 
     @property
     def size(self) -> int:
-        """The number of rows."""
         return len(self.numerators)
 
     def rows(self) -> list[list[Fraction]]:
@@ -69,7 +67,6 @@ class ExactMatrix:
         return np.asarray((self.numerators / self.denominator).astype(np.float64))
 
     def is_zero(self) -> bool:
-        """Whether every entry is 0."""
         return not self.numerators.any()
 
     def is_everywhere(self, value: Fraction) -> bool:
@@ -77,7 +74,6 @@ class ExactMatrix:
         return bool((self.numerators * value.denominator == self.denominator * value.numerator).all())
 
     def trace(self) -> Fraction:
-        """The sum of the diagonal."""
         return Fraction(int(np.trace(self.numerators)), self.denominator)
 
     def plus(self, number: Fraction) -> ExactMatrix:
@@ -86,7 +82,6 @@ class ExactMatrix:
         return ExactMatrix(numerators, self.denominator * number.denominator)
 
     def scaled(self, number: Fraction) -> ExactMatrix:
-        """Every entry times `number`."""
         return ExactMatrix(self.numerators * number.numerator, self.denominator * number.denominator)
 
     def reduced(self) -> ExactMatrix:
@@ -96,7 +91,6 @@ class ExactMatrix:
 
     @property
     def transposed(self) -> ExactMatrix:
-        """Rows and columns exchanged."""
         return ExactMatrix(self.numerators.T, self.denominator)
 
     def __matmul__(self, other: ExactMatrix) -> ExactMatrix:

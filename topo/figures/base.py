@@ -79,7 +79,6 @@ class PipelineFigures:
     noise_factor: Figure
 
     def to_json(self) -> dict[str, float | None]:
-        """The two numbers by name."""
         return {name: getattr(self, name).json_value() for name in ("stability_limit", "noise_factor")}
 
 

@@ -73,7 +73,6 @@ class Averaging:
         return cls(sums, np.where(labels < 0, count, labels).astype(np.int32), share, keep if keep.any() else None)
 
     def forward(self, x: Vector) -> Vector:
-        """Apply the phase."""
         moved: Vector = (self.share * (self.sums @ x)).take(self.labels)
         if self.stay is not None:
             moved += self.stay * x
@@ -104,12 +103,10 @@ class Sparse:
         return cls(matrix, matrix.T.tocsr())
 
     def forward(self, x: Vector) -> Vector:
-        """Apply it."""
         result: Vector = self.matrix @ x
         return result
 
     def backward(self, x: Vector) -> Vector:
-        """Apply its transpose."""
         result: Vector = self.transposed @ x
         return result
 
@@ -130,12 +127,10 @@ class Transfer:
     second: Vector
 
     def forward(self, x: Vector) -> Vector:
-        """Apply it."""
         result: Vector = self.second * (self.onward @ (self.first * x))
         return result
 
     def backward(self, x: Vector) -> Vector:
-        """Apply its transpose."""
         result: Vector = self.first * (self.back @ (self.second * x))
         return result
 
@@ -166,13 +161,11 @@ class Chain:
         return cls(factors, np.sqrt(partitions[0].sizes / n), np.sqrt(partitions[-1].sizes / n))
 
     def forward(self, x: Vector) -> Vector:
-        """Apply the product."""
         for factor in self.factors:
             x = factor.forward(x)
         return x
 
     def backward(self, x: Vector) -> Vector:
-        """Apply its transpose."""
         for factor in reversed(self.factors):
             x = factor.backward(x)
         return x

@@ -52,7 +52,6 @@ class Motion:
 
     @classmethod
     def of(cls, schedule: Schedule) -> Motion:
-        """Prepare a schedule. O(T n)."""
         steps, strategy, paces = schedule.steps(), schedule.mixing, schedule.paces()
         scale = None
         if strategy.averaging is Averaging.STEP_NORMALISED:

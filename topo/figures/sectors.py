@@ -38,12 +38,10 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """g, the size of one sector."""
         return int(self.matrices.shape[-1])
 
     @property
     def period(self) -> int:
-        """T, the number of phases."""
         return int(self.matrices.shape[0])
 
     def product(self, start: int = 0) -> npt.NDArray[Any]:

@@ -77,7 +77,6 @@ class Graph:
         return len(self.sources)
 
     def __eq__(self, other: object) -> bool:
-        """Equal edges."""
         return (
             isinstance(other, Graph)
             and self.num_workers == other.num_workers
@@ -86,7 +85,6 @@ class Graph:
         )
 
     def __hash__(self) -> int:
-        """Consistent with equality."""
         return hash((self.num_workers, self.sources.tobytes(), self.targets.tobytes()))
 
     @property

@@ -66,7 +66,6 @@ class RandomDelay:
     seconds: float
 
     def __post_init__(self) -> None:
-        """Refuse negative delays."""
         if self.workers < 0 or not 0 <= self.seconds <= LONGEST_SECONDS:
             raise InputError(
                 f"delay: {self.workers} workers by {self.seconds} s; both are numbers >= 0, of at most "

@@ -130,7 +130,6 @@ class Links:
 
     @classmethod
     def of(cls, cluster: Cluster, hardware: Hardware) -> Links:
-        """Those of all nodes."""
         nics, inside = nic_arrays(cluster, hardware), inside_arrays(cluster, hardware)
         return cls(*nics, *inside, hardware.bus, Uplinks.of(cluster, hardware))
 

@@ -106,11 +106,9 @@ class Exchange:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
         return self.lookups + self.gradients + sum(seconds for _, seconds in self.meetings)
 
     def __add__(self, other: Exchange) -> Exchange:
-        """Both in one step."""
         return Exchange(
             self.lookups + other.lookups,
             self.gradients + other.gradients,

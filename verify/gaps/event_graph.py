@@ -39,7 +39,6 @@ class EventGraph:
 
     @property
     def num_events(self) -> int:
-        """Three a worker."""
         return 3 * self.num_workers
 
     def name(self, event: int) -> str:

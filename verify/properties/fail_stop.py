@@ -31,7 +31,6 @@ class FailStop:
 
     @property
     def num_processes(self) -> int:
-        """The number of workers."""
         count: int = self.machine.num_processes
         return count
 
@@ -47,7 +46,6 @@ class FailStop:
         return self.channels
 
     def start(self, process: int) -> Outcome[Any]:
-        """As the machine."""
         outcome: Outcome[Any] = self.machine.start(process)
         return outcome
 
@@ -78,31 +76,24 @@ class FailStop:
         return self.machine.clock(process, state)
 
     def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
-        """As the machine."""
         return state if isinstance(state, Gone) else self.machine.shifted(process, state, by)
 
     def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
-        """As the machine."""
         return message if isinstance(message, Crashed) else self.machine.shifted_message(message, by)
 
     def symmetries(self) -> Sequence[tuple[int, ...]]:
-        """As the machine."""
         return tuple(self.machine.symmetries())
 
     def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
-        """As the machine."""
         return state if isinstance(state, Gone) else self.machine.renamed(process, state, permutation)
 
     def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
-        """As the machine."""
         return message if isinstance(message, Crashed) else self.machine.renamed_message(message, permutation)
 
     def describe(self, process: int, event: object) -> str:
-        """As the machine."""
         return str(self.machine.describe(process, event))
 
     def describe_message(self, message: object) -> str:
-        """As the machine."""
         return "end of the connection" if isinstance(message, Crashed) else str(self.machine.describe_message(message))
 
 

@@ -28,7 +28,6 @@ class HopConfiguration:
     max_states: int = 2_000_000
 
     def machine(self) -> Hop:
-        """The protocol."""
         return Hop(self.graph, self.setting, fine=self.fine)
 
     def run(self, machine: Hop | None = None) -> Exploration:

@@ -41,12 +41,10 @@ class Recording:
 
     @property
     def num_processes(self) -> int:
-        """The number of workers."""
         return self.machine.num_processes
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """As the machine."""
         return self.machine.channels
 
     @property
@@ -56,12 +54,10 @@ class Recording:
         return setting.staleness > 0 and setting.reduce is Reducing.RECEIVED
 
     def start(self, process: int) -> Outcome[Recorded]:
-        """Nothing has come."""
         state, actions = self.machine.start(process)
         return Recorded(state, (NOTHING,) * len(self.machine.graph.sources[process])), actions
 
     def ready(self, process: int, state: Recorded) -> Sequence[Hashable]:
-        """As the machine."""
         return tuple(self.machine.ready(process, state.worker))
 
     def step(self, process: int, state: Recorded, event: object) -> Outcome[Recorded]:
@@ -83,7 +79,6 @@ class Recording:
     # The machine's reductions and words.
 
     def clock(self, process: int, state: Recorded) -> int:
-        """As the machine."""
         return self.machine.clock(process, state.worker)
 
     def shifted(self, process: int, state: Recorded, by: int) -> Recorded:
@@ -92,11 +87,9 @@ class Recording:
         return Recorded(self.machine.shifted(process, state.worker, by), came)
 
     def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
-        """As the machine."""
         return self.machine.shifted_message(message, by)
 
     def symmetries(self) -> Sequence[tuple[int, ...]]:
-        """As the machine."""
         return self.machine.symmetries()
 
     def renamed(self, process: int, state: Recorded, permutation: tuple[int, ...]) -> Recorded:
@@ -106,15 +99,12 @@ class Recording:
         return Recorded(self.machine.renamed(process, state.worker, permutation), came)
 
     def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
-        """As the machine."""
         return self.machine.renamed_message(message, permutation)
 
     def describe(self, process: int, event: Any) -> str:  # noqa: ANN401 - as in Describing
-        """As the machine."""
         return self.machine.describe(process, event)
 
     def describe_message(self, message: Any) -> str:  # noqa: ANN401 - as in Describing
-        """As the machine."""
         return self.machine.describe_message(message)
 
 

@@ -47,16 +47,13 @@ class LockVector:
 
     @property
     def num_processes(self) -> int:
-        """The generator alone."""
         return 1
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """No messages."""
         return ()
 
     def start(self, process: int) -> Outcome[GroupBuffers]:  # noqa: ARG002 - there is one process
-        """No group yet."""
         return GroupBuffers.empty(self.num_workers), ()
 
     def ready(self, process: int, state: GroupBuffers) -> Sequence[Push | Done]:  # noqa: ARG002 - as above
@@ -101,11 +98,9 @@ class LockConfiguration:
 
     @property
     def name(self) -> str:
-        """What is explored."""
         return f"lock vector of {self.num_workers}, groups of {self.group_size}, at most {self.max_outstanding}"
 
     def run(self) -> Exploration:
-        """Explore to the end."""
         return explore(LockVector(self.num_workers, self.group_size, self.max_outstanding))
 
 

@@ -75,7 +75,6 @@ class PairingConfiguration:
     symmetry: bool = False
 
     def machine(self) -> Any:  # noqa: ANN401 - a machine, wrapped or not
-        """What is explored."""
         return FailStop(self.pairing) if self.network.suspicions else self.pairing
 
     def run(self, pairing: Pairing | None = None) -> Exploration:

@@ -62,7 +62,6 @@ class Factors:
         )
 
     def values(self, row: Row) -> dict[str, Any]:
-        """The value of each factor."""
         return {name: levels[number].value for (name, levels), number in zip(self.levels.items(), row, strict=True)}
 
     def words(self, row: Row) -> str:

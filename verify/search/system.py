@@ -60,7 +60,6 @@ class Interned:
         self._number: dict[Hashable, int] = {}
 
     def __call__(self, value: Hashable) -> int:
-        """The number of a value."""
         number = self._number.get(value)
         if number is None:
             number = self._number[value] = len(self.values)

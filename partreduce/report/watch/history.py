@@ -27,7 +27,6 @@ class Speed:
     """Time and step, one entry for each change that was seen."""
 
     def add(self, now: float, step: int) -> None:
-        """It is in this step now."""
         if self.seen and step < self.seen[-1][1]:
             self.seen.clear()  # it went on from an earlier checkpoint
         if not self.seen or step > self.seen[-1][1]:
@@ -56,7 +55,6 @@ class Gap:
     bound: int | None
 
     def __str__(self) -> str:
-        """As `3/4`."""
         return f"{self.steps}/{'-' if self.bound is None else self.bound}"
 
 

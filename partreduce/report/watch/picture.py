@@ -111,7 +111,6 @@ class Picture:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
         return self._clock() - self.start
 
 

@@ -64,7 +64,6 @@ class Screen:
             self._show()
 
     def close(self) -> None:
-        """Show how it ended."""
         if self._codes:
             self._picture.look()
             self._show()

@@ -276,7 +276,6 @@ class QuorumDriver(GenerationDriver[Any], Generic[Sum]):
 
     @property
     def is_closing(self) -> bool:
-        """Whether it was closed."""
         return self._closing
 
     def _received(self, message: Message) -> list[Word]:
@@ -300,7 +299,6 @@ class QuorumDriver(GenerationDriver[Any], Generic[Sum]):
         return [Word(KINDS[type(word)], (self._generation, word.round), tuple(to)) for word, to in targets.items()]
 
     def _post(self, words: Sequence[Word]) -> None:
-        """Without the lock."""
         assert self.spread is not None, "it is set before words leave"
         for word in words:
             self.spread.send(word.to, word.kind, word.numbers)

@@ -51,7 +51,6 @@ class Settings:
         """Whether settings have changed where they must not."""
 
     def begin(self) -> None:
-        """All have met."""
         self._known = ""
 
     def applied(self) -> None:

@@ -46,7 +46,6 @@ class QuorumGroups(QuorumRunner[Snapshot]):
         return self.run.schedule.group_of(self.run.rank, self._first + round_)
 
     def line(self, round_: int) -> Communicator | None:
-        """That of the round's group."""
         group = self._group(round_)
         return None if group is None else self.communicators[group.members]
 

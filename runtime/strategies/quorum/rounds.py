@@ -74,7 +74,6 @@ class RoundsThread(Generic[Sum]):
         self._thread = Background(self._run, name="partreduce-rounds", stop=driver.close)
 
     def start(self) -> None:
-        """Take part from now on."""
         self._thread.start()
 
     def join(self, seconds: float) -> None:

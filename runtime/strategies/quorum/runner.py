@@ -99,7 +99,6 @@ class QuorumRunner(Runner, Generic[Sum]):
         self.clock = clock
 
     def open(self) -> None:
-        """Begin a segment."""
         self._base = None
         self.driver.open()
 
@@ -122,7 +121,6 @@ class QuorumRunner(Runner, Generic[Sum]):
         self._is_concluded = True
 
     def close(self) -> None:
-        """End the threads."""
         self._end(self._mailbox.close)
 
     def abandon(self) -> None:

@@ -104,7 +104,6 @@ class Shadows:
     # What the collective thread asks for, without the lock.
 
     def arrays(self, payload: Snapshot) -> list[torch.Tensor]:
-        """What is summed."""
         return payload.arrays
 
     def room(self, payload: Snapshot) -> torch.Tensor:
@@ -112,7 +111,6 @@ class Shadows:
         return payload.arrays[self._carrier][-self._room :]
 
     def is_special(self, payload: Snapshot) -> bool:  # noqa: ARG002 - as all that is summed
-        """Nothing is."""
         return False
 
     def arrived(self, payload: Snapshot, counts: tuple[int, ...], *, special: bool) -> None:

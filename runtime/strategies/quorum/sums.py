@@ -124,7 +124,6 @@ class GradientSums:
     # What the driver asks for, under its lock.
 
     def depart(self) -> GradientSum:
-        """Take the send buffer along."""
         departed, self._buffer = self._buffer, self._lent()
         return departed
 
@@ -144,7 +143,6 @@ class GradientSums:
             self._give_back(self._kept.pop(round_))
 
     def release(self, sums: Sequence[GradientSum]) -> None:
-        """These have been applied."""
         for one in sums:
             self._in_use = [other for other in self._in_use if other is not one]
             self._give_back(one)
@@ -187,7 +185,6 @@ class GradientSums:
     # What the training asks for.
 
     def add_up(self, sums: Sequence[GradientSum]) -> GradientSum:
-        """All into the first."""
         first, *others = sums
         with torch.no_grad():
             for other in others:

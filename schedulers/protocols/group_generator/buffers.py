@@ -25,7 +25,6 @@ class Outstanding:
 
     @property
     def running(self) -> bool:
-        """Whether it has started."""
         return bool(self.active)
 
 
@@ -40,7 +39,6 @@ class GroupBuffers:
 
     @classmethod
     def empty(cls, num_workers: int) -> GroupBuffers:
-        """No group yet."""
         return cls((), ((),) * num_workers, (False,) * num_workers)
 
     def group(self, seq: int) -> Outstanding:

@@ -57,7 +57,6 @@ class GeneratorSetting:
 
     @classmethod
     def of(cls, strategy: Generated, cluster: Cluster) -> GeneratorSetting:
-        """The setting of a schedule."""
         nodes = [0] * cluster.num_workers
         for node in range(cluster.num_nodes):
             for worker in cluster.workers_of(node):
@@ -75,7 +74,6 @@ class GeneratorSetting:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers."""
         return len(self.nodes)
 
 

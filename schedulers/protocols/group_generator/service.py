@@ -139,7 +139,6 @@ class GroupGenerator:
         self.locking, self.drawing = Locking(), Drawing(setting)
 
     def initial(self) -> GeneratorState:
-        """Before the first message."""
         n = self.setting.num_workers
         none = (0,) * n
         return GeneratorState(GroupBuffers.empty(n), (-1,) * n, (None,) * n, none, none, (ACTIVE,) * n, costs=none)

@@ -86,12 +86,10 @@ class GroupSystem:
 
     @cached_property
     def generator(self) -> GroupGenerator:
-        """The service's part."""
         return GroupGenerator(self.setting, modulus=None if self.rounds is not None else MODULUS)
 
     @cached_property
     def worker(self) -> GroupWorker:
-        """The workers' part."""
         modulus = None if self.rounds is not None else MODULUS
         return GroupWorker(self.setting.num_workers, rounds=self.rounds, collective=self.collective, modulus=modulus)
 
@@ -144,7 +142,6 @@ class GroupSystem:
         return events
 
     def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as in Machine
-        """One event of one process."""
         if process < self.setting.num_workers:
             if isinstance(event, Received):
                 return self.worker.received(process, state, event.source, event.message)
@@ -206,7 +203,6 @@ class GroupSystem:
         return message
 
     def describe(self, process: int, event: object) -> str:
-        """As a reader would say it."""
         if isinstance(event, Restarted):
             return "the generator is killed and starts again from its log"
         words = {NextRound: "begins a round after one alone", Enter: "enters its group", Retry: "asks again"}
@@ -214,7 +210,6 @@ class GroupSystem:
         return f"worker {process} {words.get(type(event), str(event))}"
 
     def describe_message(self, message: object) -> str:
-        """As a reader would say it."""
         match message:
             case Ask(request, done, last):
                 told = f"request {request}, done with {done}" if done >= 0 else f"request {request}"

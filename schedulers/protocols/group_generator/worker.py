@@ -104,7 +104,6 @@ class GroupWorker:
         self.service, self.rounds, self.collective, self.modulus = service, rounds, collective, modulus
 
     def start(self, retries: int, salt: int | None, *, breaks: int = 0, cost: int = 0) -> Stepped:
-        """The first request."""
         ask = Ask(0, -1, self.rounds == 0, cost=cost, salt=salt)
         state = WorkerState(ASKED, 0, 0, ask, retries=retries, breaks=breaks, cost=cost)
         return state, (Send(self.service, ask),)
@@ -125,7 +124,6 @@ class GroupWorker:
         return possible
 
     def step(self, worker: int, state: WorkerState, event: object) -> Stepped:
-        """A ready event."""
         match event:
             case NextRound(salt):
                 return self.next_ask(state, -1, salt)
