@@ -73,9 +73,11 @@ def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
     _taken.set(count > 0)
 
 
-def suggest_verify(output: Path) -> None:
-    """Name the command that comes next, where the schedule is a file and did not go through a pipe."""
-    if str(output) != "-":
+def suggest_verify(output: Path | None) -> None:
+    """Name the command that comes next; there is none where the schedule went through a pipe."""
+    if output is None:
+        console().print("Next: the same with -o schedule.json", style="dim")
+    elif str(output) != "-":
         console().print(f"Next: partreduce verify {output}", style="dim")
 
 

@@ -79,10 +79,7 @@ def search(
     for path in (output, front, plot):
         if path is not None:
             console().print(f"written to {path}")
-    if output is not None:
-        suggest_verify(output)
-    else:
-        console().print("Next: the same with -o schedule.json", style="dim")
+    suggest_verify(output)
 
 
 def _write(output: Path, schedule: Schedule, proof: Proof, name: str | None) -> None:
