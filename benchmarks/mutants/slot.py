@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-FLOORS = ("topo", "schedulers", "verify", "runtime", "partreduce")
+FLOORS = ("topo", "schedulers", "verify", "runtime", "partreduce", "benchmarks")
 MEMORY = 3 << 30
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported")
 
@@ -103,7 +103,7 @@ def main() -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     module = file.removesuffix(".py").replace("/", ".")
-    loaded = "partreduce." + module.removeprefix("partreduce.") in sys.modules
+    loaded = bool({module, f"partreduce.{module}"} & set(sys.modules))
     for cached in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         cached.unlink()
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -120,7 +120,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         f"verify/checker/{name}.py": ((EDGES, READ), (*FACTS, SAYS, CORRUPTED, *FORGED))
         for name in ("axes", "certificate", "kept_gap", "program", "quorum", "schedule", "strict_json", "tables")
     },
-    "verify/pairing.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
+    "benchmarks/explore/two_sides.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     **{
         f"runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
         for name in ("commit", "gradients", "piggybacked")

@@ -146,7 +146,7 @@ def run_groups(case: Case) -> Timeline:
     costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
     setting = GeneratorSetting.of(strategy, cluster)
     group_machine(setting, timing, rounds=num_rounds, costs=costs, seed=case.seed).run()
-    assert not np.isnan(records).any(), "the protocol never halts before the end: see verify/properties"
+    assert not np.isnan(records).any(), "the protocol never halts before the end: see docs/explorer.md"
     begun, computed, start, end = records
     observed = Observed.of(nic_bytes, None if heard is None else heard.ages)
     return Timeline(paces, begun, computed, start, end, end, overlap=False, free_running=True, observed=observed)

@@ -188,7 +188,7 @@ class QuorumTiming(Timing):
 
     def timeline(self, paces: npt.NDArray[np.int64], nic_bytes: npt.NDArray[np.float64]) -> Timeline:
         """What is recorded, once the machine has run; `nic_bytes` (num_nodes,) left each node meanwhile."""
-        assert not np.isnan(self.finish).any(), "the protocol never halts before the end: see verify/properties"
+        assert not np.isnan(self.finish).any(), "the protocol never halts before the end: see docs/explorer.md"
         record = QuorumRecord(self.summed, self.gradients, np.array(self.rounds), np.array(self.ages))
         observed = Observed(nic_bytes, float(record.ages.max()), float(record.ages.mean()), quorum=record)
         # Of a sum a worker sees what runs after its call; of one that it missed nothing.

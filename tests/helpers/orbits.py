@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import permutations
 
+from benchmarks.explore.fail_stop import Gone
 from partreduce.schedulers.protocols.hop import HopState
-from partreduce.verify.properties.fail_stop import Gone
 from partreduce.verify.search.breadth import Breadth
 from partreduce.verify.search.system import Stopped
 

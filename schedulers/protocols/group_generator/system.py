@@ -62,7 +62,7 @@ class GroupSystem:
         breakers: workers whose collective may fail once although nobody has died; not in endless runs, where groups
             long past are told from one another no more, so that one that broke would be taken for met.
         timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
-            that is for `verify.properties.group_generator` to check.
+            that is for the explored properties to check.
         restarts: how often the generator may be killed and started again from its log.
 
     Raises:

@@ -8,6 +8,7 @@ from fractions import Fraction
 import networkx as nx
 import pytest
 
+from benchmarks.explore.two_sides import shortest_deadlock
 from helpers.command_runs import runner
 from partreduce.commands.verify import command
 from partreduce.graph_input import load_graph
@@ -21,7 +22,6 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Neighbor, Round
 from partreduce.topo.strategies.gap import Gap, Order
 from partreduce.verify.gaps import gaps
-from partreduce.verify.pairing import shortest_deadlock
 
 KEYS = ["paper_bound", "exact_bound", "attained", "update_queue_capacity", "token_queue_capacity", "live"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 
+from benchmarks.explore.two_sides import shortest_deadlock, shortest_odd_cycle, two_sides_of
 from helpers.machine_laws import check_renaming
 from partreduce.schedulers.protocols.adpsgd import (
     Answer,
@@ -22,7 +23,6 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.verify.explore import NoDeadlock, PerPair, Progress, explore
-from partreduce.verify.pairing import shortest_deadlock, shortest_odd_cycle, two_sides_of
 
 
 def cycle(n):

@@ -4,6 +4,8 @@ from math import factorial
 
 import pytest
 
+from benchmarks.explore import lock_vector
+from benchmarks.explore.group_generator_suite import MILLION, SMALL, divided, random, smart
 from helpers.group_draw_laws import broken_law
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled
@@ -11,8 +13,6 @@ from partreduce.schedulers.protocols.group_generator.service import Ask, Grant, 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
-from partreduce.verify.properties import lock_vector
-from partreduce.verify.properties.group_generator_suite import MILLION, SMALL, divided, random, smart
 
 TESTED = (*SMALL, *MILLION)
 

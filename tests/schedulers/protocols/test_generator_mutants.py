@@ -12,14 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.group_draw_laws import broken_law
-from partreduce.schedulers.protocols.base import Note, Send
-from partreduce.schedulers.protocols.group_generator.draw import Drawing
-from partreduce.schedulers.protocols.group_generator.service import Ask, Bye, Grant, GroupGenerator
-from partreduce.schedulers.protocols.group_generator.system import GroupSystem
-from partreduce.schedulers.protocols.group_generator.worker import Broke, GroupWorker, Here
-from partreduce.verify.explore import Network
-from partreduce.verify.properties.group_generator_suite import (
+from benchmarks.explore.group_generator_suite import (
     SMALL,
     GeneratorConfiguration,
     divided,
@@ -27,6 +20,13 @@ from partreduce.verify.properties.group_generator_suite import (
     random,
     smart,
 )
+from helpers.group_draw_laws import broken_law
+from partreduce.schedulers.protocols.base import Note, Send
+from partreduce.schedulers.protocols.group_generator.draw import Drawing
+from partreduce.schedulers.protocols.group_generator.service import Ask, Bye, Grant, GroupGenerator
+from partreduce.schedulers.protocols.group_generator.system import GroupSystem
+from partreduce.schedulers.protocols.group_generator.worker import Broke, GroupWorker, Here
+from partreduce.verify.explore import Network
 
 KILLERS = (
     SMALL[3],

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from partreduce.verify.properties.lock_vector import SMALL
+from benchmarks.explore.lock_vector import SMALL
 
-MODEL = Path(__file__).parents[3] / "verify" / "models" / "lock_vector.pml"
+MODEL = Path(__file__).parents[3] / "benchmarks" / "explore" / "models" / "lock_vector.pml"
 
 
 @pytest.mark.parametrize("configuration", SMALL, ids=lambda c: c.name)

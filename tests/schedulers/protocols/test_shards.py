@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.explore.shards import LARGE, SMALL
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.shards import (
     Answer,
@@ -23,7 +24,6 @@ from partreduce.schedulers.protocols.shards import (
     shards_of,
 )
 from partreduce.topo.strategies import Late, Server
-from partreduce.verify.properties.shards import LARGE, SMALL
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 FREE, FREE_LATE = "free, 2 workers, 2 shards", "free, overlapped, 2 workers, 2 shards"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.explore.hop_suite import diamond
 from partreduce.graph_input import load_graph
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.cluster import Cluster
@@ -25,7 +26,6 @@ from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.checker.refusal import TooLarge, Work
 from partreduce.verify.gaps import gaps
 from partreduce.verify.gaps.exact import exact_bounds
-from partreduce.verify.properties.hop_suite import diamond
 
 CHECKER = Path(checker.__file__).parent
 

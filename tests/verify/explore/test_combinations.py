@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.explore import group_generator_array as generator
+from benchmarks.explore import hop_array, pairing
+from benchmarks.explore.group_generator_array import REORDERED
 from partreduce.schedulers.protocols.adpsgd import Choose, Pairing
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Fenced, Grant, Void
 from partreduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker
 from partreduce.topo.strategies.generated import Division, InitiatorRule
-from partreduce.verify.properties import group_generator_array as generator
-from partreduce.verify.properties import hop_array, pairing
-from partreduce.verify.properties.group_generator_array import REORDERED
 
 
 @pytest.mark.parametrize("configuration", generator.pairs(), ids=lambda c: c.name)

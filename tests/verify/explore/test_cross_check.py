@@ -14,7 +14,7 @@ from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap
 from partreduce.verify.explore import explore
 
-MODEL = Path(__file__).parents[3] / "verify" / "models" / "hop_tokens.pml"
+MODEL = Path(__file__).parents[3] / "benchmarks" / "explore" / "models" / "hop_tokens.pml"
 CONFIGURATIONS = [  # workers, offsets of the targets, max_ig
     (2, (1,), 1), (2, (1,), 2), (2, (1,), 3), (2, (1,), 4), (3, (1,), 1), (3, (1,), 2), (3, (2,), 1), (3, (1,), 3),
     (4, (1,), 1), (4, (3,), 1), (3, (1, 2), 1),

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.explore.hop_suite import MILLION, SMALL, both_ways, ring
 from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.verify.explore import Network, NoDeadlock, Progress, explore
 from partreduce.verify.gaps.exact import exact_bounds
-from partreduce.verify.properties.hop_suite import MILLION, SMALL, both_ways, ring
 
 EXPECTED_MILLION = {
     "tokens max_ig 2, ring of 5": 314_976,

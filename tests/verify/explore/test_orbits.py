@@ -7,14 +7,14 @@ from itertools import combinations
 
 import pytest
 
+from benchmarks.explore import hop_array, pairing
+from benchmarks.explore.fail_stop import FailStop
+from benchmarks.explore.hop_suite import both_ways
 from helpers.orbits import fold_problem, renamings
 from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
 from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap
 from partreduce.verify.explore import Network
-from partreduce.verify.properties import hop_array, pairing
-from partreduce.verify.properties.fail_stop import FailStop
-from partreduce.verify.properties.hop_suite import both_ways
 
 HOP = [hop_array.configuration(row) for row in hop_array.FACTORS.rows(2) if hop_array.FACTORS.growth(row) <= 2000]
 PAIRING = [pairing.configuration(row) for row in pairing.FACTORS.rows(3) if pairing.FACTORS.growth(row) <= 20]

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.explore import partial_array
+from benchmarks.explore.partial_suite import LARGE, SMALL
 from helpers import quorum_bugs
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.partial import (
@@ -17,8 +19,6 @@ from partreduce.schedulers.protocols.partial import (
     Partial,
     Share,
 )
-from partreduce.verify.properties import partial_array
-from partreduce.verify.properties.partial_suite import LARGE, SMALL
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 SOLO, SOLO_2 = "solo, C 1, 2 workers", "solo, C 2, 2 workers, at once"

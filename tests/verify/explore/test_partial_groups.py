@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.explore.partial_groups_suite import LARGE, SMALL
 from helpers import quorum_bugs
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.partial import Activate, Arrived, End, Share
 from partreduce.schedulers.protocols.partial_groups import GOES_ON, Ended, PartialGroups
 from partreduce.topo.strategies.quorum import QuorumStart
-from partreduce.verify.properties.partial_groups_suite import LARGE, SMALL
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL + LARGE}
 SOLO, SOLO_2 = "solo, C 1, a pair", "solo, C 2, a pair, at once"

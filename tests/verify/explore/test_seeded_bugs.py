@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.explore.hop_suite import SMALL
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.hop import ENTERING, REDUCING, Ack, Advance, Hop, Reduce, SendUpdate, Token, Update
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Reducing
 from partreduce.verify.gaps.exact import exact_bounds
-from partreduce.verify.properties.hop_suite import SMALL
 
 
 class TokenQueueStartsOneTooFull(Hop):

@@ -7,6 +7,7 @@ import itertools
 import networkx as nx
 import pytest
 
+from benchmarks.explore.hop_suite import both_ways, diamond, ring
 from partreduce.graph_input import load_graph
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import InputError
@@ -16,7 +17,6 @@ from partreduce.verify.gaps.event_graph import event_graph
 from partreduce.verify.gaps.exact import Distances, exact_bounds
 from partreduce.verify.gaps.liveness import dead_cycle
 from partreduce.verify.gaps.paper import paper_bounds, path_lengths
-from partreduce.verify.properties.hop_suite import both_ways, diamond, ring
 
 MAX_IG, STALENESS = 5, 3
 DIAMETER = {"ring": 8, "ring-based": 4, "double-ring": 3}

@@ -17,11 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partreduce.schedulers.protocols.hop import Hop
-from partreduce.topo.strategies.gap import Gap
-from partreduce.verify.explore import Network, NoDeadlock, explore
-from partreduce.verify.pairing import shortest_deadlock
-from partreduce.verify.properties import (
+from benchmarks.explore import (
     group_generator_array,
     group_generator_suite,
     hop_array,
@@ -33,6 +29,10 @@ from partreduce.verify.properties import (
     partial_suite,
     shards,
 )
+from benchmarks.explore.two_sides import shortest_deadlock
+from partreduce.schedulers.protocols.hop import Hop
+from partreduce.topo.strategies.gap import Gap
+from partreduce.verify.explore import Network, NoDeadlock, explore
 
 if TYPE_CHECKING:
     from partreduce.verify.explore import Exploration

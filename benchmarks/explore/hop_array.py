@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.hop_suite import PATH, HopConfiguration, both_ways, diamond, ring
 from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap, Reducing, Skip
 from partreduce.verify.explore import Network
-from partreduce.verify.properties.hop_suite import PATH, HopConfiguration, both_ways, diamond, ring
-from partreduce.verify.search.covering import Factors, Level
 
 if TYPE_CHECKING:
-    from partreduce.verify.search.covering import Row
+    from benchmarks.explore.covering import Row
 
 
 def _possible(chosen: dict[str, Any]) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from benchmarks.explore.partial_groups import partial_groups_properties
 from partreduce.schedulers.protocols.partial_groups import PartialGroups
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.verify.explore import Exploration, Network, explore
-from partreduce.verify.properties.partial_groups import partial_groups_properties
 
 Phases = tuple[tuple[tuple[int, ...], ...], ...]
 """Of every round of a period its groups; who is in none rests."""

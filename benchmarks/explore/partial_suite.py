@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from benchmarks.explore.partial import partial_properties
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 from partreduce.verify.explore import Exploration, Network, explore
-from partreduce.verify.properties.partial import partial_properties
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.group_generator_suite import GeneratorConfiguration
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.topo.strategies.generated import Division, InitiatorRule
 from partreduce.verify.explore import Network
-from partreduce.verify.properties.group_generator_suite import GeneratorConfiguration
-from partreduce.verify.search.covering import Factors, Level
 
 if TYPE_CHECKING:
-    from partreduce.verify.search.covering import Row
+    from benchmarks.explore.covering import Row
 
 LOSSY, REORDERED, DOUBLED = "a message lost", "reordered", "a message doubled"
 

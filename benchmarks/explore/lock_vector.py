@@ -1,6 +1,6 @@
 """The group generator's buffers and lock vector by themselves: a projection small enough to be compared with Spin.
 
-It drives the generator's own `Locking`, without workers, messages or draws; `verify/models/lock_vector.pml` states the
+It drives the generator's own `Locking`, without workers, messages or draws; `models/lock_vector.pml` states the
 same from the paper.
 """
 

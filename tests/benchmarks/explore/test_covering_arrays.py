@@ -6,9 +6,9 @@ from itertools import combinations, product
 
 import pytest
 
+from benchmarks.explore import group_generator_array, hop_array, pairing, partial_array
+from benchmarks.explore.covering import Factors, Level, covering_rows
 from partreduce.topo.errors import InputError
-from partreduce.verify.properties import group_generator_array, hop_array, pairing, partial_array
-from partreduce.verify.search.covering import Factors, Level, covering_rows
 
 
 def combinations_of(rows, strength):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.explore.fail_stop import FailStop, among_the_living
+from benchmarks.explore.hop import hop_properties
+from benchmarks.explore.hop_taken import Recording, of_the_worker, takes_what_came
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap, Reducing, Skip
 from partreduce.verify.explore import Exploration, Network, explore
 from partreduce.verify.gaps.exact import exact_bounds
-from partreduce.verify.properties.fail_stop import FailStop, among_the_living
-from partreduce.verify.properties.hop import hop_properties
-from partreduce.verify.properties.hop_taken import Recording, of_the_worker, takes_what_came
 
 
 @dataclass(frozen=True, slots=True)

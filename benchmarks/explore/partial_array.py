@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.partial_suite import AT_ONCE, PartialConfiguration
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 from partreduce.verify.explore import Network
-from partreduce.verify.properties.partial_suite import AT_ONCE, PartialConfiguration
-from partreduce.verify.search.covering import Factors, Level
 
 if TYPE_CHECKING:
-    from partreduce.verify.search.covering import Row
+    from benchmarks.explore.covering import Row
 
 
 def _setting(chosen: dict[str, Any]) -> Quorum:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from benchmarks.explore.group_generator import generator_properties
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.topo.strategies.generated import Division, InitiatorRule
 from partreduce.verify.explore import Exploration, Network, explore
-from partreduce.verify.properties.group_generator import generator_properties
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.fail_stop import FailStop, among_the_living
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, two_sides
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.verify.explore import Exploration, Network, explore
-from partreduce.verify.properties.fail_stop import FailStop, among_the_living
-from partreduce.verify.search.covering import Factors, Level
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
-    from partreduce.verify.search.covering import Row
+    from benchmarks.explore.covering import Row
     from partreduce.verify.search.view import View
 
 
