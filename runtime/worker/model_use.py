@@ -29,8 +29,9 @@ class ModelUse:
 
     def __init__(self, run: Run, runner: Runner, stepper: Stepper) -> None:
         self.run, self.runner, self.stepper = run, runner, stepper
-        self.averaged_elsewhere = self._warned = False
-        """Of the first: whether a wrapper has averaged the gradients that step() is to take."""
+        self.is_due = True
+        """Whether step() is to call `refuse`: in the first steps, and once a wrapper has averaged its gradients."""
+        self._averaged_elsewhere = self._warned = False
         self._hooks: list[RemovableHandle] = []
         self._part_hooks: list[RemovableHandle] = []
         self._looks = 0
@@ -74,15 +75,17 @@ class ModelUse:
         Raises:
             InputError: its gradients are averaged already.
         """
-        if self.averaged_elsewhere:
+        if self._averaged_elsewhere:
             refuse_averaged_gradients()
         self._looks += 1
         if self._looks >= WATCHED_STEPS:
             self._leave_parts()
+            self.is_due = False
 
     def gradients_of(self, module: torch.nn.Module) -> None:
         """The forward pass of the model, or of a part of it, begins, and a backward pass may follow."""
-        self.averaged_elsewhere = self.averaged_elsewhere or averaged_elsewhere(module)
+        if averaged_elsewhere(module):
+            self._averaged_elsewhere = self.is_due = True
 
     def forward(self) -> None:
         """The model's forward pass begins."""

@@ -320,7 +320,7 @@ class Stepper:
     def _refuse_changes(self, *, first: bool) -> None:
         """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
         flat = self.run.flat
-        if self.model_use.averaged_elsewhere:
+        if self.model_use.is_due:
             self.model_use.refuse()
         flat.check()
         if self._has_tables:
