@@ -369,7 +369,7 @@ def test_copies_of_a_watched_model_and_scripts_of_the_mean_are_as_of_any_model(r
         evaluates(other, optimizer)
         saves(other, optimizer)
         if not optimizer.ending.is_finished:
-            with optimizer.mean_model():
+            with optimizer.mean_model(), one_at_a_time:  # torch compiles scripts in one thread at a time
                 torch.jit.script(model)
 
     assert said_by(ranks, ONE_OF_THREE, act, n=3) == []
