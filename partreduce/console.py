@@ -73,6 +73,14 @@ def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
     _taken.set(count > 0)
 
 
+def suggest_verify(output: Path | None) -> None:
+    """Name the command that comes next; there is none where the schedule went through a pipe."""
+    if output is None:
+        console().print("Next: the same with -o schedule.json", style="dim")
+    elif str(output) != "-":
+        console().print(f"Next: partreduce verify {output}", style="dim")
+
+
 def emit_json(document: object) -> None:
     """Print one JSON document on standard output. Infinite and undefined numbers become null, as JSON has none."""
     # In an encoding that lacks a sign JSON's own escape stands for it.

@@ -137,7 +137,7 @@ def _build(cluster: str, using: str, param: list[str], name: str | None, output:
     from dataclasses import replace
 
     from partreduce.api import design
-    from partreduce.console import claim_stdout, console, emit_json
+    from partreduce.console import claim_stdout, console, emit_json, suggest_verify
     from partreduce.topo.document.canonical import schedule_sha256
     from partreduce.topo.document.schedule import dump_schedule
     from partreduce.topo.document.writer import schedule_text, write_schedule
@@ -167,7 +167,7 @@ def _build(cluster: str, using: str, param: list[str], name: str | None, output:
         f"{schedule.name} for {schedule.cluster}: {schedule.num_workers} workers, strategy {schedule.strategy.kind}, "
         f"period {facts['period'] or 'none'}, written to {output}"
     )
-    console().print(f"Next: partreduce verify {output}", style="dim")
+    suggest_verify(output)
 
 
 def phases_of(schedule: "Schedule") -> tuple[int | None, int | None]:

@@ -39,7 +39,7 @@ def search(
 
     The tables of a `model` go the ways that are best beside the recommendation.
     """
-    from partreduce.console import claim_stdout, console, emit_json, write_text
+    from partreduce.console import claim_stdout, console, emit_json, suggest_verify, write_text
     from partreduce.planner.hybrid import plan_hybrid
     from partreduce.planner.plan import plan
     from partreduce.report.front import draw_front
@@ -79,9 +79,7 @@ def search(
     for path in (output, front, plot):
         if path is not None:
             console().print(f"written to {path}")
-    console().print(
-        f"Next: partreduce verify {output}" if output else "Next: the same with -o schedule.json", style="dim"
-    )
+    suggest_verify(output)
 
 
 def _write(output: Path, schedule: Schedule, proof: Proof, name: str | None) -> None:
@@ -139,7 +137,7 @@ def _print(planned: Plan, job: Job) -> None:
     rows = table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
-        "schedule", Column("period", drop=3), "comm.", Column("step", drop=2), "disagr.", "drift",
+        "schedule", Column("period", drop=3), "comm.", Column("step", drop=2), "distance", "drift",
         Column("steps", drop=4), "time", *queues, Column("status", drop=1),
     )  # fmt: skip
     baselines = {id(option) for option in planned.baselines}
@@ -156,8 +154,9 @@ def _print(planned: Plan, job: Job) -> None:
     screen = console()
     screen.print(rows)
     screen.print(
-        "Per step: communication, whole step with waiting. steps: predicted steps to a loss over All-Reduce's; time: "
-        f"step × steps. {MARK}: baselines, also where others beat them; nothing else here beats another in everything."
+        "Per step: communication, whole step with waiting. distance: consensus distance; steps: predicted steps to a "
+        f"loss over All-Reduce's; time: step × steps. {MARK}: baselines, also where others beat them; "
+        "nothing else here beats another in everything."
         + (
             " queues: memory of the busiest worker, where neighbours keep a gap or a quorum starts rounds."
             * bool(queues)
@@ -166,7 +165,9 @@ def _print(planned: Plan, job: Job) -> None:
     )
     if len(planned.front) > MAX_ROWS:
         screen.print(f"{len(planned.front)} schedules are on the front; --front FILE writes all of them.", style="dim")
-    screen.print(f"\nPick ({job.objective}): {planned.recommendation.name}, {planned.proof.verdict}", style="bold")
+    screen.print(
+        f"\nRecommendation ({job.objective}): {planned.recommendation.name}, {planned.proof.verdict}", style="bold"
+    )
     screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}). {planned.answer.ended.capitalize()}.")
     for sentence in planned.reasons:
         screen.print(f"  • {sentence}")

@@ -31,7 +31,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Turn a networkx, BlueFog, decentralizepy, Base-(k+1) or MATCHA file into a schedule; `verify` then judges it."""
-    from partreduce.console import claim_stdout, console, emit_json
+    from partreduce.console import claim_stdout, console, emit_json, suggest_verify
     from partreduce.schedulers.imports import import_schedule
     from partreduce.topo.document.canonical import schedule_sha256
     from partreduce.topo.document.cluster import load_cluster
@@ -58,4 +58,4 @@ def command(
         emit_json(facts | {"output": str(output)} if as_json and output else dump_schedule(schedule))
         return
     console().print(f"{file}: {schedule.num_workers} workers, period {schedule.period}, written to {output}")
-    console().print(f"Next: partreduce verify {output}", style="dim")
+    suggest_verify(output)

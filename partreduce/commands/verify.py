@@ -171,7 +171,11 @@ def _print_how_to_check(certificate: Path, schedule: Path) -> None:
     from partreduce.verify import checker
 
     console().print(f"certificate written to {certificate}; check it with", style="dim")
-    console().print(f"  python -I {Path(checker.__file__).parent} {certificate} {schedule}", style="dim")
+    # The checker reads files only, so what went through a pipe has to be one first.
+    files = " ".join(
+        word if str(path) == "-" else str(path) for path, word in ((certificate, "CERTIFICATE"), (schedule, "SCHEDULE"))
+    )
+    console().print(f"  python -I {Path(checker.__file__).parent} {files}", style="dim")
 
 
 def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[Schedule | None, Proof]":
@@ -274,4 +278,4 @@ def _print_claims(proof: "Proof") -> None:
     console().print(claims)
     if proof.verdict.value == "proved" and proof.assumed:
         names = ", ".join(proof.assumed)
-        console().print(f"Assumed: the program obeys its protocol's rules, which {names} follows from.")
+        console().print(f"Assumed for {names}: the program obeys its protocol's rules.")

@@ -33,9 +33,6 @@ WRITE_OTHERS: dict[str, str] = {
 Of torch, fairscale, apex, Megatron and DeepSpeed; by name, since copies of these classes lie in many repositories.
 """
 
-HOLDS_INNER = ("optim", "optimizer", "_optimizer", "base_optimizer", "inner_optimizer")
-"""Attributes under which wrappers of optimizers keep what they wrap."""
-
 WAYS_OUT: dict[str, str] = {
     "transformers": "the Transformers Trainer wraps and moves models by itself wherever there are several workers; "
     "write the loop out, with the model that partreduce was given",
@@ -83,8 +80,8 @@ def refuse_averaged_gradients() -> None:
         InputError: always.
     """
     raise InputError(
-        "model: its forward pass runs inside a DistributedDataParallel, which has averaged the gradients before "
-        f"step(), so the schedule would do nothing; {way_out() or 'train the bare model'}"
+        "model: its forward pass, or a part's, runs inside a DistributedDataParallel, which has averaged the "
+        f"gradients before step(), so the schedule would do nothing; {way_out() or 'train the bare model'}"
     )
 
 
@@ -115,7 +112,7 @@ def _callers() -> Iterator[str]:
 
 
 def _with_inner(optimizer: object) -> Iterator[object]:
-    """An optimizer and those that it wraps, each once."""
+    """An optimizer and those that it keeps, under whatever name, by itself or among others; each once."""
     waiting, seen = [optimizer], set[int]()
     while waiting:
         one = waiting.pop()
@@ -123,5 +120,6 @@ def _with_inner(optimizer: object) -> Iterator[object]:
             continue
         seen.add(id(one))
         yield one
-        held = getattr(one, "__dict__", {})
-        waiting += [held[name] for name in HOLDS_INNER if held.get(name) is not None]
+        for held in getattr(one, "__dict__", {}).values():
+            several = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else (held,)
+            waiting += [inner for inner in several if hasattr(inner, "param_groups")]

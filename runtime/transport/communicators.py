@@ -43,7 +43,6 @@ class Communicator:
     ) -> None:
         self.members, self.timeout = members, timeout
         self.place = members.index(rank)
-        self._sum_options = sum_options(timeout)
         self._backend: Any = backend
         self.eight_bits: StagedSums | None = None
         """Sums in eight bits, where the world made a second group for them."""
@@ -71,7 +70,7 @@ class Communicator:
         if coding is not None and not (self.is_inside_a_node and coding.how.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
         try:
-            work: Work = self._live().allreduce([tensor], self._sum_options)
+            work: Work = self._live().allreduce([tensor], sum_options(self.timeout))
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
         return _limited(work, tensor)

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from partreduce.runtime.averaging.foreign import averaged_elsewhere, refuse_averaged_gradients
+from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +29,12 @@ class ModelUse:
 
     def __init__(self, run: Run, runner: Runner, stepper: Stepper) -> None:
         self.run, self.runner, self.stepper = run, runner, stepper
-        self.averaged_elsewhere = self._warned = False
-        """Of the first: whether a wrapper has averaged the gradients that step() is to take."""
+        self.is_due = True
+        """Whether step() is to call `refuse`: in the first steps, and once a wrapper has averaged its gradients."""
+        self._averaged_elsewhere = self._warned = False
         self._hooks: list[RemovableHandle] = []
+        self._part_hooks: list[RemovableHandle] = []
+        self._looks = 0
 
     def attach(self) -> None:
         if not self.run.alone and not self._hooks:
@@ -40,11 +44,30 @@ class ModelUse:
                 model.register_forward_pre_hook(_before_forward),
                 model.register_state_dict_pre_hook(_before_state_dict),  # type: ignore[no-untyped-call]
             ]
+            self._watch_parts()
 
     def detach(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._leave_parts()
+
+    def _watch_parts(self) -> None:
+        """In the first steps: a wrapper may hold a part alone, or call the parts and never the model."""
+        model = self.run.flat.model
+        for part in model.modules():
+            if (
+                self._looks < WATCHED_STEPS
+                and part is not model
+                and next(part.parameters(recurse=False), None) is not None
+            ):
+                _watched_parts[part] = ref(self)
+                self._part_hooks.append(part.register_forward_pre_hook(_before_part))
+
+    def _leave_parts(self) -> None:
+        for hook in self._part_hooks:
+            hook.remove()
+        self._part_hooks.clear()
 
     def refuse(self) -> None:
         """Before a step.
@@ -52,13 +75,22 @@ class ModelUse:
         Raises:
             InputError: its gradients are averaged already.
         """
-        if self.averaged_elsewhere:
+        if self._averaged_elsewhere:
             refuse_averaged_gradients()
+        self._looks += 1
+        if self._looks >= WATCHED_STEPS:
+            self._leave_parts()
+            self.is_due = False
+
+    def gradients_of(self, module: torch.nn.Module) -> None:
+        """The forward pass of the model, or of a part of it, begins, and a backward pass may follow."""
+        if averaged_elsewhere(module):
+            self._averaged_elsewhere = self.is_due = True
 
     def forward(self) -> None:
         """The model's forward pass begins."""
         if torch.is_grad_enabled():
-            self.averaged_elsewhere = self.averaged_elsewhere or averaged_elsewhere(self.run.flat.model)
+            self.gradients_of(self.run.flat.model)
         elif not self.run.flat.model.training:
             self.own_model("model.eval() and a forward pass evaluate")
 
@@ -76,11 +108,20 @@ class ModelUse:
 
 # The hooks must be plain functions, since models are pickled and deep-copied with their hooks.
 _watched: WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse | None]] = WeakKeyDictionary()
+_watched_parts: WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse | None]] = WeakKeyDictionary()
 
 
 def _before_forward(module: torch.nn.Module, _arguments: object) -> None:
     if not torch.compiler.is_compiling() and (use := _of(module)) is not None:
         use.forward()
+
+
+def _before_part(part: torch.nn.Module, _arguments: object) -> None:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    found = _watched_parts.get(part)
+    if found is not None and (use := found()) is not None:
+        use.gradients_of(part)
 
 
 def _before_state_dict(module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:

@@ -199,10 +199,8 @@ class Stepper:
     def _end_round(self, step: int, round_: int) -> None:
         """End a round; where the runner skips some, their steps count as taken."""
         self.runner.end_round(step, round_)
-        if not self.runner.jumped and not self.runner.passed:
-            return
         jumped = self.runner.jumped * self._pace
-        self._count(self._steps + jumped + self.runner.passed * self._pace)
+        self._count(self._steps + jumped + self.runner.passed * self._pace)  # what it does now, though none was skipped
         self.skipped += jumped
         self._batches_to_drop += jumped
 
@@ -322,7 +320,7 @@ class Stepper:
     def _refuse_changes(self, *, first: bool) -> None:
         """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
         flat = self.run.flat
-        if self.model_use.averaged_elsewhere:
+        if self.model_use.is_due:
             self.model_use.refuse()
         flat.check()
         if self._has_tables:

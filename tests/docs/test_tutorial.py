@@ -53,13 +53,17 @@ def test_commands_that_neither_measure_nor_search_print_what_the_page_shows(fold
     assert seen > 25
 
 
-def test_the_planner_still_predicts_what_the_page_shows(folder):
+def test_the_planner_still_predicts_what_the_page_shows(folder, capsys):
     """Of the catalogue's entries, that is; what the search finds depends on the time that it has."""
     assert main(["design", "cluster.yaml", "--effort", "0.5", "--front", "front.json"]) == 0
     front = {option["name"]: option for option in json.loads(Path("front.json").read_text())["front"]}
     (table,) = (lines for command, lines in shown() if command.startswith("partreduce design cluster.yaml"))
     rows = [match.groups() for line in table if (match := ROW.match(line))]
     assert len(rows) == 4
+    printed = {" ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+    told = [line for line in table if line.startswith(("schedule ", "Recommendation "))]
+    assert len(told) == 2
+    assert {" ".join(line.split()) for line in told} <= printed
     for name, communication, step, steps in rows:
         option = front[name]
         told = (option["communication_seconds_per_step"], option["step_seconds"], option["steps_ratio"])

@@ -208,6 +208,7 @@ def test_a_schedule_comes_from_standard_input_and_its_certificate_goes_to_standa
     done = run("verify", "-", "--certificate", "-", stdin=figure_10.read_text())
     assert json.loads(done.stdout)["claims"]
     assert "proved" in done.stderr
+    assert done.stderr.rstrip().endswith("checker CERTIFICATE SCHEDULE"), "the checker itself reads no pipe"
     certificate = tmp_path / "certificate.json"
     certificate.write_text(done.stdout)
     checker = [sys.executable, "-I", ROOT / "verify" / "checker", certificate, figure_10]
@@ -218,6 +219,7 @@ def test_a_designed_schedule_goes_through_a_pipe():
     done = shell("set -o pipefail; partreduce design 2x4 --using prague-figure-10 -o - | partreduce show -")
     assert done.returncode == 0, done.stderr
     assert "prague-figure-10" in done.stdout
+    assert "Next: partreduce verify" not in done.stderr, "there is no file to verify"
 
 
 def test_process_substitution_can_be_read(figure_10):

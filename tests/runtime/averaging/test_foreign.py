@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from partreduce.runtime.averaging.foreign import WRITE_OTHERS
+from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -79,6 +80,21 @@ def test_optimizers_of_torch_that_write_other_workers_parameters_are_refused_by_
     assert "pass the plain optimizer" in said
 
 
+@pytest.mark.parametrize(
+    "keep", [lambda one: one, lambda one: [one], lambda one: {"first": one}], ids=["itself", "list", "dict"]
+)
+def test_an_optimizer_is_refused_under_whatever_name_a_wrapper_keeps_it(ranks, keep):
+    copied = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})
+
+    def act(world):
+        model = network()
+        wrapper = sgd(model)
+        wrapper.steps_by = keep(copied(model.parameters(), lr=0.1))
+        DistributedOptimizer(wrapper, model, PAIRS, world=world)
+
+    assert refusal(ranks, act).startswith("optimizer: ZeroRedundancyOptimizer ")
+
+
 @pytest.mark.parametrize("name", sorted(WRITE_OTHERS))
 def test_copies_of_such_classes_are_known_by_their_name_also_as_ancestors(ranks, name):
     copied = type("Mine", (type(name, (torch.optim.SGD,), {}),), {})
@@ -140,6 +156,59 @@ def test_a_data_parallel_wrapper_elsewhere_is_noticed_in_the_first_step(ranks, s
     said = refusal(ranks, lambda world: trained(world, schedule, **how))
     assert "runs inside a DistributedDataParallel, which has averaged the gradients before step()" in said
     assert said.endswith("train the bare model")
+
+
+class CallsParts(torch.nn.Module):
+    """Holds a model and never calls it as a whole, as a wrapper does whose forward pass calls a method of it."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch):
+        return self.model[1](self.model[0](batch))
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("how", ["around a part", "calls the parts"])
+@pytest.mark.usefixtures("group")
+def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, how, before):
+    def act(world):
+        model = network()
+
+        def wrapped():
+            if how == "calls the parts":
+                return DistributedDataParallel(CallsParts(model))
+            model[0] = DistributedDataParallel(model[0])
+            return model
+
+        called = wrapped() if before else None
+        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+        called = called or wrapped()
+        with one_at_a_time:
+            called(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+
+    assert "runs inside a DistributedDataParallel" in refusal(ranks, act)
+
+
+@pytest.mark.usefixtures("group")
+def test_parts_are_watched_in_the_first_steps_only_and_left_as_they_were(ranks):
+    def act(world):
+        model = network()
+        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+        watched = [len(model[0]._forward_pre_hooks)]
+        for _ in range(WATCHED_STEPS):
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+        watched.append(len(model[0]._forward_pre_hooks))
+        with optimizer.mean_model():
+            pass
+        watched.append(len(model[0]._forward_pre_hooks))
+        optimizer.finish()
+        return watched
+
+    assert ranks.run(2, act) == [[1, 0, 0]] * 2
 
 
 @pytest.mark.usefixtures("group")
@@ -300,7 +369,7 @@ def test_copies_of_a_watched_model_and_scripts_of_the_mean_are_as_of_any_model(r
         evaluates(other, optimizer)
         saves(other, optimizer)
         if not optimizer.ending.is_finished:
-            with optimizer.mean_model():
+            with optimizer.mean_model(), one_at_a_time:  # torch compiles scripts in one thread at a time
                 torch.jit.script(model)
 
     assert said_by(ranks, ONE_OF_THREE, act, n=3) == []
