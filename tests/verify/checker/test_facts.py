@@ -103,3 +103,35 @@ def test_a_fact_that_costs_too_much_is_named_and_left_out(monkeypatch):
     facts = computed(groups(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]]))
     assert facts["end"] == (True, None)
     assert facts["memory"][1] is not None
+
+
+def two_triangles(across, **gap):
+    """Workers 0, 1, 2 hear one another, and so do 3, 4, 5; each also hears one worker of the others."""
+    inside = [(s, t, "1/8") for a in (0, 3) for s in range(a, a + 3) for t in range(a, a + 3) if s != t]
+    edges = [*inside, *((s, (s + 3) % 6, across) for s in range(6))]
+    return graph(6, edges, when={"gap": {"max_ig": 2, **gap}})
+
+
+@pytest.mark.parametrize(
+    ("raw", "holds"),
+    [
+        (two_triangles("1/8", backup=[1, 1, 1, 0, 0, 0]), True),  # only the first can do without the others
+        (two_triangles("1/8", backup=1), False),
+        (two_triangles("1/8", backup=[1, 0, 0, 0, 0, 0], weights="graph"), True),
+        (two_triangles("0", backup=[1, 0, 0, 0, 0, 0], weights="graph"), False),
+        (two_triangles("0", backup=[1, 0, 0, 0, 0, 0], weights="uniform"), True),
+    ],
+)
+def test_workers_agree_without_some_neighbours_unless_two_sets_of_them_can_do_without_each_other(raw, holds):
+    assert ("consensus" in computed(raw)) == holds
+
+
+def test_numbers_of_other_alphabets_and_what_neighbours_do_not_send_are_refused():
+    for raw, refusal in (
+        (groups(2, [([0, 1], "١/٢")]), "strategy.phases[0]: must be an integer or a fraction"),
+        (graph(2, [(0, 1, "1/2")], how={"codec": "int8"}), "strategy.how: parameters go to neighbours as they are"),
+        (groups(2, [[0, 1]], when={"pipeline": {"width": 3}}), "strategy.when.pipeline.width: 2, or more with wider"),
+    ):
+        with pytest.raises(checker.Refusal) as refused:
+            checker.read_schedule(raw)
+        assert refused.value.sentence.startswith(refusal)
