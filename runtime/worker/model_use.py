@@ -7,7 +7,7 @@ nothing. Evaluating or saving the live model gives one worker's own, where the s
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -54,13 +54,11 @@ class ModelUse:
 
     def _watch_parts(self) -> None:
         """In the first steps: a wrapper may hold a part alone, or call the parts and never the model."""
+        if not self.is_due:
+            return
         model = self.run.flat.model
         for part in model.modules():
-            if (
-                self._looks < WATCHED_STEPS
-                and part is not model
-                and next(part.parameters(recurse=False), None) is not None
-            ):
+            if part is not model and next(part.parameters(recurse=False), None) is not None:
                 _watched_parts[part] = ref(self)
                 self._part_hooks.append(part.register_forward_pre_hook(_before_part))
 
@@ -107,28 +105,28 @@ class ModelUse:
 
 
 # The hooks must be plain functions, since models are pickled and deep-copied with their hooks.
-_watched: WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse | None]] = WeakKeyDictionary()
-_watched_parts: WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse | None]] = WeakKeyDictionary()
+Watched: TypeAlias = "WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse | None]]"
+_watched: Watched = WeakKeyDictionary()
+_watched_parts: Watched = WeakKeyDictionary()
+"""Apart, since a part of one optimizer's model may be the whole model of another."""
 
 
 def _before_forward(module: torch.nn.Module, _arguments: object) -> None:
-    if not torch.compiler.is_compiling() and (use := _of(module)) is not None:
+    if not torch.compiler.is_compiling() and (use := _of(module, _watched)) is not None:
         use.forward()
 
 
 def _before_part(part: torch.nn.Module, _arguments: object) -> None:
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return
-    found = _watched_parts.get(part)
-    if found is not None and (use := found()) is not None:
+    is_looked_at = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if is_looked_at and (use := _of(part, _watched_parts)) is not None:
         use.gradients_of(part)
 
 
 def _before_state_dict(module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
-    if (use := _of(module)) is not None:
+    if (use := _of(module, _watched)) is not None:
         use.own_model("model.state_dict() holds")
 
 
-def _of(module: torch.nn.Module) -> ModelUse | None:
-    found = _watched.get(module)
+def _of(module: torch.nn.Module, watched: Watched) -> ModelUse | None:
+    found = watched.get(module)
     return None if found is None else found()
