@@ -293,6 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     self.runner.settle()
                     until_after.enter_context(own_values_kept(run.flat))
                     members = self.runner.survivors("mean_model()")
+                    self.meeting.exchange("mean model", {}, members)  # nobody is in another operation any more
                     average_everywhere(run.mean_reducers, members, self.steps, self.round)
                 with self.ending.evaluating():
                     yield run.flat.model
@@ -353,7 +354,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if steps is not None:
             if self.runner.drains_together:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
-                    self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
+                    self.meeting.exchange("load_state_dict", {})
             lost = self.runner.lost_at_load
             self.ending.guard(self.runner.drain)
             self.stepper.steps = steps
@@ -376,8 +377,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             InputError: as said.
         """
-        mine = {"steps": steps}
-        said = self.meeting.exchange("state to load", self.meeting.next_number("state to load"), mine)
+        said = self.meeting.exchange("state to load", {"steps": steps})
         if len(found := sorted({int(one["steps"]) for one in said})) > 1:
             raise InputError(
                 f"load_state_dict: the workers' states are of steps {', '.join(map(str, found))}, and with a quorum "

@@ -1,30 +1,25 @@
 """Common start: all workers take one reference, a copy of worker 0's parameters, as a round begins.
 
 They meet in the store first, each with a digest of its own: where all are equal already, as after the broadcast at the
-start of a run, nothing is sent, which over slow links takes as long as many steps. A worker that came here alone (it
-loaded a state and the others did not) is then in no operation, so that those who wait for it in another one are not
-answered with arrays of another length, over which gloo would end the process; all of them give up with its name.
+start of a run, nothing is sent, which over slow links takes as long as many steps.
 """
 
 from __future__ import annotations
 
-import time
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
 
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.waiting import GoneError, Wait
+from partreduce.runtime.averaging.roll_call import roll_call
+from partreduce.runtime.transport.waiting import GoneError
 from partreduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
     from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.recorder import Operation
 
 ADVICE = "call load_state_dict() on all workers at the same round, or on none"
-POLL_SECONDS = 0.005
 
 
 def common_start(reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int) -> Reference:
@@ -41,7 +36,9 @@ def common_start(reducer: Reducer, members: tuple[int, ...], starts: int, step: 
         with reducer.heartbeat.gathering("a new start", round_, ADVICE):
             # For a digest the host would have to wait for a GPU, whose links are faster anyway.
             digest = "" if reducer.streams.runs_ahead else _digest(arrays)
-            all_equal = _meet(reducer, operation, starts, digest) and bool(digest)
+            said = roll_call(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
+            _refuse_other_rounds(said, round_)
+            all_equal = len(set(said.values())) == 1 and bool(digest)
             everyone = reducer.world.communicator(members)
             for array in arrays:
                 if len(array) and not all_equal:
@@ -60,31 +57,12 @@ def _digest(arrays: list[torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _meet(reducer: Reducer, operation: Operation, starts: int, digest: str) -> bool:
-    """Wait until all members have come to the same start at the same round; whether all have the same digest.
+def _refuse_other_rounds(said: dict[int, str], round_: int) -> None:
+    """Refuse a start to which members have come at different rounds.
 
     Raises:
-        GoneError: one is gone, at another round, or does not come within the timeout.
+        GoneError: as said.
     """
-    heartbeat, round_ = reducer.heartbeat, operation.round
-    notes = Notes(reducer.world.store, f"reference/{reducer.key}/{starts}")
-    notes.write(str(reducer.world.rank), f"{round_} {digest}")
-    waiting = [rank for rank in operation.members if rank != reducer.world.rank]
-    heartbeat.doing(f"entered {operation}", waiting)
-    wait = Wait(heartbeat, waiting, reducer.timeout)
-    digests = {digest}
-    while waiting:
-        for rank in list(waiting):
-            theirs = notes.read(str(rank))
-            if theirs is None:
-                continue
-            their_round, _, their_digest = theirs.partition(" ")
-            if int(their_round) != round_:
-                raise GoneError(f"worker {rank} begins anew in round {their_round} and this one in round {round_}")
-            digests.add(their_digest)
-            waiting.remove(rank)
-            wait.only_for(waiting)
-        if waiting:
-            wait.look()
-            time.sleep(POLL_SECONDS)
-    return len(digests) == 1
+    for rank, text in said.items():
+        if (theirs := text.partition(" ")[0]) != str(round_):
+            raise GoneError(f"worker {rank} begins anew in round {theirs} and this one in round {round_}")

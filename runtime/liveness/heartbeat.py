@@ -82,6 +82,11 @@ class Heartbeat:
         self._doing, self._waits = text, tuple([rank for rank in waits if rank != self.rank]) if waits else ()
 
     @property
+    def gatherings(self) -> int:
+        """To how many gatherings this worker has come; equal on all workers that come alike."""
+        return self._gatherings
+
+    @property
     def last(self) -> tuple[str, tuple[int, ...]]:
         """What this worker said last that it does, and for whom it waits in that."""
         return self._doing, self._waits
@@ -236,8 +241,13 @@ class Heartbeat:
         """Why a worker that finished after so many rounds is missing here, as the end of a clause."""
         reached, what, advice = self._gathered
         if self._place != "gathering" or ended < reached:
-            return f": {self._together or self.unequal}"
+            return f": {self._together or self.advice_at_end}"
         return f", without {what}: {self._together or advice}"
+
+    @property
+    def advice_at_end(self) -> str:
+        """What all workers must do where one of them is missing at, or alone in, `finish()`."""
+        return ALL_CALL.format("finish()") if self.unequal is UNEQUAL else self.unequal
 
     def apart(self, members: Iterable[int], round_: int) -> str | None:
         """Who of some that did different things at one time is in a gathering, where the others are not, as a clause.
@@ -264,6 +274,12 @@ class Heartbeat:
                 if number > self._gatherings and reached <= round_ and not self._has_been_here(rank):
                     way_out = way_out or self._together or advice
                     return f"worker {rank} waits for all in {what} after {reached} rounds: {way_out}"
+                mine = self._gathered[1]
+                if self._place == "gathering" and number == self._gatherings and what != mine:
+                    return (
+                        f"worker {rank} is in {what} after {reached} rounds and this worker {self.rank} in {mine}: all "
+                        "workers call the same in the same order"
+                    )
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:

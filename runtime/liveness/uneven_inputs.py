@@ -126,7 +126,10 @@ class UnevenInputs:
             if waiting and wait.is_over():
                 late = self.heartbeat.elsewhere(waiting, round_) or self.heartbeat.waits_for(waiting, None)
                 self.heartbeat.refuse_without_store()
-                raise UnavailableError(f"finish: {late}: not all did finish within {self.timeout:g} s after this one")
+                raise UnavailableError(
+                    f"finish: {late}: not all did finish within {self.timeout:g} s after this one: "
+                    f"{self.heartbeat.advice_at_end}"
+                )
             time.sleep(POLL_SECONDS if waiting else 0)
         return tuple(rank for rank in range(self.size) if rank not in absent)
 

@@ -61,9 +61,9 @@ def save_checkpoint(
         keep: how many checkpoints stay.
 
     Raises:
-        InputError: in the middle of a round, or `extra` is not JSON.
+        InputError: in the middle of a round, at different rounds, or `extra` is not JSON.
         FileProblem: a worker could not write; the same sentence on all of them, and the run may go on.
-        PeerLostError: a worker is gone or at another round.
+        PeerLostError: a worker is gone or does not call it.
     """
     directory = _checked_arguments("save_checkpoint", optimizer, directory)
     ending = optimizer.ending
@@ -87,8 +87,12 @@ def _saved(
     ending, meeting = optimizer.ending, optimizer.meeting
     round_, rank = optimizer.round, optimizer.rank
     name = f"round-{round_:08d}"
-    standing = checkpoint_directory.standing(directory, name) | {"lineage": meeting.lineage or secrets.token_hex(8)}
-    said = meeting.exchange("checkpoint", round_, standing, members)
+    mine = {"round": round_, "lineage": meeting.lineage or secrets.token_hex(8)}
+    said = meeting.exchange("checkpoint", mine | checkpoint_directory.standing(directory, name), members)
+    if len(rounds := sorted({int(entry["round"]) for entry in said})) > 1:
+        raise InputError(
+            f"save_checkpoint: workers came after {', '.join(map(str, rounds))} rounds; all call it after the same one"
+        )
     number = 1 + max(int(entry["highest"]) for entry in said)
     meeting.lineage = lineage = str(said[0]["lineage"])
     if any(entry["taken"] for entry in said):
@@ -104,7 +108,7 @@ def _saved(
         del data
     except (PartreduceError, OSError) as error:
         report = {"problem": f"worker {rank}: {error}"}
-    reports = meeting.exchange("checkpoint saved", round_, report, members)
+    reports = meeting.exchange("checkpoint saved", report, members)
     problem = next((text for entry in reports if (text := entry.get("problem")) is not None), None)
     if problem is not None:
         raise FileProblem(f"checkpoint of round {round_}: {problem}")
@@ -171,7 +175,6 @@ def _loaded(
 ) -> Resumed | None:
     """Load where all that are left have come; what it is."""
     ending, meeting = optimizer.ending, optimizer.meeting
-    number = meeting.next_number("load_checkpoint")
     try:
         mine: dict[str, object] = {
             "seen": checkpoint_directory.plain(
@@ -180,7 +183,7 @@ def _loaded(
         }
     except PartreduceError as error:
         mine = {"problem": str(error)}
-    reports = meeting.exchange("checkpoint loadable", number, mine, members)
+    reports = meeting.exchange("checkpoint loadable", mine, members)
     # Only the first worker reads when the runs differ.
     readers = 1 if other_run else len(members)
     name, passed_over = checkpoint_directory.chosen(directory, reports[:readers], members[:readers])
@@ -190,7 +193,7 @@ def _loaded(
         return None
     folder = directory / name
     if other_run:
-        return _load_mean(optimizer, number, folder, members)
+        return _load_mean(optimizer, folder, members)
     manifest = read_manifest(folder)
     _refuse_other_run(optimizer, manifest, folder)
     source = checkpoint_directory.source_of(manifest, optimizer.rank)
@@ -204,7 +207,7 @@ def _loaded(
     return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
 
 
-def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, members: Sequence[int]) -> Resumed:
+def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[int]) -> Resumed:
     """The first worker reads and averages all files; the others get the result from it."""
     if lost := optimizer.runner.lost_at_load:
         warnings.warn(lost, stacklevel=3)
@@ -222,7 +225,7 @@ def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, membe
             facts["steps"] = manifest["workers"][there[0]]["steps"]
         except (PartreduceError, OSError) as error:
             facts = {"problem": str(error)}
-    told = optimizer.meeting.exchange("checkpoint mean", number, facts, members)[0]
+    told = optimizer.meeting.exchange("checkpoint mean", facts, members)[0]
     if "problem" in told:
         raise InputError(f"load_checkpoint: worker {members[0]}: {told['problem']}")
     optimizer.meeting.broadcast(members)

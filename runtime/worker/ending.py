@@ -70,7 +70,7 @@ class Ending:
                 self.run.reducer.heartbeat.refuse_without_store()
             yield
         except PartreduceError as error:
-            if not isinstance(error, InputError) and self.state != FINISHED:
+            if not isinstance(error, InputError) and self.state not in (FINISHED, BROKEN):
                 self._fail(error)
             raise
 

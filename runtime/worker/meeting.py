@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.averaging.roll_call import roll_call
 from partreduce.runtime.transport.waiting import GoneError
-from partreduce.topo.phase import Group
+from partreduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,40 +23,33 @@ class Meeting:
 
     def __init__(self, run: Run, ending: Ending) -> None:
         self.run, self.ending = run, ending
-        self._counts: Counter[str] = Counter()
         self.lineage = ""
         """Which checkpoints are of this run, once it has saved or resumed; equal on all workers."""
 
-    def next_number(self, what: str) -> int:
-        """How often this worker has come to `what`, this time included; equal on all workers that come alike."""
-        self._counts[what] += 1
-        return self._counts[what]
-
-    def together(self, what: str, number: int, members: Sequence[int] | None = None) -> None:
-        """Wait for all workers, or for some that are connected.
-
-        Raises:
-            PeerLostError: one is gone, or does something else.
-        """
-        everyone = Group(self.run.everyone if members is None else tuple(members))
-        self.ending.guard(lambda: self.run.reducer.agree(what, number, everyone))
-
     def exchange(
-        self, what: str, number: int, mine: Mapping[str, object], members: Sequence[int] | None = None
+        self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """What every worker, or each of some, has to say in the `number`-th exchange about `what`, by rank.
+        """What every worker, or each of some, has to say of `what`, in the order of their ranks.
+
+        Called inside `heartbeat.gathering`, once in each for a `what`.
 
         Raises:
             PeerLostError: a worker is gone, or does something else.
         """
-        reducer = self.run.reducer
-        notes = Notes(reducer.world.store, f"exchange/{reducer.key}/{what}/{number}")
-        self.ending.guard(lambda: notes.write(str(self.run.rank), json.dumps(mine)))
-        self.together(what, number, members)
-        speakers = self.run.everyone if members is None else members
-        said = self.ending.guard(lambda: [json.loads(notes.wait_for(str(rank))) for rank in speakers])
-        self.together(f"{what} read", number, members)
-        return said
+        return self.ending.guard(lambda: self._exchange(what, mine, members or self.run.everyone))
+
+    def _exchange(self, what: str, mine: Mapping[str, object], members: Sequence[int]) -> list[dict[str, Any]]:
+        reducer, stepper = self.run.reducer, self.ending.stepper
+        reducer.flush()  # what a device has still to say of earlier operations, before anything is saved or replaced
+        operation = reducer.recorder.begin(what, stepper.steps, stepper.round, tuple(members), 0)
+        try:
+            place = f"exchange/{reducer.heartbeat.gatherings}/{what}"
+            said = roll_call(reducer, place, operation, json.dumps(mine))
+        except (GoneError, UnavailableError) as error:
+            raise reducer.failure(operation, error) from None
+        reducer.recorder.end(operation)
+        reducer.heartbeat.doing(f"finished {operation}")
+        return [json.loads(said[rank]) for rank in members]
 
     def broadcast(self, members: Sequence[int] | None = None) -> None:
         """Copy the parameters and buffers of worker 0, or of the first of some, to all of them.

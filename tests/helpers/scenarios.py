@@ -23,6 +23,7 @@ from helpers.random_schedules import make_case, run_case
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.transport import updates
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.rendezvous import connect_store
@@ -521,6 +522,41 @@ def gap_killed() -> None:
     reporting(loop)
 
 
+ALONE = {
+    "gradients": AllReduce,
+    "parameters": lambda: AllReduce(pace=4),
+    "in 8 bits": lambda: AllReduce(pace=4, how=IN_EIGHT_BITS),
+    "late": lambda: AllReduce(pace=4, when=Late()),
+    "gap": lambda: Neighbor(
+        rounds=(Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]),), when=Gap(max_ig=2)
+    ),
+}
+
+
+def alone(strategy, place, count=12) -> None:
+    """Worker 0 comes to `place` by itself after `count` steps, as under `if rank == 0:`; the other one trains on."""
+    model = network()
+    schedule = Schedule("alone", Cluster.regular(1, 2), strategy)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
+    folder = os.environ["FOLDER"]
+
+    def come(step) -> None:
+        if step == count and rank() == 0:
+            if place == "save_checkpoint()":
+                save_checkpoint(optimizer, folder)
+            elif place == "load_checkpoint()":
+                load_checkpoint(optimizer, folder)
+            elif place == "load_state_dict()":
+                optimizer.load_state_dict(optimizer.state_dict())
+            elif place == "mean_model()":
+                with optimizer.mean_model():
+                    pass
+            else:
+                optimizer.finish()
+
+    reporting(lambda: train(optimizer, model, 3 * count, hook=come) and optimizer.finish())
+
+
 SCENARIOS = {
     "gap": (4, gap),
     "gap, killed": (4, gap_killed),
@@ -558,6 +594,11 @@ SCENARIOS = {
     "no newline": (2, no_newline),
     "exit code": (3, exit_code),
     "traced": (4, traced),
+    **{
+        f"alone in {place} {kind}": (2, lambda make=make, place=place: alone(make(), place))
+        for place in ("save_checkpoint()", "load_checkpoint()", "load_state_dict()", "mean_model()", "finish()")
+        for kind, make in ALONE.items()
+    },
 }
 
 

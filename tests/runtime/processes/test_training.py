@@ -287,6 +287,30 @@ def test_unequal_data_without_join_is_named_with_the_way_out(driver, scenario, p
         assert report["seconds"] < 15  # the timeout is 20 s
 
 
+ALONE = [
+    (place, kind)
+    for place in ("save_checkpoint()", "load_checkpoint()", "mean_model()", "finish()")
+    for kind in ("gradients", "parameters", "in 8 bits", "late", "gap")
+] + [("load_state_dict()", "gap"), ("load_state_dict()", "in 8 bits")]
+"""Where else a worker may load a state by itself, no others have to come."""
+
+
+@pytest.mark.parametrize(("place", "kind"), ALONE)
+def test_who_comes_alone_to_where_all_meet_kills_nobody_and_is_named_with_what_all_must_do(
+    driver, tmp_path, place, kind
+):
+    """As under `if rank == 0:`, in mid-run, while the other worker is in an average of another length."""
+    answer = driver.run(f"alone in {place} {kind}", environment={"FOLDER": str(tmp_path)})
+    assert set(answer["errors"]) == {0, 1}, answer["output"][-2000:]
+    assert answer["code"] == 69, answer["output"][-2000:]
+    for report in answer["errors"].values():
+        assert report["error"] == "PeerLostError"
+        assert place in report["text"] or (place == "load_state_dict()" and "a new start" in report["text"])
+        assert "worker 0" in report["text"]
+        assert "all workers" in report["text"]
+        assert report["seconds"] < stretched(20), "the timeout is 60 s"
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_mean_model_is_the_mean_and_restores_bit_for_bit(driver, overlap):
     answer = driver.run("mean model")

@@ -1,0 +1,57 @@
+"""Roll call: all members have come to one place, by their notes in the store, before anything is sent there.
+
+A worker that came alone (it saves under `if rank == 0`, or loaded a state and the others did not) is then in no
+operation, so that those who wait for it in another one are not answered with arrays of another length, over which gloo
+would end the process; all of them give up with its name and with what all must do.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.waiting import LateError, Wait
+
+if TYPE_CHECKING:
+    from partreduce.runtime.averaging.reducer import Reducer
+    from partreduce.runtime.recorder import Operation
+
+POLL_SECONDS = 0.005
+
+
+def roll_call(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
+    """What each member of `operation` says at `place`, by rank; waits until all have come there.
+
+    A place is used once by each reducer. The advice of the gathering around it is given to who is missing.
+
+    Raises:
+        GoneError: a member is gone, elsewhere, or does not come within the timeout.
+    """
+    heartbeat, rank = reducer.heartbeat, reducer.world.rank
+    notes = Notes(reducer.world.store, f"{place}/{reducer.key}")
+    notes.write(str(rank), mine)
+    said, waiting = {rank: mine}, [member for member in operation.members if member != rank]
+    heartbeat.doing(f"entered {operation}", waiting)
+
+    def why() -> str | None:
+        return heartbeat.gone(waiting, operation.rounds_before) or heartbeat.elsewhere(waiting, operation.round)
+
+    wait = Wait(heartbeat, waiting, reducer.timeout, why=why)
+    while waiting:
+        came = {member: note for member in waiting if (note := notes.read(str(member))) is not None}
+        said |= came
+        waiting = [member for member in waiting if member not in came]
+        if waiting:
+            wait.only_for(waiting)
+            _look(wait, reducer, operation)
+            time.sleep(POLL_SECONDS)
+    return said
+
+
+def _look(wait: Wait, reducer: Reducer, operation: Operation) -> None:
+    try:
+        wait.look()
+    except LateError as late:
+        apart = reducer.heartbeat.apart(operation.members, operation.round)
+        raise LateError(str(late) if apart is None else f"{apart} (it {late})") from None
