@@ -293,7 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     self.runner.settle()
                     until_after.enter_context(own_values_kept(run.flat))
                     members = self.runner.survivors("mean_model()")
-                    self.meeting.exchange("mean model", {}, members)  # nobody is in another operation any more
+                    self.meeting.exchange("mean_model()", {}, members)  # nobody is in another operation any more
                     average_everywhere(run.mean_reducers, members, self.steps, self.round)
                 with self.ending.evaluating():
                     yield run.flat.model

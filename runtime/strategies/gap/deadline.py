@@ -68,7 +68,7 @@ def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | No
 
 def _unequal(heartbeat: Heartbeat, lack: Missing, step: int, paused: frozenset[int]) -> str | None:
     """The same of those who wait in a meeting for this worker, which waits for them."""
-    waiting = [rank for rank in lack.of if rank in paused]
+    waiting = [rank for rank in lack.of if rank in paused or heartbeat.elsewhere([rank], step) is not None]
     if len(lack.of) - len(waiting) >= lack.needed:
         return None
     return heartbeat.elsewhere(waiting, step) or (
