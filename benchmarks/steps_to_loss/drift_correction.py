@@ -55,7 +55,7 @@ def nic_share(schedule: Schedule) -> float:
 
 def steps(schedule: Schedule, mode: str, rate: float, seed: int, most: int, **correction: Any) -> float | None:  # noqa: ANN401
     """Steps to the target; None if `most` is passed or it diverged."""
-    workers = Workers(schedule, Perceptron(schedule.cluster, mode, seed), rate=rate, seed=seed, **correction)
+    workers = Workers(schedule, Perceptron(schedule.cluster, mode, seed), rate=rate, **correction)
     return steps_to(TARGET, workers, most=most)
 
 
