@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of

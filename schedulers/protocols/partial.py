@@ -12,19 +12,14 @@ number, and workers may end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import shake_256
 from itertools import permutations
 from operator import add
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
-from partreduce.topo.strategies.quorum import Counting, MissedResults, QuorumStart
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 
 COMPUTING, CALLED, MEETING = range(3)
 """What the training does: it computes, has called and waits for a result, or synchronises its model."""

@@ -14,9 +14,9 @@ late models are mixed in by weights; here each group starts by its own members, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
 from partreduce.schedulers.protocols.partial import (
@@ -34,12 +34,8 @@ from partreduce.schedulers.protocols.partial import (
     drawn,
     with_share,
 )
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.topo.schedule import Schedule
 
 GOES_ON = -2
 """In place of the last round that a worker needs, while nobody has heard that it has ended."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import lcm, prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block, RulePhase, strides_of
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.topo.cluster import Cluster
 
 
 def compose(*rules: RulePhases) -> RulePhases:

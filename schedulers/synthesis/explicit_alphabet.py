@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis.alphabet import Alphabet
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.constraints import (
     DisjointGroups,
     GroupSizeAtMost,
@@ -18,21 +20,14 @@ from partreduce.schedulers.synthesis.constraints import (
 from partreduce.schedulers.synthesis.cp_sat import new_model, solve
 from partreduce.schedulers.synthesis.hints import group_rounds
 from partreduce.schedulers.synthesis.partitions import PartitionCosts, matrices_of
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.scoring import Space
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.switches import above
 from partreduce.topo.timing import loads
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Problem
-    from partreduce.topo.cluster import Cluster
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 Groups = tuple[tuple[int, ...], ...]
 MAX_ALL_PARTITIONS = 8

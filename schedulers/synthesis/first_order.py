@@ -8,18 +8,13 @@ workers, N replacements, K columns of a push.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.scoring import CovarianceMap, Space
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.scoring import CovarianceMap, Space
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 
 class ConsensusDistanceChanges:

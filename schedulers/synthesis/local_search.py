@@ -12,30 +12,25 @@ workers, N neighbours, K of them scored exactly.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+from partreduce.schedulers.synthesis.annealing import Target
+from partreduce.schedulers.synthesis.archive import Archive
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.first_order import ConsensusDistanceChanges, DriftChanges
 from partreduce.schedulers.synthesis.partitions import PartitionCosts, labels_of, matrices_of, neighbours
+from partreduce.schedulers.synthesis.problem import Problem
+from partreduce.schedulers.synthesis.scoring import CovarianceMap, Space
 from partreduce.topo.phase import Phase
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.annealing import Target
-    from partreduce.schedulers.synthesis.archive import Archive
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Problem
-    from partreduce.schedulers.synthesis.scoring import CovarianceMap, Space
-
-    Floats = npt.NDArray[np.float64]
-    Labels = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
 
 POSITIONS = 8
 """Positions of a period whose neighbours are estimated together."""

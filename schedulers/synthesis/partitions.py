@@ -8,22 +8,18 @@ workers.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Switch
 from partreduce.topo.phase import Phase
 from partreduce.topo.timing import loads
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.problem import Problem
-
-    Floats = npt.NDArray[np.float64]
-    Labels = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
 
 COPIES = 256
 """Partitions whose costs are found in one call."""

@@ -13,30 +13,25 @@ the best orders of them. So rounds of three steps follow, all of them filling th
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
 from partreduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, best_of, figure_of, within_limits
 from partreduce.schedulers.synthesis.annealing import Target, Walk
+from partreduce.schedulers.synthesis.archive import Archive
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.local_search import LocalSearch
+from partreduce.schedulers.synthesis.problem import Limits, Problem
+from partreduce.schedulers.synthesis.scoring import CovarianceMap
 from partreduce.schedulers.synthesis.segments import PER_BEGINNING, segments_of, sketch_front
 from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.archive import Archive
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Limits, Problem
-    from partreduce.schedulers.synthesis.scoring import CovarianceMap
-
-    Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 BEAMS = ((640, 4), (1600, 4), (1600, 32), (6400, 100))
 """Beginnings that the beam search goes on with in the first rounds, and how many of them for each cost."""

@@ -8,12 +8,15 @@ CP-SAT exactly or from dynamic programming for the whole front at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.constraints import (
     SCALE,
     CompositionVariables,
@@ -24,18 +27,10 @@ from partreduce.schedulers.synthesis.constraints import (
     ValueAtMost,
 )
 from partreduce.schedulers.synthesis.cp_sat import new_model, solve
+from partreduce.schedulers.synthesis.problem import Limits, Status
 from partreduce.topo.arithmetic.pareto import non_dominated
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Limits, Status
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 PER_COST = 4
 """Beginnings of each cost that a beam search goes on with at the least."""

@@ -7,20 +7,16 @@ makes a Newton step one Cholesky factorisation of the number of edges, so that a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import UnknownError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
-    Barrier = Callable[[Array], tuple[float, Array, Array] | None]
-    """Value, gradient and Hessian at a point, or None outside the set."""
+Array = npt.NDArray[np.float64]
+Barrier = Callable[[Array], tuple[float, Array, Array] | None]
+"""Value, gradient and Hessian at a point, or None outside the set."""
 
 GROWTH = 12.0
 MAX_STEPS = 60

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block, RuleView
 from partreduce.topo.strategies.axes import Form, Late, Lockstep, Pipeline, Sending, When
 from partreduce.topo.strategies.base import Phased
 from partreduce.topo.strategies.quorum import Quorum
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,17 +5,15 @@ Source: Luo, Lin, Zhuo, Qian, Hop: heterogeneity-aware decentralized training, A
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed, Count, Rounds
 from partreduce.topo.strategies.waiting import Waiting
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Spare = Rounds | tuple[Rounds, ...]
 """A number of in-neighbours: one for all workers, or one for each."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.axes import Late, Lockstep, When
 from partreduce.topo.strategies.base import Mixing
 from partreduce.topo.strategies.gap import Gap, Weights
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Bulk, Rounds
-from partreduce.topo.phase import Phase
+from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import RulePhase, RuleView, check_rule
 from partreduce.topo.strategies.axes import Form, Late, Lockstep, When
 from partreduce.topo.strategies.base import Averaging, Phased
 from partreduce.topo.strategies.quorum import Quorum
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.phase import Group
 
 MAX_EXPLICIT_WORKERS = 2**24
 """Explicit groups cost memory and time per worker and phase; a small file must not ask for more than a machine has."""

@@ -13,17 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log, sqrt
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.hardware import Hardware
+from partreduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS, Hardware
 
 
 class Disturbance(Protocol):
