@@ -132,8 +132,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/quorum_groups.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
-        f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_group_quorums.py",),)
-        for name in ("group_quorums", "group_runs")
+        f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_group_quorums.py",),)
+        for name in ("quorums", "quorum_runs")
     },
     **{f"runtime/sharding/{name}.py": HYBRID for name in SHARDING},
     **{f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("driver", "groups", "rounds")},

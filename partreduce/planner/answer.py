@@ -87,7 +87,7 @@ def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | No
     # They know of no codec, which makes every phase cheaper.
     if job.form not in {None, chosen.form} or chosen.late or job.codecs != (Codec.NONE,) or not searched.bounds:
         return None
-    if chosen.gap or chosen.quorum:  # whose figures are sampled, for one
+    if chosen.facts:  # whose figures are sampled, for one
         return None
     classes = "; ".join(class_of(bound, problem) for bound in searched.bounds)
     if (

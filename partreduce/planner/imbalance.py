@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.planner.quorum_runs import by, costs_of, measured, rounds_of, run, setting_of, words_of, work_of_run
-from partreduce.planner.quorums import all_reduce, settings
+from partreduce.planner.trials.quorum_runs import (
+    by,
+    costs_of,
+    measured,
+    rounds_of,
+    run,
+    setting_of,
+    words_of,
+    work_of_run,
+)
+from partreduce.planner.trials.quorums import all_reduce, settings
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.quorum import balance, in_step, sampled

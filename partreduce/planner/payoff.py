@@ -86,7 +86,7 @@ def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     kept = permitted(options, job)
     may = [one for one in kept if not one.schedule.strategy.refuses_codec(one.schedule.cluster)]
     fastest = min(may, key=lambda option: decisive_time(option, job), default=None)
-    seeds = {id(one): one for one in (chosen, best_plain(kept, job), fastest) if one and not one.gap and not one.quorum}
+    seeds = {id(one): one for one in (chosen, best_plain(kept, job), fastest) if one and not one.facts}
     found: list[Option] = []
     for seed in seeds.values():
         if isinstance(seed.pace, int) and work_of(seed.schedule, job) <= LITTLE_WORK:

@@ -66,8 +66,7 @@ def _waits_as(option: Option, job: Job) -> bool:
 
 def _held(option: Option) -> float:
     """Bytes that an option's queues take of a worker."""
-    facts = option.gap or option.quorum
-    return facts.memory_bytes if facts else 0.0
+    return option.facts.memory_bytes if option.facts else 0.0
 
 
 def most_queues(job: Job) -> float:

@@ -64,6 +64,12 @@ class Slowdown:
         return cls(slow, round(float(np.quantile(sampled, 1 - 1 / (4 * count))) / usual, 9) if usual > 0 else 1.0)
 
     @property
+    def slowest(self) -> tuple[int, float, str]:
+        """The slowest worker, its factor, and the words for how many more are slow, if any."""
+        worker, factor = max(self.slow, key=lambda one: one[1])
+        return worker, factor, f" (and {len(self.slow) - 1} more)" if len(self.slow) > 1 else ""
+
+    @property
     def has_spikes(self) -> bool:
         """Whether some steps take long, whoever's they are."""
         return self.spike >= SPIKE

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.averaging.bucket import Bucket, Reduction
     from partreduce.runtime.strategies.base import Run
     from partreduce.topo.phase import Group
 

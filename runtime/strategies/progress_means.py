@@ -44,7 +44,7 @@ from partreduce.topo.strategies.axes import CodecScope
 if TYPE_CHECKING:
     import torch
 
-    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.averaging.bucket import Reduction
     from partreduce.runtime.strategies.base import Run
     from partreduce.topo.phase import Group
     from partreduce.topo.strategies.allreduce import AllReduce
