@@ -47,6 +47,13 @@ class Operation:
         """A member that ended after this many rounds, or fewer, has never begun this operation."""
         return self.round - self.lag
 
+    def entered(self) -> str:
+        """As a heartbeat says it."""
+        return f"entered {self}"
+
+    def finished(self) -> str:
+        return f"finished {self}"
+
     def __str__(self) -> str:
         """As reports name it: `the average of round 41 in group {1,3}`."""
         return f"the {self.kind} of round {self.round} in group {{{','.join(map(str, self.members))}}}"

@@ -1,4 +1,7 @@
-"""Bucket: one flat array that a group operation moves and commits as a whole, and where everything in it lies."""
+"""Bucket: one flat array that a group operation moves and commits as a whole, and where everything in it lies.
+
+A `Reduction` is such an operation on its way, with the arrays that it borrowed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,14 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from partreduce.runtime.averaging.coded import CodedPart
+    from partreduce.runtime.averaging.reference import Reference
+    from partreduce.runtime.recorder import Operation
+    from partreduce.runtime.transport.communicators import Communicator
+    from partreduce.runtime.transport.waiting import RunningWork
+    from partreduce.topo.phase import Group
 
 ALIGN_BYTES = 64
 
@@ -82,6 +92,7 @@ class Bucket:
     note: torch.Tensor | None = None
     """Numbers that averages of parameters carry along, from the place of presence on, and average (see `carry`)."""
     _spare: list[torch.Tensor] = field(default_factory=list)
+    _views: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=dict)
     _home: torch.Tensor | None = None
 
     @property
@@ -115,6 +126,13 @@ class Bucket:
             if len(array) == self.array_length:
                 return array
 
+    def views(self, array: torch.Tensor) -> list[torch.Tensor]:
+        """The parameters' parts of a lent array, in the order of the slots; made once for each array."""
+        known = self._views.get(id(array))
+        if known is None:  # holding the array keeps its id from another's
+            known = self._views[id(array)] = array, [slot.view(array) for slot in self.slots]
+        return known[1]
+
     def give_back(self, array: torch.Tensor) -> None:
         """Take an array back of which nobody reads or writes any more, unless it holds the live parameters now."""
         if array is not self._home:
@@ -136,6 +154,61 @@ class Bucket:
         self.flat = array[: self.size]
         for slot in self.slots:
             slot.parameter.data = slot.window(self.flat)
+
+
+class Reduction:
+    """One running or finished group operation, with the scratch arrays that it borrowed until it is committed.
+
+    Several may be under way at once, and a finished one may be committed while others run.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        group: Group,
+        operation: Operation,
+        tag: tuple[int, ...],
+        buckets: Sequence[Bucket] = (),
+        *,
+        since: Reference | None = None,
+    ) -> None:
+        self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
+        self.buckets, self.since = tuple(buckets), since
+        self.arrays = [bucket.lend() for bucket in self.buckets]
+        """What is summed, one array for each bucket."""
+        self.absent: dict[int, frozenset[int]] = {}
+        """Of gradients, by bucket: the slots that had none here."""
+        self.works: list[RunningWork] = []
+        self.sides: dict[int, torch.Tensor] = {}
+        self.coded: dict[int, CodedPart] = {}
+        self.ok: torch.Tensor | None = None
+
+    @property
+    def num_members(self) -> int:
+        """k, the members of the group."""
+        return len(self.group.members)
+
+    def release(self) -> None:
+        """Give the arrays back: the sums are committed, or will not be. After a failure they are not: they are lost."""
+        for bucket, array in zip(self.buckets, self.arrays, strict=True):
+            bucket.give_back(array)
+        self.arrays = []
+
+    def load(self, index: int, part: slice) -> None:
+        """Put this worker's share of the parameters, or of what they added since the reference, into its array."""
+        values, share = self.buckets[index].flat[part], self.arrays[index][part]
+        if self.since is None:
+            torch.div(values, self.num_members, out=share)
+        else:
+            torch.sub(values, self.since.arrays[index][part], out=share).div_(self.num_members)
+
+    def complaint(self) -> str:
+        """What it means that the tags of its members differ, or, where the device finds that out, something else."""
+        what = "its members ran different operations at the same time"
+        if self.since is not None:
+            what += f", or measure their parameters from another reference than this worker's, {self.since}"
+        what += " (their tags differ)"
+        return f"{what}, or a finite number left the codec's range (use bfloat16)" if self.coded else what
 
 
 def aligned(count: int, dtype: torch.dtype) -> int:

@@ -28,32 +28,34 @@ def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int) -> froze
     Raises:
         InputError: a gradient is sparse.
     """
-    load_some(bucket.slots, scratch, divisor)
-    return load_presence(bucket, scratch)
+    absent = load_some(bucket.slots, bucket.views(scratch), divisor)
+    load_presence(bucket, scratch, absent)
+    return absent
 
 
-def load_some(slots: Sequence[Slot], scratch: torch.Tensor, divisor: int) -> None:
-    """Fill the places of some parameters with their gradients' shares, or zeros.
+def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) -> frozenset[int]:
+    """Fill the places of some parameters with their gradients' shares, or zeros; the places of those without one.
 
     Raises:
         InputError: a gradient is sparse.
     """
-    present: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for slot in slots:
-        gradient = slot.parameter.grad
-        if gradient is None:
-            slot.view(scratch).zero_()
-            continue
+    gradients = [slot.parameter.grad for slot in slots]
+    if absent := frozenset([place for place, gradient in enumerate(gradients) if gradient is None]):
+        for place in absent:
+            targets[place].zero_()
+        targets = [target for target, gradient in zip(targets, gradients, strict=True) if gradient is not None]
+    present = [gradient for gradient in gradients if gradient is not None]
+    for gradient in present:
         if gradient.layout is not torch.strided:
-            raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
-        present.append((slot.view(scratch), gradient))
-    if scratch.device.type == "cuda" and present:
-        targets = [target for target, _ in present]
-        torch._foreach_copy_(targets, [gradient for _, gradient in present])
+            name = next(slot.names[0] for slot in slots if slot.parameter.grad is gradient)
+            raise InputError(f"gradient of {name!r}: is sparse; use sparse=False in its embedding")
+    if present and present[0].device.type == "cuda":
+        torch._foreach_copy_(targets, present)
         torch._foreach_div_(targets, divisor)
-        return
-    for target, gradient in present:
+        return absent
+    for target, gradient in zip(targets, present, strict=True):
         torch.div(gradient, divisor, out=target)
+    return absent
 
 
 def own_gradients(slots: Iterable[Slot]) -> None:
@@ -71,15 +73,14 @@ def own_gradients(slots: Iterable[Slot]) -> None:
             seen.add(id(gradient))
 
 
-def load_presence(bucket: Bucket, scratch: torch.Tensor) -> frozenset[int]:
-    """One number per parameter, 1 if it has a gradient here; the slots of those without."""
-    flags = [slot.parameter.grad is not None for slot in bucket.slots]
+def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int]) -> None:
+    """One number per parameter: 1, and 0 for the slots that are `absent`."""
     presence = scratch[bucket.tail : bucket.tail + len(bucket.slots)]
-    if all(flags):
+    if absent:
+        flags = [place not in absent for place in range(len(bucket.slots))]
+        presence.copy_(torch.tensor(flags, dtype=bucket.dtype), non_blocking=True)
+    else:
         presence.fill_(1)
-        return frozenset()
-    presence.copy_(torch.tensor(flags, dtype=bucket.dtype), non_blocking=True)
-    return frozenset([index for index, is_there in enumerate(flags) if not is_there])
 
 
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
@@ -98,14 +99,15 @@ def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None
     presence = sums[bucket.tail : bucket.tail + len(bucket.slots)].tolist() if absent else ()
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []
-    for index, slot in enumerate(bucket.slots):
+    for index, (slot, average) in enumerate(zip(bucket.slots, bucket.views(sums), strict=True)):
+        gradient = slot.parameter.grad
         if index in absent and presence[index] == 0:
             slot.parameter.grad = None
-        elif slot.parameter.grad is None:
-            slot.parameter.grad = slot.view(sums).clone()
+        elif gradient is None:
+            slot.parameter.grad = average.clone()
         else:
-            gradients.append(slot.parameter.grad)
-            averages.append(slot.view(sums))
+            gradients.append(gradient)
+            averages.append(average)
     if gradients:
         torch._foreach_copy_(gradients, averages)
 

@@ -20,15 +20,14 @@ import torch
 from partreduce.runtime.averaging.coded import Given, launch_beside
 from partreduce.runtime.averaging.gradients import load_presence, load_some
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
-from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
+from partreduce.runtime.transport.tags import tag_of, write_tag
 from partreduce.topo.errors import InputError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from partreduce.runtime.averaging.bucket import Bucket, Slot
+    from partreduce.runtime.averaging.bucket import Bucket, Reduction, Slot
     from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.averaging.reduction import Reduction
     from partreduce.runtime.codecs.coding import Coding, Codings
     from partreduce.topo.phase import Group
 
@@ -199,7 +198,7 @@ class LayerSender:
         """The step's operation, begun now if it was not."""
         if self._reduction is None:
             self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group(step))
-            self._coded = None if self.codings is None else self.codings.in_round(step)
+            self._coded = None if self.codings is None else self.codings.of_buckets
             self._sent, self._given = 0, {}
         return self._reduction
 
@@ -212,7 +211,8 @@ class LayerSender:
             if self._gives_up:
                 part.zero_()
             else:
-                load_some(slots, array, self._divisor or reduction.num_members)
+                views = bucket.views(array)
+                load_some(slots, [views[slot] for slot in segment.slots], self._divisor or reduction.num_members)
             coding = None if self._coded is None else self._coded[self._sent]
             if coding is not None:
                 given = Given.of(slots, array, part, coding, self.reducer.streams)
@@ -227,13 +227,15 @@ class LayerSender:
         streams, communicator = self.reducer.streams, reduction.communicator
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
             with self.reducer.stream(bucket.device), torch.no_grad():
-                reduction.absent[index] = load_presence(bucket, array)
+                absent = frozenset(place for place, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
+                load_presence(bucket, array, absent)
+                reduction.absent[index] = absent
                 load_piggybacked(
                     bucket, array, reduction.num_members, is_first=communicator.is_first, rank=self.reducer.world.rank
                 )
                 beside = streams.runs_ahead or not bucket.exact
                 if not beside:
-                    array[-TAG_LENGTH:].copy_(torch.tensor(tag, dtype=bucket.dtype))
+                    write_tag(array, tag)
                 if self._coded is not None:
                     given = self._given.get(index) or Given(torch.zeros(1, device=bucket.device))
                     reduction.coded[index], works = launch_beside(

@@ -57,8 +57,8 @@ class Heartbeat:
         """Why workers end after different numbers of rounds, and the way out."""
         self._together = ""
         """What this worker does that is no round, and all have to do; empty in rounds."""
-        self._doing = "has not started a round"
-        self._waits: tuple[int, ...] = ()
+        self._doing: str | Callable[[], str] = "has not started a round"
+        self._waits: Iterable[int] = ()
         self._changes = 0
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
@@ -77,14 +77,18 @@ class Heartbeat:
         """Where this worker's heartbeat lies in the bare store."""
         return self._notes.place(f"beat/{self.rank}")
 
-    def doing(self, text: str, waits: Iterable[int] = ()) -> None:
-        """Say what this worker does now, and for whom it waits in that; the next heartbeat carries it."""
-        self._doing, self._waits = text, tuple([rank for rank in waits if rank != self.rank]) if waits else ()
+    def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
+        """Say what this worker does now, and for whom it waits in that; the next heartbeat carries it.
+
+        A text that is called is made when somebody reads it, which most never are.
+        """
+        self._doing, self._waits = text, waits
 
     @property
     def last(self) -> tuple[str, tuple[int, ...]]:
         """What this worker said last that it does, and for whom it waits in that."""
-        return self._doing, self._waits
+        text, waits = self._doing, self._waits
+        return text if isinstance(text, str) else text(), tuple(rank for rank in waits if rank != self.rank)
 
     def note(self, kind: str, text: str) -> None:
         """Leave a note of this worker: `failed`, `explained`, `left`, `finished`; the first of a kind stays."""
@@ -106,8 +110,8 @@ class Heartbeat:
         Raises:
             StoreLostError: the store is gone, or has not answered for as long as this run waits for anything.
         """
-        if (error := self.store_lost()) is not None:
-            raise error
+        if self._notes.line is not None and self._notes.line.problem is not None:
+            raise StoreLostError(str(self._notes.line.error()))
 
     def store_lost(self) -> StoreLostError | None:
         """The error of a run whose store is gone; None while nothing is known against it."""
@@ -353,7 +357,7 @@ class Heartbeat:
         count = 0
         while not self._stop.is_set():
             count += 1
-            beat = json.dumps([count, self._doing, self._waits])
+            beat = json.dumps([count, *self.last])
             try:
                 self._notes.write(f"beat/{self.rank}", beat)
                 self._notes.has(f"beat/{self.rank}")  # a store that is frozen takes what is written and answers nothing

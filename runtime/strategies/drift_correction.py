@@ -30,8 +30,7 @@ from partreduce.topo.strategies.base import Averaging
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.averaging.bucket import Bucket, Reduction
     from partreduce.runtime.strategies.base import Run
     from partreduce.topo.schedule import Schedule
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.averaging.bucket import Bucket, Reduction
     from partreduce.runtime.strategies.base import Run
     from partreduce.topo.phase import Group
 
@@ -63,7 +62,7 @@ class GradientMeans(Runner):
         """
         if self.layers is not None:
             return self.layers.finish(step)
-        codings = None if self._codings is None else self._codings.in_round(round_)
+        codings = None if self._codings is None else self._codings.of_buckets
         # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part unnoticed.
         kind = f"{KIND} after a changed mean" if self.run.applier.changes_means else KIND
         return self.run.reducer.begin(

@@ -12,8 +12,7 @@ from partreduce.runtime.strategies.base import Runner
 from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reduction import Reduction
+    from partreduce.runtime.averaging.bucket import Bucket, Reduction
     from partreduce.runtime.strategies.base import Run
     from partreduce.topo.phase import Group
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.gradients import clear_gradients, commit_gradients
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
-from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.strategies.base import Runner
 from partreduce.runtime.strategies.gradient_means import KIND, GradientMeans
 from partreduce.topo.errors import InputError

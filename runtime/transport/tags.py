@@ -27,16 +27,22 @@ def tag_of(*fields: object) -> tuple[int, ...]:
     return tuple([byte + 1 for byte in crc.to_bytes(TAG_LENGTH, "big")])
 
 
-def sums_agree(
+def sums_agree(sums: torch.Tensor, tag: Sequence[int], num_members: int) -> bool:
+    """Whether reduced tags equal `num_members` times the own one."""
+    agree: bool = sums.tolist() == [number * num_members for number in tag]
+    return agree
+
+
+def agreement(
     sums: torch.Tensor,
     tag: Sequence[int],
     num_members: int,
-    upload: Callable[[Sequence[float], torch.dtype], torch.Tensor] | None = None,
+    upload: Callable[[Sequence[float], torch.dtype], torch.Tensor],
 ) -> torch.Tensor:
-    """Whether reduced tags equal `num_members` times the own one, as a 0-d bool tensor on the tensor's device.
+    """The same without waiting for the device: a 0-d bool tensor there; `upload` makes one of a few numbers."""
+    return (sums == upload([number * num_members for number in tag], sums.dtype)).all()
 
-    `upload` makes a tensor of a few numbers on that device, without waiting for it.
-    """
-    numbers = [number * num_members for number in tag]
-    expected = torch.tensor(numbers, dtype=sums.dtype) if upload is None else upload(numbers, sums.dtype)
-    return (sums == expected).all()
+
+def write_tag(array: torch.Tensor, tag: Sequence[int]) -> None:
+    """Put a tag at the end of an array in host memory."""
+    array[-TAG_LENGTH:].numpy()[:] = tag

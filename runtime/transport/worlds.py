@@ -195,9 +195,9 @@ class GroupTable(ABC):
             communicator.close()
             reason = first_line(error)
             raise UnavailableError(f"group {Group(members)}: its first operation failed ({reason})") from None
-        if not bool(sums_agree(numbers, tag, len(members))):
+        if not sums_agree(numbers, tag, len(members)):
             raise UnavailableError(f"group {Group(members)}: workers of different groups answered the first operation")
-        communicator.timeout = timeout
+        communicator.limit_to(timeout)
         return communicator
 
 

@@ -199,7 +199,7 @@ def test_a_worker_alone_with_its_host_needs_nobody():
         (AllReduce(), 0, 1),
         (AllReduce(pace=4), 0, 1),
         (AllReduce(pace=4, when=Late()), 4, 2),
-        (AllReduce(when=Pipeline(width=3, wider=True)), 2, None),
+        (AllReduce(when=Pipeline(width=3)), 2, None),
     ],
 )
 def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
