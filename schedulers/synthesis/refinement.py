@@ -191,7 +191,7 @@ class _Refinement:
         return [one for one, better in zip(sketched, values < archive.values[bins] - SAME, strict=True) if better]
 
     def shuffle(self, targets: Sequence[Target]) -> None:
-        """For each target windows of the best period built anew, then a short annealing; of phases in use and others."""
+        """For each target windows of the best period built anew, and a short annealing with some phases not in use."""
         maps = self.alphabet.covariance_maps()
         walk = self._walk(np.union1d(used_phases(self.alphabet, self.archive), self._newcomers()))
         for target in targets:
