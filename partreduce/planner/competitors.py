@@ -141,7 +141,5 @@ def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
 
 
 def _offered(entry: Entry, job: Job) -> bool:
-    if entry.kind == "analysis":
-        return False
     most = MAX_CONVEX_WORKERS.get(entry.name, MAX_GRAPH_WORKERS)
     return entry.kind in RULES_FIRST or job.cluster.num_workers <= most

@@ -98,14 +98,6 @@ def plain_means(pace: Sequence[int]) -> str:
     return f"all schedules of plain means on {len(pace)} workers{unequal}"
 
 
-def partition_matrix(num_workers: int, groups: Groups) -> Floats:
-    """The mixing matrix of plain means, the mean projected out, shape (1, n, n)."""
-    result = np.eye(num_workers)
-    for group in groups:
-        result[np.ix_(group, group)] = 1.0 / len(group)
-    return (result - 1.0 / num_workers)[None]
-
-
 def partition_cost(groups: Groups, problem: Problem) -> float:
     """Seconds of one phase."""
     phase = Phase.from_groups(problem.cluster.num_workers, groups)
