@@ -45,7 +45,7 @@ def random_labels(rng: np.random.Generator, count: int, n: int) -> np.ndarray:
 def started(asked: Problem, pace: tuple[int, ...] | None = None, *, effort: float, by_drift: bool = False):
     """An explicit alphabet on a clock, and an archive of some of its periods by one figure."""
     clock = Clock(seconds=1e6, effort=effort)
-    alphabet = explicit_alphabet(asked, pace or (1,) * asked.cluster.num_workers, seed=0, expired=never, num_chosen=0)
+    alphabet = explicit_alphabet(asked, pace or (1,) * asked.cluster.num_workers, seed=0, expired=never)
     alphabet = replace(alphabet, space=replace(alphabet.space, clock=clock))
     archive, rng = Archive(float(alphabet.costs.max()) / alphabet.space.instants), np.random.default_rng(5)
     allowed = within_limits(alphabet, asked.limits) or (lambda _: True)
