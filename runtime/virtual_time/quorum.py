@@ -29,8 +29,9 @@ from partreduce.runtime.virtual_time.record import QuorumRecord
 from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.base import Action, Machine, Note, Outcome, Received, Send
-from partreduce.schedulers.protocols.partial import MEETING, Begin, Call, Finish, Here, partial_of
+from partreduce.schedulers.protocols.partial import Here, partial_of
 from partreduce.schedulers.protocols.partial_groups import partial_groups_of
+from partreduce.schedulers.protocols.partial_sides import MEETING, Begin, Call, Finish
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.timing import loads

@@ -21,7 +21,9 @@ from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.base import Machine, Note, Received, Send
-from partreduce.schedulers.protocols.partial import (
+from partreduce.schedulers.protocols.partial import Here
+from partreduce.schedulers.protocols.partial_groups import Ended
+from partreduce.schedulers.protocols.partial_sides import (
     COMPUTING,
     MEETING,
     Activate,
@@ -30,11 +32,9 @@ from partreduce.schedulers.protocols.partial import (
     Call,
     End,
     Finish,
-    Here,
     Share,
     Take,
 )
-from partreduce.schedulers.protocols.partial_groups import Ended
 
 AWord = Activate | Arrived | Here | Ended
 WORDS: dict[str, type[AWord]] = {"activate": Activate, "arrived": Arrived, "here": Here, "ended": Ended}

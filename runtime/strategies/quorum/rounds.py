@@ -13,7 +13,7 @@ import torch
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.waiting import GoneError
-from partreduce.schedulers.protocols.partial import Share
+from partreduce.schedulers.protocols.partial_sides import Share
 from partreduce.topo.errors import PartreduceError, UnavailableError
 
 if TYPE_CHECKING:
