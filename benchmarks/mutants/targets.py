@@ -84,6 +84,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/schedulers/protocols/test_partial_groups.py",),
         ("tests/verify/explore/test_partial_groups.py",),
     ),
+    "schedulers/protocols/partial_sides.py": (
+        ("tests/schedulers/protocols/test_partial.py", "tests/schedulers/protocols/test_partial_groups.py"),
+        ("tests/verify/explore/test_partial.py", "tests/verify/explore/test_partial_groups.py"),
+    ),
     GENERATOR + "buffers.py": (("tests/schedulers/protocols/test_generator_buffers.py",), EXPLORED),
     GENERATOR + "draw.py": (("tests/schedulers/protocols/test_generator_draw.py",), EXPLORED),
     GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),

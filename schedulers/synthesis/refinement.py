@@ -1,17 +1,15 @@
 """Refinement: what a search left on its front is taken apart and put together again, until the time is up.
 
 A search over a whole alphabet finds the phases that are worth using, a few dozen of hundreds, long before it has found
-the best orders of them. So rounds of three steps follow, all of them filling the same archive:
+the best orders of them. So rounds of two steps follow, which fill the same archive:
 
 * the phases in use on the front alone, put together between full averages by a beam search that is the wider the fewer
   they are (`segments`);
-* single phases of the periods on the front moved, left out or repeated, windows built anew, and short annealing, from
-  the phases in use.
+* windows of the periods on the front built anew, and short annealing, from the phases in use and some others.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,8 +20,7 @@ from partreduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, b
 from partreduce.schedulers.synthesis.annealing import Target, Walk
 from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.problem import Limits, Problem
-from partreduce.schedulers.synthesis.scoring import CovarianceMap
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.segments import PER_BEGINNING, segments_of, sketch_front
 from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 
@@ -37,18 +34,12 @@ MAX_POOL = 96
 """Phases in use that are put together; of more, those that stand in most periods."""
 NEWCOMERS = 48
 """Other phases, drawn at random, that are put together with those in use when these have not changed."""
-POLISHED = 48
-"""Periods of the front that are rearranged in one round."""
 DESCENTS = 16
 """Periods of the front that are improved in one round."""
 BEAM_SHARE = 0.25
 """Part of what is left that one beam search may take."""
 SAME = 1e-9
 """Difference below which two values count as equal."""
-MAX_REARRANGED = 240
-"""Rearrangements of one period that are scored together."""
-REORDERS = 6
-"""Times that the best of them is rearranged again."""
 REBUILDS = 4
 """Windows built anew for each of them."""
 SWEEPS = 3
@@ -99,28 +90,6 @@ def used_phases(alphabet: Alphabet, archive: Archive) -> Ints:
     return np.sort(most[uses[most] > 0])
 
 
-def rearranged(indices: Indices, limits: Limits, rng: np.random.Generator) -> list[Indices]:
-    """Periods with one phase moved elsewhere, left out, or one of their phases put in; MAX_REARRANGED drawn of them.
-
-    The phase that stands most often (mostly the one without groups) is not moved: that would move the others past it.
-    """
-    made: dict[Indices, None] = {}
-    length, common = len(indices), Counter(indices).most_common(1)[0][0]
-    for t, phase in enumerate(indices):
-        rest = indices[:t] + indices[t + 1 :]
-        made[rest] = None
-        if phase != common:
-            made |= dict.fromkeys((*rest[:u], phase, *rest[u:]) for u in range(length - 1))
-    for phase in sorted(set(indices)):
-        # Beside an equal phase it is put in once, behind it.
-        made |= dict.fromkeys((*indices[:u], phase, *indices[u:]) for u in range(length) if indices[u] != phase)
-    made.pop(indices, None)
-    kept = [one for one in made if limits.min_period <= len(one) <= limits.max_period]
-    if len(kept) <= MAX_REARRANGED:
-        return kept
-    return [kept[i] for i in np.sort(rng.choice(len(kept), MAX_REARRANGED, replace=False)).tolist()]
-
-
 class _Refinement:
     """The steps of a round, on one archive."""
 
@@ -140,7 +109,6 @@ class _Refinement:
         self.clock, self.until = clock, until
         self.by_drift = by_drift
         self.composed: set[tuple[bytes, tuple[int, int]]] = set()
-        self.polished: set[Indices] = set()
 
     def _newcomers(self) -> Ints:
         """Phases that need not be in use, drawn anew."""
@@ -150,9 +118,8 @@ class _Refinement:
         return self.clock.passed(self.until)
 
     def round(self, turn: int, targets: Sequence[Target]) -> None:
-        """Put together, rearrange, improve and shuffle, as long as the clock lets it."""
+        """Put together and shuffle, as long as the clock lets it."""
         self.recompose(turn)
-        self.polish()
         front = self.archive.front()
         chosen = [Target(budget=front[i][1]) for i in self.rng.permutation(len(front))[:DESCENTS].tolist()]
         if targets:
@@ -197,32 +164,10 @@ class _Refinement:
         for target in targets:
             if self._over():
                 break
-            indices = self.reorder(walk, self._nearest(target), target, maps)
+            indices = self._nearest(target)
             for _ in range(REBUILDS):
                 indices = rebuild(walk, indices, target, maps)
             walk.anneal(indices, target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
-
-    def polish(self) -> None:
-        """Rearrange some periods of the front that were not yet, each for what it communicates."""
-        walk, maps = self._walk(used_phases(self.alphabet, self.archive)), self.alphabet.covariance_maps()
-        rough = [entry for entry in self.archive.front() if entry[2] not in self.polished]
-        for place in self.rng.permutation(len(rough))[:POLISHED].tolist():
-            if self._over():
-                break
-            _, cost, indices = rough[place]
-            self.polished.add(self.reorder(walk, indices, Target(budget=cost), maps))
-            self.polished.add(indices)
-
-    def reorder(self, walk: Walk, indices: Indices, target: Target, maps: CovarianceMap) -> Indices:
-        """The period with single phases moved, left out or repeated, as long as that makes it better for the target."""
-        for _ in range(REORDERS):
-            options = [indices, *rearranged(indices, self.problem.limits, self.rng)]
-            values, costs = walk.figures_of(options, maps)
-            best = int(np.argmin(target.energy(costs, values)))
-            if best == 0 or self._over():
-                break
-            indices = options[best]
-        return indices
 
     def _nearest(self, target: Target) -> Indices:
         """The archive's best for a target, or what misses it by the least."""

@@ -14,7 +14,7 @@ from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, partition_cost
 from partreduce.schedulers.synthesis.partitions import PartitionCosts
-from partreduce.schedulers.synthesis.refinement import rearranged, refine
+from partreduce.schedulers.synthesis.refinement import refine
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.topo import figures
 from partreduce.topo.cluster import Cluster
@@ -168,13 +168,3 @@ def test_time_is_left_for_figures_when_only_small_groups_may_meet():
     """Without a full average there is nothing on the front before the search over the alphabet."""
     found = synthesise(problem("4,2", limits=Limits(max_group=2)), effort=1.0)
     assert len(found.candidates) > 1
-
-
-def test_rearrangements_move_leave_out_and_repeat_single_phases():
-    rng, limits = np.random.default_rng(0), Limits(max_period=5)
-    made = rearranged((0, 1, 0, 2), limits, rng)
-    assert len(made) == len(set(made))
-    assert (0, 1, 0, 2) not in made
-    assert {len(one) for one in made} == {3, 4, 5}
-    assert {(0, 0, 1, 2), (1, 0, 2), (0, 1, 0), (0, 1, 0, 1, 2)} <= set(made)
-    assert all(len(one) == 4 for one in rearranged((0, 1, 2, 3), Limits(min_period=4, max_period=4), rng))
