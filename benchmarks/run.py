@@ -86,10 +86,6 @@ BENCHMARKS = (
         "--workers 2 --seeds 2 --steps 24 --output {out}.json", "", 300,
     ),
     Benchmark(
-        "drift-correction", "drift correction saves steps on sorted data", "steps_to_loss.drift_correction",
-        "--seeds 1 --modes per-worker -o {out}", "-o benchmarks/results/drift_correction", 300,
-    ),
-    Benchmark(
         "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "transport",
         "p_reduce --megabytes 8 40 --workers 2 --turns 7 -o {out}", "p_reduce -o benchmarks/results/overhead.md", 240,
     ),

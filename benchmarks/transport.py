@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.kit import Way, command, machine, middle, on_workers, parser, ratios, spans, table, take_turns, write
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Rounding
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +35,6 @@ SUMS = {
     "flat ring, float16": How(codec=Codec.FLOAT16),
     "flat ring, bfloat16": How(codec=Codec.BFLOAT16),
     "flat, 8 bit": How(codec=Codec.INT8),
-    "flat, 8 bit, stochastic": How(codec=Codec.INT8, rounding=Rounding.STOCHASTIC),
     "hierarchical, fp32": How(form=Form.HIERARCHICAL),
     "hierarchical, float16": How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16),
     "hierarchical, 8 bit": How(form=Form.HIERARCHICAL, codec=Codec.INT8),
@@ -164,19 +163,17 @@ def kernels(megabytes: float, repetitions: int = 40) -> dict[str, float]:
     """Milliseconds of encoding and decoding on one thread, the least of some runs."""
     import torch
 
-    from partreduce.runtime.codecs.eight_bits import EightBits, noise
+    from partreduce.runtime.codecs.eight_bits import EightBits
     from partreduce.topo.codec_numbers import int8_bytes
 
     torch.set_num_threads(1)
     count = int(megabytes * 10**6) // 4
-    values, short, draws = torch.randn(count), torch.empty(count, dtype=torch.float16), noise(count, "benchmark")
+    values, short = torch.randn(count), torch.empty(count, dtype=torch.float16)
     codec, code = EightBits(256), torch.empty(int8_bytes(count, 256), dtype=torch.uint8)
     actions: dict[str, Callable[[], object]] = {
         "float16, encode": lambda: short.copy_(values),
         "float16, decode": lambda: values.copy_(short),
         "int8, encode": lambda: codec.encode(values, code),
-        "int8, encode with given noise": lambda: codec.encode(values, code, draws),
-        "int8, draw the noise": lambda: noise(count, "benchmark"),
         "int8, decode": lambda: codec.decode(code, values),
     }
 

@@ -5,9 +5,9 @@ A codec writes x as d(x) with |d(x) - x| <= e·m + t, where m is |x| for 16 bits
 * float16 and bfloat16 keep 11 and 8 digits, so e = 2^-11 and 2^-8; below the normal numbers the digits end at 2^-24 and
   2^-133, so t is half of that. (Beyond 65504, or 3.39e38, there is no bound: the run-time refuses such a sum.)
 * int8 writes q·s with s = m/127 and q = round(x·127/m), each product and quotient rounded to float32, u = 2^-24. Scaled
-  by 127/m, x is off by at most 127(2u + u²) before it is rounded to a whole number, by 1/2 (stochastic: 1 + 128u) after
-  that, and d adds another 127(2u + u²). Times m/127 that is at most m(1/254 + 2^-21), or m(1/127 + 2^-21). A block
-  whose m is below 2^-119 becomes zeros, so that s is never a subnormal number: t = 2^-119. It holds for m <= 2^127.
+  by 127/m, x is off by at most 127(2u + u²) before it is rounded to the nearest whole number, by 1/2 after that, and d
+  adds another 127(2u + u²). Times m/127 that is at most m(1/254 + 2^-21). A block whose m is below 2^-119 becomes
+  zeros, so that s is never a subnormal number: t = 2^-119. It holds for m <= 2^127.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def row_bytes(codec: str, columns: int, *, element_bytes: int = 4) -> int:
     return NUMBER_BYTES[codec] * columns + (SCALE_BYTES if codec == "int8" else 0)
 
 
-def rounding_error(codec: str, *, stochastic: bool = False) -> Fraction:
+def rounding_error(codec: str) -> Fraction:
     """e: the error of one rounding, as a part of |x| (16 bits) or of the block's largest number (int8)."""
     if codec != "int8":
         return UNIT_ROUNDOFF[codec]
-    return Fraction(1, LEVELS if stochastic else 2 * LEVELS) + Fraction(1, 2**21)
+    return Fraction(1, 2 * LEVELS) + Fraction(1, 2**21)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,6 @@ def sum_error(
     *,
     on_each_node: int = 1,
     across_only: bool = False,
-    stochastic: bool = False,
     through_servers: bool = False,
 ) -> ErrorBound:
     """How far a coded sum may be from the exact sum of what the members gave.
@@ -103,13 +102,12 @@ def sum_error(
         num_members: of the group.
         on_each_node: l, for a hierarchical sum over num_members / l nodes; 1 for one stage over all.
         across_only: whether numbers are added inside the nodes before they are rounded.
-        stochastic: of int8's roundings.
         through_servers: whether a host adds the decoded numbers.
     """
     float32 = UNIT_ROUNDOFF["float32"]
     decoded = codec == "int8" or through_servers
     own = float32 if decoded else UNIT_ROUNDOFF[codec]
-    tracked = _Tracked(rounding_error(codec, stochastic=stochastic), UNDERFLOW[codec])
+    tracked = _Tracked(rounding_error(codec), UNDERFLOW[codec])
     nodes = num_members // on_each_node
     if on_each_node > 1:
         if across_only:

@@ -204,7 +204,7 @@ class LayerSender:
         """The step's operation, begun now if it was not."""
         if self._reduction is None:
             self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group)
-            self._coded = None if self.codings is None else self.codings.in_round(step)
+            self._coded = None if self.codings is None else self.codings.of_buckets
             self._sent, self._given = 0, {}
         return self._reduction
 

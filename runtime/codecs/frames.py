@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from partreduce.runtime.codecs.coding import Coding
 
 
-def encoded(values: torch.Tensor, coding: Coding, place: str, rank: int) -> torch.Tensor:
+def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     """The code of some numbers, uint8; with error feedback `values` change, and what is left over is kept.
 
     Args:
         values: one-dimensional.
         coding: how they are coded.
-        place: where this worker rounds (see `Coding.noise`, `Leftovers`).
-        rank: this worker.
+        place: where this worker rounds (see `Leftovers`).
     """
     if coding.leftovers is not None:
         coding.leftovers.add_to(place, values)
@@ -30,7 +29,7 @@ def encoded(values: torch.Tensor, coding: Coding, place: str, rank: int) -> torc
     if dtype is not None:
         return values.to(dtype).view(torch.uint8)
     code = torch.zeros(int8_bytes(len(values), coding.how.block), dtype=torch.uint8)
-    EightBits(coding.how.block).encode(values, code, coding.noise(len(values), place, rank))
+    EightBits(coding.how.block).encode(values, code)
     if coding.leftovers is not None:
         coding.leftovers.keep(place, values, decoded(code, len(values), coding.how.codec, coding.how.block))
     return code

@@ -42,7 +42,7 @@ class RowCode:
             return rows.to(DTYPES[self.codec]).contiguous().view(torch.uint8)
         values = rows.to(torch.float32).contiguous()
         levels, scales = torch.empty(values.shape, dtype=torch.int8), torch.empty(len(values))
-        quantise(values, levels, scales, torch.empty_like(values), None)
+        quantise(values, levels, scales, torch.empty_like(values))
         return torch.cat([levels.view(torch.uint8), scales[:, None].view(torch.uint8)], dim=1)
 
     def decode(self, code: torch.Tensor) -> torch.Tensor:

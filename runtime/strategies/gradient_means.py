@@ -56,7 +56,7 @@ class GradientMeans(GradientRunner):
         """
         if self.layers is not None:
             return self.layers.finish(step)
-        codings = None if self._codings is None else self._codings.in_round(step)
+        codings = None if self._codings is None else self._codings.of_buckets
         # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part unnoticed.
         kind = f"{KIND} after a changed mean" if self.run.applier.changes_means else KIND
         return self.run.reducer.begin(

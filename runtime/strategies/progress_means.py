@@ -97,7 +97,7 @@ class ProgressMeans(GroupMeans):
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
         if not self._is_coded(group):
             return super()._start_sum(step, round_, group)
-        codings = self._codings.in_round(round_)
+        codings = self._codings.of_buckets
         return self.run.reducer.begin(
             "average", step, round_, group, lag=int(self.overlap), codings=codings, since=self.reference
         )

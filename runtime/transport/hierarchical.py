@@ -263,7 +263,7 @@ class _Levels(Stages):
         def end() -> None:
             finer = [block_bounds(end - start, across.size, block) for start, end in bounds]
             size = max(code_size(shard, block) for shard in finer)
-            code = stages.own_code(stages.total(crossing, block), size, coding, crosses, across)
+            code = stages.own_code(stages.total(crossing, block), size, coding, crosses)
             row = stages.gather(across, code, crosses)  # [nodes, bytes]
             codes = stages.gather(inside, row.view(-1), within).view(inside.size, across.size, size)
             for (start, stop), shard, mine in zip(bounds, finer, codes, strict=True):

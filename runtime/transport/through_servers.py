@@ -67,7 +67,7 @@ class ServerCommunicator(Communicator):
                 kind, frame = f"push {tensor.dtype}".replace("torch.", ""), frame_of(piece)
             else:
                 kind = f"push coded {coding.how.codec} {coding.how.block}"
-                frame = frame_of(encoded(piece, coding, f"to host {host}", self.members[self.place]))
+                frame = frame_of(encoded(piece, coding, f"to host {host}"))
             self.mailbox.send(host, kind, (number, end - start), [frame])
         return work
 
@@ -82,7 +82,7 @@ class ServerCommunicator(Communicator):
             del self._sums[number]
             assert total.value is not None, "something was added"
             coding = self._running[number].coding  # this worker has pushed, too
-            value = total.value if coding is None else encoded(total.value, coding, "sum", self.members[self.place])
+            value = total.value if coding is None else encoded(total.value, coding, "sum")
             frame = frame_of(value)
             for rank in self.members:
                 self.mailbox.send(rank, "sum", (number,), [frame])

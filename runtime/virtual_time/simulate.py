@@ -52,9 +52,9 @@ def simulate(
 ) -> Timeline:
     """Run a schedule in virtual time. Deterministic for a seed.
 
-    O(num_rounds · n) for fixed phases. The kinds `generated` and `pairwise` run the protocol objects of the run-time;
-    groups cost there what they would cost alone on the links. Messages of a `server` stand in line on them. Tables that
-    go their own way are exchanged in each step, in which all workers meet.
+    O(num_rounds · n) for fixed phases. Other kinds run the protocol objects of the run-time: what `generated`,
+    `pairwise` and `server` send at the same time shares the links, and updates between neighbours stand in line on
+    them. Tables that go their own way are exchanged in each step, in which all workers meet.
 
     Args:
         schedule: static, allreduce or neighbor, whose prologue is run first; generated, pairwise or server.

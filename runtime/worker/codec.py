@@ -85,6 +85,6 @@ def fact_of(how: How) -> str:
         return f"none, sending {how.sending}"
     text = f"{how.codec} {how.where}"
     if how.codec is Codec.INT8:
-        text += f", rounding {how.rounding}, block {how.block}"
+        text += f", block {how.block}"
         text += ", error feedback" if how.error_feedback else ", no error feedback"
     return f"{text}, sending {how.sending}"

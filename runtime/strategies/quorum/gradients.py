@@ -46,9 +46,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         if when.missed is MissedResults.SUM:
             refuse_unless_plain(run.applier.optimizer)
         everyone = run.everyone
-        self.sums = GradientSums(
-            run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone), divide=when.divide
-        )
+        self.sums = GradientSums(run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone))
         super().__init__(when, run, Partial(when, len(everyone)), self.sums, {everyone})
         self._settings, self._has_warned = (
             Settings(run.applier.optimizer, adds_up=when.missed is MissedResults.SUM),

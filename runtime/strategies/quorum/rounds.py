@@ -41,8 +41,8 @@ class Bringing(Protocol[Whole_contra]):
     def is_special(self, payload: Whole_contra) -> bool:
         """One more thing that all must know if it holds for anybody."""
 
-    def arrived(self, payload: Whole_contra, counts: tuple[int, ...], *, special: bool) -> None:
-        """The sum is there, of so many gradients of each worker."""
+    def arrived(self, payload: Whole_contra, *, special: bool) -> None:
+        """The sum is there."""
 
 
 def room_for(num_workers: int) -> int:
@@ -113,8 +113,7 @@ class RoundsThread(Generic[Sum]):
         except (RuntimeError, GoneError, PartreduceError) as error:
             raise self._failed(operation, error) from None
         reducer.recorder.end(operation)
-        counts = tuple(len(share.gradients) for share in shares)
-        self._bringing.arrived(begun.payload, counts, special=special)
+        self._bringing.arrived(begun.payload, special=special)
         self._driver.finish(begun, dict(zip(members, shares, strict=True)))
         self._driver.say(reducer.heartbeat.doing)
 

@@ -113,7 +113,7 @@ class Shadows:
     def is_special(self, payload: Snapshot) -> bool:  # noqa: ARG002 - as all that is summed
         return False
 
-    def arrived(self, payload: Snapshot, counts: tuple[int, ...], *, special: bool) -> None:
+    def arrived(self, payload: Snapshot, *, special: bool) -> None:
         """The mean is over all members, whoever has brought progress."""
 
 

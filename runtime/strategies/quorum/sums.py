@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.quorum import Divide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,12 +42,11 @@ class GradientSums:
         buckets: of the model.
         room: numbers that a round needs besides.
         num_workers: whose gradients are summed.
-        divide: by what.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int, divide: Divide) -> None:
+    def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
         self.buckets, self._room = tuple(buckets), room
-        self._num_workers, self._divide = num_workers, divide
+        self._num_workers = num_workers
         self.carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
         """The array at whose end the room is."""
         self.made = 0
@@ -173,14 +171,13 @@ class GradientSums:
         """Whether a GradScaler was at work here."""
         return payload.scaled
 
-    def arrived(self, payload: GradientSum, counts: tuple[int, ...], *, special: bool) -> None:
+    def arrived(self, payload: GradientSum, *, special: bool) -> None:
         """Divide the sum here, so that it costs the training nothing."""
         payload.scaled = special
-        divisor = max(1, sum(counts)) if self._divide is Divide.CONTRIBUTORS else self._num_workers
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):
-                if divisor != (already := self.divisor(index)):
-                    array[: bucket.size].div_(divisor / already)
+                if self._num_workers != (already := self.divisor(index)):
+                    array[: bucket.size].div_(self._num_workers / already)
 
     # What the training asks for.
 

@@ -262,7 +262,7 @@ def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
 
 
 def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_lateness_costs(capsys, tmp_path):
-    strategy = {"kind": "allreduce", "when": {"pipeline": {"width": 3, "wider": True}}}
+    strategy = {"kind": "allreduce", "when": {"pipeline": {"width": 3}}}
     document = {"format": "partreduce.schedule", "version": 1, "name": "pipe", "strategy": strategy,
                 "cluster": {"num_nodes": 2, "workers_per_node": 2}}  # fmt: skip
     path = tmp_path / "pipe.json"
