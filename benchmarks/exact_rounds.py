@@ -15,8 +15,9 @@ from benchmarks.matchings.enumeration import all_matchings
 from benchmarks.matchings.means import fewest_means
 from benchmarks.matchings.weights import has_weights
 from partreduce.schedulers.exact_rounds.fewest import fewest_rounds
-from partreduce.schedulers.exact_rounds.pair_constructions import base_2_length
+from partreduce.schedulers.exact_rounds.pair_constructions import split_rounds
 from partreduce.schedulers.synthesis.problem import Status
+from partreduce.topo.arithmetic.whole_numbers import valuation
 from partreduce.topo.mixing import exact_product
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
@@ -54,6 +55,13 @@ impossible.
 | n | g = 2 | 3 | 4 | 5 | 6 | 7 | 8 |
 |---|---|---|---|---|---|---|---|
 """
+
+
+def base_2_length(num_workers: int) -> int:
+    """Rounds of the published Base-2 graph: the split of n, or of its odd part times pairs if shorter."""
+    twos = valuation(num_workers, 2)
+    odd = num_workers >> twos
+    return min(len(split_rounds(num_workers)), twos + (len(split_rounds(odd)) if odd > 1 else 0))
 
 
 def pair_section() -> str:

@@ -11,16 +11,14 @@ import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import FileProblem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 RING_LENGTH = 256
 MAX_TRACE_EVENTS = 200_000

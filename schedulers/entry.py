@@ -97,7 +97,7 @@ class Entry:
     name: str
     summary: str
     source: str
-    kind: Literal["rule", "groups", "graph", "rounds", "allreduce", "analysis"]
+    kind: Literal["rule", "groups", "graph", "rounds", "allreduce"]
     make: Callable[..., Strategy]
     refuse: Callable[..., str | None] = always
     parameters: tuple[Parameter, ...] = ()

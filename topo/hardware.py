@@ -163,10 +163,6 @@ class Hardware:
         """The intra-node link of one node."""
         return dict(self.node_inside).get(node, self.inside)
 
-    def slowdown_of(self, worker: int) -> float:
-        """The factor on one worker's compute time."""
-        return dict(self.slowdown).get(worker, 1.0)
-
     def shared_switches(self, num_nodes: int) -> tuple[Switch, ...]:
         """The switches that can make anything slower: with an uplink that costs something and a node outside."""
         return tuple(s for s in self.switches if s.uplink != Link() and len(s.nodes) < num_nodes)

@@ -6,21 +6,17 @@ own, from the numbers of `topo.codec_numbers`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, CodecScope, How
 from partreduce.verify.base import Claim, Status, fact
 from partreduce.verify.forms import Spread, of_block, of_everybody
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from partreduce.topo.schedule import Schedule
 
 NAME = "codec-error"
 SINGLE = Fraction(1, 2**24)

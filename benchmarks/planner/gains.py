@@ -73,7 +73,7 @@ def catalogue(job: Job) -> Iterator[Point]:
     for name in registry.names():
         entry = registry.entry(name)
         too_large = cluster.num_workers > MAX_CONVEX_WORKERS.get(name, cluster.num_workers)
-        if entry.kind == "analysis" or name == "local-sgd" or too_large:
+        if name == "local-sgd" or too_large:
             continue
         swept = [p.name for p in entry.parameters if p.name in SWEPT and (p.name != "rounds" or entry.kind == "rule")]
         for values in product(*(SWEPT[p] for p in swept)):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from partreduce.console import size
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
+from partreduce.planner.job import Job
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.quorums import memory_of_groups
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from partreduce.planner.job import Job
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], num_found: int) -> list[str]:

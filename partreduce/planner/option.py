@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partreduce.planner.job import Data
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.preference import Costs
+from partreduce.planner.steps_model import StepsModel
+from partreduce.topo.figures.base import Figure
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form, How
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Data
-    from partreduce.planner.steps_model import StepsModel
-    from partreduce.topo.figures.base import Figure
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.base import Pace
+from partreduce.topo.strategies.base import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.planner.answer import Answer, answer_of, why_infeasible
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import baselines, front
+from partreduce.planner.gain import Gain
+from partreduce.planner.job import Job
 from partreduce.planner.left_out import not_reached, not_weighed
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label
+from partreduce.planner.option import Option
 from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
 from partreduce.planner.searched import options_of
@@ -22,23 +26,15 @@ from partreduce.planner.travel import timed
 from partreduce.planner.trials import kinds
 from partreduce.planner.trials.kinds import Weighed
 from partreduce.planner.work import SETTINGS, payer, work_of
-from partreduce.schedulers.synthesis.problem import Front, Objective, Status
+from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
+from partreduce.schedulers.synthesis.alphabet_search import SearchStage
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Status
 from partreduce.topo.errors import InfeasibleError, UnknownError
+from partreduce.topo.pilot import Pilot
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.planner.gain import Gain
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
-    from partreduce.schedulers.synthesis.alphabet_search import SearchStage
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Candidate
-    from partreduce.topo.pilot import Pilot
-    from partreduce.topo.schedule import Schedule
-    from partreduce.verify.base import Proof
+from partreduce.verify.base import Proof
 
 CATALOGUE_SHARE = 0.25
 """Of the time, after which the catalogue's graphs are no longer measured, so that the search gets its part."""

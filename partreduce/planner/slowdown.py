@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from partreduce.planner.job import Job
+from partreduce.topo.round import Round
 from partreduce.topo.strategies.gap import Gap, Order, Skip
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Job
-    from partreduce.topo.round import Round
 
 SLOW = 1.25
 """Times as long as the median worker computes: from there on a worker is slow."""

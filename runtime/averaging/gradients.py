@@ -7,17 +7,13 @@ correction changes gradients in place before a step; it never moves them.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.commit import only_where
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket, Slot
 
 
 def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int) -> frozenset[int]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from partreduce.topo.strategies.axes import Codec, How
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.codecs.coding import DTYPES, Coding
 from partreduce.runtime.codecs.eight_bits import EightBits
 from partreduce.topo.codec_numbers import int8_bytes
 from partreduce.topo.strategies.axes import Codec
-
-if TYPE_CHECKING:
-    from partreduce.runtime.codecs.coding import Coding
 
 
 def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, sum_options
-from partreduce.runtime.transport.waiting import LimitedWork
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.transport.staged import StagedSums
+from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, Work, sum_options
+from partreduce.runtime.transport.waiting import LimitedWork, RunningWork
 from partreduce.topo.errors import MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.staged import StagedSums
-    from partreduce.runtime.transport.torch_api import Work
-    from partreduce.runtime.transport.waiting import RunningWork
 
 SHORTEST_WAIT = 1e-3
 """Seconds; torch counts whole milliseconds."""

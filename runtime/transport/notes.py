@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.store_line import line_to, root_store
+from partreduce.runtime.transport.torch_api import Store
 from partreduce.topo.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from partreduce.runtime.transport.torch_api import Store
 
 Answer = TypeVar("Answer")
 

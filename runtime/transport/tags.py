@@ -9,12 +9,9 @@ float32 up to 65,536 members; half-precision payloads therefore carry their tag 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 TAG_LENGTH = 4
 EXACT_DTYPES = (torch.float32, torch.float64)

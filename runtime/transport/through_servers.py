@@ -12,27 +12,24 @@ where the first one arrived.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
 import torch
 
+from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.codecs.frames import decoded, encoded
 from partreduce.runtime.transport.arrays import frame_of, tensor_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox, Message
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import RunningWork, SignsOfLife
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.codec_numbers import SCALE_BYTES
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import timedelta
-
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.runtime.transport.waiting import RunningWork, SignsOfLife
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.schedule import Schedule
 
 
 def shard_bounds(length: int, num_hosts: int) -> list[tuple[int, int]]:

@@ -9,17 +9,14 @@ over gloo, where a limit breaks the connection, and everything over NCCL.
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from partreduce.runtime.transport.deadline import Deadline
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterable
-
-    from partreduce.topo.errors import UnavailableError
+from partreduce.topo.errors import UnavailableError
 
 LOOK_SECONDS = 1.0
 """Between two looks at what the others have noted."""

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Protocol
 
 import torch
 
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.communicators import Communicator, first_line
-from partreduce.runtime.transport.streams import streams_of
+from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.tags import sums_agree, tag_of
+from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import SignsOfLife
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from datetime import timedelta
-
-    from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.runtime.transport.waiting import SignsOfLife
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 MAX_GROUPS = 64
 """Groups that one worker may belong to; each costs it about one file descriptor per other member."""

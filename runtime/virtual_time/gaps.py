@@ -12,29 +12,25 @@ instant of the skip. Nobody sends an update of step num_rounds, and nobody needs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.in_turn import InTurn
 from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
 from partreduce.runtime.virtual_time.record import GapRecord
 from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Told
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.base import Note
 from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.round import Round
 from partreduce.topo.strategies.gap import Gap, Order
 from partreduce.topo.timing.cost import round_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.runtime.virtual_time.timeline import Timeline
-    from partreduce.topo.round import Round
 
 
 class Listener(Protocol):

@@ -6,29 +6,26 @@ last member has computed and is out of older groups, and shares the links with t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
 from partreduce.runtime.virtual_time.network import Network
 from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.timing import loads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.runtime.virtual_time.timeline import Timeline
-    from partreduce.topo.timing.loads import Loads
+from partreduce.topo.timing.loads import Loads
 
 COST_UNIT = 1e-6
 """Seconds in which workers tell the generator what a round takes them to compute, as at run time."""

@@ -7,19 +7,16 @@ things happen, and a `Timing` tells it how long they take.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from partreduce.runtime.virtual_time.network import Network
 from partreduce.schedulers.protocols.base import Action, Machine, Note, Received, Send
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from partreduce.runtime.virtual_time.network import Network
-    from partreduce.topo.timing.loads import Loads
+from partreduce.topo.timing.loads import Loads
 
 
 @dataclass(frozen=True, slots=True)

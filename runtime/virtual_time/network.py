@@ -8,18 +8,15 @@ NIC, and an uplink, works in both directions at once; a message uses one of a no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware
 from partreduce.topo.timing.links import Uplinks, inside_arrays, nic_arrays
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.timing.loads import Loads
+from partreduce.topo.timing.loads import Loads
 
 Place = tuple[str, int]
 """What is passed: `bus`, `out` and `in` of a node, `up` and `down` of a switch, `inside` towards a worker."""

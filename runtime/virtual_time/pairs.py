@@ -6,25 +6,21 @@ model, and share the links with all others that are under way (`network`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
 from partreduce.runtime.virtual_time.network import Network
 from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
 from partreduce.schedulers.protocols.base import Received
 from partreduce.topo.strategies.pairwise import Pairwise
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.runtime.virtual_time.timeline import Timeline
 
 
 class PairTiming(Recorder):

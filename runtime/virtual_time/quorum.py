@@ -15,30 +15,25 @@ the other rows are empty.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.in_turn import InTurn
 from partreduce.runtime.virtual_time.machine import Meeting, Step, VirtualMachine
 from partreduce.runtime.virtual_time.record import QuorumRecord
 from partreduce.runtime.virtual_time.recorder import Recorder
-from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.schedulers.protocols.base import Action, Machine, Note, Outcome, Received, Send
 from partreduce.schedulers.protocols.partial import MEETING, Begin, Call, Finish, Here, partial_of
 from partreduce.schedulers.protocols.partial_groups import partial_groups_of
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.timing import loads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.runtime.virtual_time.timeline import Timeline
-    from partreduce.schedulers.protocols.base import Action, Machine, Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.machine import Timing
-from partreduce.runtime.virtual_time.record import Observed
+from partreduce.runtime.virtual_time.record import GapRecord, Observed, QuorumRecord
+from partreduce.runtime.virtual_time.staleness import Ages
 from partreduce.runtime.virtual_time.timeline import Timeline
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.runtime.virtual_time.record import GapRecord, QuorumRecord
-    from partreduce.runtime.virtual_time.staleness import Ages
 
 
 class Recorder(Timing):

@@ -8,26 +8,22 @@ one pushes what the round before has brought.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
 from partreduce.runtime.virtual_time.network import Network
 from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Ages
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.shards import Answer, Opened, Plan, Push, Shards, Take, shards_of
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.timing.coding import Coding
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.runtime.virtual_time.timeline import Timeline
 
 
 class ShardsTiming(Recorder):

@@ -149,13 +149,13 @@ def search(
 
 
 def _refine(problem: Problem, tried: AlphabetSearch, until: float, seed: int) -> None:
-    """Refine the archives, which share the time; the search's alphabet gets the phases that came up."""
+    """Refine the archives, which share the time."""
     for index, archive in enumerate(tried.archives):
         now, by_drift = tried.clock.position(), archive is tried.second
         if not archive.front():  # there is nothing to refine yet
             tried.go_on(until)
             break
-        tried.alphabet = refine(
+        refine(
             tried.alphabet,
             problem,
             archive,

@@ -5,7 +5,6 @@ the best orders of them. So rounds of three steps follow, all of them filling th
 
 * the phases in use on the front alone, put together between full averages by a beam search that is the wider the fewer
   they are (`segments`);
-* for explicit phases, `local_search`: new phases, worker by worker;
 * single phases of the periods on the front moved, left out or repeated, windows built anew, and short annealing, from
   the phases in use.
 """
@@ -14,18 +13,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.synthesis import scoring
 from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
 from partreduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, best_of, figure_of, within_limits
 from partreduce.schedulers.synthesis.annealing import Target, Walk
 from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.local_search import LocalSearch
 from partreduce.schedulers.synthesis.problem import Limits, Problem
 from partreduce.schedulers.synthesis.scoring import CovarianceMap
 from partreduce.schedulers.synthesis.segments import PER_BEGINNING, segments_of, sketch_front
@@ -69,30 +65,26 @@ def refine(
     seed: int,
     targets: Sequence[Target] = (),
     by_drift: bool = False,
-) -> Alphabet:
+) -> None:
     """Improve the periods of an archive.
 
     Args:
         alphabet: the phases that the archive's indices speak of; its space charges the clock.
         problem: what is asked.
-        archive: filled with what is better, in indices of the returned alphabet.
+        archive: filled with what is better.
         clock: what is charged for all work.
         until: its position at which to stop.
         seed: of all random draws.
         targets: what every other improvement aims at; the others aim at what some period on the front communicates.
         by_drift: whether the archive's values are drifts instead of consensus distances.
-
-    Returns:
-        The alphabet with new phases behind its own, if it has explicit ones.
     """
     if clock.passed(until) or not archive.front():
-        return alphabet
+        return
     refinement = _Refinement(alphabet, problem, archive, clock=clock, until=until, seed=seed, by_drift=by_drift)
     turn = 0
     while not clock.passed(until):
         refinement.round(turn, targets)
         turn += 1
-    return refinement.alphabet
 
 
 def used_phases(alphabet: Alphabet, archive: Archive) -> Ints:
@@ -130,7 +122,7 @@ def rearranged(indices: Indices, limits: Limits, rng: np.random.Generator) -> li
 
 
 class _Refinement:
-    """The steps of a round, on one archive; the alphabet grows with every round."""
+    """The steps of a round, on one archive."""
 
     def __init__(
         self,
@@ -147,11 +139,12 @@ class _Refinement:
         self.alphabet, self.problem, self.archive, self.rng = alphabet, problem, archive, rng
         self.clock, self.until = clock, until
         self.by_drift = by_drift
-        figure = partial(scoring.drift, alphabet.space) if by_drift else None
-        explicit = alphabet.radices is None
-        self.search = LocalSearch(alphabet, problem, archive, clock, until, rng, figure) if explicit else None
         self.composed: set[tuple[bytes, tuple[int, int]]] = set()
         self.polished: set[Indices] = set()
+
+    def _newcomers(self) -> Ints:
+        """Phases that need not be in use, drawn anew."""
+        return self.rng.choice(len(self.alphabet), min(NEWCOMERS, len(self.alphabet)), replace=False)
 
     def _over(self) -> bool:
         return self.clock.passed(self.until)
@@ -164,20 +157,13 @@ class _Refinement:
         chosen = [Target(budget=front[i][1]) for i in self.rng.permutation(len(front))[:DESCENTS].tolist()]
         if targets:
             chosen = [targets[i // 2 % len(targets)] if i % 2 else chosen[i] for i in range(len(chosen))]
-        if self.search is not None:
-            for target in chosen:
-                if not self._over():
-                    self.search.improve(self._nearest(target), target)
-            self.search.grow()
-            self.alphabet = self.search.alphabet
         self.shuffle(chosen)
 
     def recompose(self, turn: int) -> None:
         """The phases in use put together anew between full averages, over the whole range of costs."""
         pool, beam = used_phases(self.alphabet, self.archive), self._beam(turn)
         if (pool.tobytes(), beam) in self.composed:  # nothing new came into use, so others are given a chance
-            others = self.rng.choice(len(self.alphabet), min(NEWCOMERS, len(self.alphabet)), replace=False)
-            pool, beam = np.union1d(pool, others), min(beam, BEAMS[1])
+            pool, beam = np.union1d(pool, self._newcomers()), min(beam, BEAMS[1])
         self.composed.add((pool.tobytes(), beam))
         limits, (width, per_cost) = self.problem.limits, beam
         segments = segments_of(self.alphabet.take(pool), limits.max_period, self._over, beam=width, per_cost=per_cost)
@@ -205,9 +191,9 @@ class _Refinement:
         return [one for one, better in zip(sketched, values < archive.values[bins] - SAME, strict=True) if better]
 
     def shuffle(self, targets: Sequence[Target]) -> None:
-        """For each target windows of the best period built anew, and a short annealing, from the phases in use."""
-        pool, maps = used_phases(self.alphabet, self.archive), self.alphabet.covariance_maps()
-        walk = self._walk(pool)
+        """For each target windows of the best period built anew, and a short annealing with some phases not in use."""
+        maps = self.alphabet.covariance_maps()
+        walk = self._walk(np.union1d(used_phases(self.alphabet, self.archive), self._newcomers()))
         for target in targets:
             if self._over():
                 break

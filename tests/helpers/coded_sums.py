@@ -7,8 +7,12 @@ every addition with its rounding.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
+
+from partreduce.topo.codec_numbers import UNDERFLOW, UNIT_ROUNDOFF, rounding_error
 
 ZERO_BELOW = np.float32(2.0**-119)
 
@@ -142,3 +146,75 @@ def short_sums(given, codec, *, on_each=1, across_only=False):
                     total = short(total + rows[(first + direction * hop) % len(rows)])
                 candidates.append(total)
     return np.stack(candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBound:
+    """|result - exact sum| <= relative · M + absolute, with M the sum of the members' m of `topo.codec_numbers`."""
+
+    relative: Fraction
+    absolute: Fraction
+
+
+class _Tracked:
+    """What is known of a sum on its way: its error, and the size of its terms, each as (part of M, absolute)."""
+
+    def __init__(self, error: Fraction, underflow: Fraction) -> None:
+        self._codec_error, self._underflow = error, underflow
+        self.error, self.size = (Fraction(0), Fraction(0)), (Fraction(1), Fraction(0))
+
+    def encode(self, count: int) -> None:
+        """Each of `count` terms is rounded once."""
+        grown = tuple(part * self._codec_error for part in self.size)
+        more = (grown[0], grown[1] + count * self._underflow)
+        self.error = (self.error[0] + more[0], self.error[1] + more[1])
+        self.size = (self.size[0] + more[0], self.size[1] + more[1])
+
+    def add(self, count: int, unit: Fraction) -> None:
+        """Numbers are added `count` at a time, one after another, each addition rounded."""
+        factor = (1 + unit) ** (count - 1) - 1
+        self.error = (self.error[0] + factor * self.size[0], self.error[1] + factor * self.size[1])
+        self.size = (self.size[0] * (1 + factor), self.size[1] * (1 + factor))
+
+
+def sum_error(
+    codec: str,
+    num_members: int,
+    *,
+    on_each_node: int = 1,
+    across_only: bool = False,
+    through_servers: bool = False,
+) -> ErrorBound:
+    """How far a coded sum may be from the exact sum of what the members gave.
+
+    The rounding of every stage is followed in exact fractions: a term that is rounded is off by e·(its size) + t, and
+    an addition by u·(its result), with u that of float32 where codes are decoded before they are added (int8, servers)
+    and the codec's own where the backend adds 16-bit numbers.
+
+    Args:
+        codec: float16, bfloat16 or int8.
+        num_members: of the group.
+        on_each_node: l, for a hierarchical sum over num_members / l nodes; 1 for one stage over all.
+        across_only: whether numbers are added inside the nodes before they are rounded.
+        through_servers: whether a host adds the decoded numbers.
+    """
+    float32 = UNIT_ROUNDOFF["float32"]
+    decoded = codec == "int8" or through_servers
+    own = float32 if decoded else UNIT_ROUNDOFF[codec]
+    tracked = _Tracked(rounding_error(codec), UNDERFLOW[codec])
+    nodes = num_members // on_each_node
+    if on_each_node > 1:
+        if across_only:
+            tracked.add(on_each_node, float32)
+            tracked.encode(nodes)
+        else:
+            tracked.encode(num_members)
+            tracked.add(on_each_node, own)
+            if codec == "int8":
+                tracked.encode(nodes)
+    else:
+        tracked.encode(num_members)
+    tracked.add(nodes, own)
+    if decoded:
+        tracked.encode(1)
+    return ErrorBound(*tracked.error)

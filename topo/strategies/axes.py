@@ -128,11 +128,6 @@ class Form(Choice):
     TREE = "tree"
     HIERARCHICAL = "hierarchical"
 
-    @property
-    def is_executable(self) -> bool:
-        """Whether the run-time carries it out; a tree is a cost to compare with."""
-        return self is not Form.TREE
-
 
 class Codec(Choice):
     """How the numbers of a sum are written on the wire (error bounds: docs/codecs.md)."""

@@ -148,11 +148,6 @@ class Gap(Closed, Waiting):
         """Whether some worker may do without an update."""
         return bool(self.backup) if isinstance(self.backup, int) else any(self.backup)
 
-    @property
-    def longest_jump(self) -> int:
-        """The most steps by which a worker moves on at once."""
-        return 1 if self.skip is None else self.skip.limit
-
     def backups(self, num_workers: int) -> tuple[int, ...]:
         """Backup workers of each worker, shape (num_workers,).
 

@@ -8,37 +8,31 @@ serial order (benchmarks/results/steps_to_loss_gaps.json).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.console import size
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.job import Data
+from partreduce.planner.job import Data, Job
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import measure, pushed_by
 from partreduce.planner.option import Facts, Option
 from partreduce.planner.recommend import ms, permitted
-from partreduce.planner.slowdown import Slowdown
+from partreduce.planner.slowdown import Setting, Slowdown
 from partreduce.planner.travel import timed
 from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, best_of, calm, error_of, memory_bytes
 from partreduce.planner.work import work_of
+from partreduce.runtime.virtual_time.replay import Replayed
 from partreduce.schedulers import registry
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
 from partreduce.topo.figures.momentum import largest_rate
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
 from partreduce.topo.strategies.gap import Gap, Order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.slowdown import Setting
-    from partreduce.runtime.virtual_time.replay import Replayed
-    from partreduce.topo.schedule import Schedule
 
 GRAPHS: tuple[tuple[str, dict[str, object]], ...] = (
     ("ring", {}),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from partreduce.planner.job import Job
+from partreduce.planner.option import Option
 from partreduce.planner.trials.gaps import Gaps
 from partreduce.planner.trials.kit import Kind, Trials
 from partreduce.planner.trials.quorums import Quorums
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.clock import Clock
 
 KINDS: tuple[Kind, ...] = (Gaps(), Quorums())
 """In the order in which they are tried."""

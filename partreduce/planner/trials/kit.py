@@ -8,26 +8,22 @@ why the recommendation is or is not one of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
+from partreduce.planner.option import Option
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import payer
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.strategies.axes import Codec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.topo.strategies.base import Strategy
+from partreduce.topo.strategies.base import Strategy
 
 PARTS = 4
 """Of a run after its warm-up, which say how much its seconds vary."""

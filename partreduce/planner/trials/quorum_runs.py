@@ -17,25 +17,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.planner.job import Job
 from partreduce.planner.measuring import pushed_by
-from partreduce.planner.option import Facts
+from partreduce.planner.option import Facts, Option
 from partreduce.planner.trials.kit import PER_EVENT, error_of, memory_bytes
 from partreduce.topo.figures.base import Figure, Kind, absent
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.quorum import balance
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.timing.compute import ComputeTimes
 
 LEAST_ROUNDS, MOST_ROUNDS = 120, 480
 SLOW_STEPS = 12

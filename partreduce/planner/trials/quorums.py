@@ -6,35 +6,29 @@ be best if all workers were alike, and then what is near the best.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS, competitors
 from partreduce.planner.gain import decisive_time, gain
-from partreduce.planner.job import Data
+from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import measure
+from partreduce.planner.option import Option
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import quorum_runs as runs
 from partreduce.planner.trials.kit import Kind, Trial, Trials, best_of, calm, memory_bytes
 from partreduce.schedulers import registry
 from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.strategies.static import GroupPhases, Static
 from partreduce.topo.timing.quorum import sampled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.topo.schedule import Schedule
 
 KEPT = 3
 """Schedules with groups of different sizes that are run."""

@@ -11,11 +11,14 @@ data does, all take the results up to the same last round, and nothing is on its
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.missing import Missing
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
+from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.base import Machine, Note, Received, Send
 from partreduce.schedulers.protocols.partial import (
@@ -32,12 +35,6 @@ from partreduce.schedulers.protocols.partial import (
     Take,
 )
 from partreduce.schedulers.protocols.partial_groups import Ended
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from partreduce.runtime.strategies.event_log import QuorumLog
-    from partreduce.runtime.strategies.quorum.spread import Spread
 
 AWord = Activate | Arrived | Here | Ended
 WORDS: dict[str, type[AWord]] = {"activate": Activate, "arrived": Arrived, "here": Here, "ended": Ended}

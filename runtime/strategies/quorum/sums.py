@@ -7,17 +7,13 @@ must tell one another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,6 @@ from partreduce.runtime.codecs.coding import Coding, Leftovers
 from partreduce.runtime.transport import hierarchical
 from partreduce.runtime.transport.hierarchical import formed
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.codec_numbers import sum_error
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -119,7 +118,7 @@ def expected(case, index):
 
 def check(case, answers):
     answers = [answer for answer in answers if answer is not None]
-    bound = sum_error(
+    bound = coded_sums.sum_error(
         case.how.codec,
         len(case.members),
         on_each_node=case.on_each,

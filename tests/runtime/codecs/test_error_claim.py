@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import coded_sums
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.hierarchical import formed, levels_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.codec_numbers import sum_error
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Server
 from partreduce.verify import Status, prove
@@ -132,7 +132,7 @@ def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(how):
         schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), AllReduce(how=how))
         entry = prove(schedule)["codec-error"].numbers
         staged = how.form is Form.HIERARCHICAL and on_each > 1
-        beside = sum_error(
+        beside = coded_sums.sum_error(
             how.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
             across_only=how.where is CodecScope.ACROSS_NODES and staged,
         )  # fmt: skip
@@ -147,7 +147,7 @@ def test_a_server_claims_two_roundings_and_what_they_cost(codec):
     schedule = Schedule("s", CLUSTER, Server(how=How(codec=codec)))
     proof = prove(schedule)
     witness = proof["codec-error"].witness
-    beside = sum_error(codec.value, 4, through_servers=True)
+    beside = coded_sums.sum_error(codec.value, 4, through_servers=True)
     assert witness["roundings"] == 2
     assert 0 <= Fraction(witness["relative"]) - beside.relative <= Fraction(4, 2**24)
     assert Fraction(witness["absolute"]) >= beside.absolute
