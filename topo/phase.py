@@ -108,7 +108,6 @@ class Phase:
         return cls.from_arrays(count, order[gather].astype(np.int32), sizes, factors)
 
     def __len__(self) -> int:
-        """The number of groups."""
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Group:
@@ -131,7 +130,6 @@ class Phase:
         )
 
     def __hash__(self) -> int:
-        """Consistent with equality."""
         return hash((self.num_workers, self.members.tobytes(), self.offsets.tobytes(), self.relax))
 
     @property

@@ -399,10 +399,8 @@ def members_of(schedule: Schedule) -> Callable[[int, int], tuple[int, ...]]:
 
 
 def _activating(state: GroupsState, rounds: set[int]) -> GroupsState:
-    """These rounds may start."""
     return replace(state, activated=tuple(sorted({*state.activated, *rounds}))) if rounds else state
 
 
 def _wanting(state: GroupsState, round_: int) -> GroupsState:
-    """Somebody needs this round."""
     return replace(state, wanted=round_ + 1) if round_ >= state.wanted else state

@@ -23,7 +23,6 @@ class Lockstep(Waiting):
 
     @property
     def in_words(self) -> str:
-        """Nothing."""
         return ""
 
 
@@ -37,20 +36,14 @@ class Late(Waiting):
 
     @property
     def in_words(self) -> str:
-        """Its word."""
         return self.word
 
     @property
     def lag(self) -> int:
-        """As many rounds."""
         return self.rounds
 
     def check(self) -> None:
-        """Refuse another lateness than one round.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse another lateness than one round."""
         if self.rounds != 1:
             raise ScheduleError(f"when.late: is {self.rounds}; an averaging is late by 1 round")
 

@@ -72,11 +72,7 @@ class Skip(Closed):
     trigger: Count = 2
 
     def check(self) -> None:
-        """Refuse numbers under which nothing is ever skipped, or every step is.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse numbers under which nothing is ever skipped, or every step is."""
         if self.trigger < 2:
             raise ScheduleError(f"when.gap.skip.trigger: is {self.trigger}; one step ahead is the usual one, skip by 2")
         if self.limit < self.trigger:

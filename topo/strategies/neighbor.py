@@ -79,20 +79,16 @@ class Neighbor(Mixing):
 
     @property
     def period(self) -> int:
-        """The number of rounds."""
         return len(self.rounds)
 
     @property
     def graphs(self) -> tuple[Round, ...]:
-        """The rounds."""
         return self.rounds
 
     def steps(self, cluster: Cluster) -> tuple[Round, ...]:  # noqa: ARG002 - rounds name their workers
-        """The rounds."""
         return self.rounds
 
     def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - as above
-        """Distinct graphs."""
         return len(set(self.rounds))
 
 

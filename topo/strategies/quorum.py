@@ -158,11 +158,7 @@ class Quorum(Closed, Waiting):
             raise ScheduleError(f"when.quorum.{name}: is {getattr(self, name)}; {why}; leave it out")
 
     def check_workers(self, num_workers: int) -> None:
-        """Refuse a quorum of more workers than there are, or of all.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse a quorum of more workers than there are, or of all."""
         if isinstance(self.quorum, int) and self.quorum >= num_workers:
             rule = "a quorum of all is lockstep; leave when out" if self.quorum == num_workers else "it is at most that"
             raise ScheduleError(f"when.quorum.quorum: is {self.quorum} of {num_workers} workers; {rule}")
@@ -172,9 +168,6 @@ class Quorum(Closed, Waiting):
 
         Args:
             largest: members of the largest group.
-
-        Raises:
-            ScheduleError: as said.
         """
         where = "in groups"
         if isinstance(self.quorum, int) and self.quorum >= largest:

@@ -153,11 +153,7 @@ class ComputeTimes:
         return self.jitter == 0 and self.disturbance is None and self.trace is None
 
     def check(self, num_workers: int) -> None:
-        """Refuse ranks and traces that do not fit the number of workers.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse ranks and traces that do not fit the number of workers."""
         if isinstance(self.disturbance, RandomDelay) and self.disturbance.workers > num_workers:
             raise InputError(f"delay: {self.disturbance.workers} workers are held up, there are only {num_workers}")
         for worker, _ in self.slowdown:
