@@ -116,8 +116,8 @@ class FlatModel:
         """The model's buffers of every dtype, each once."""
         return list(self.model.buffers())
 
-    def check(self) -> None:
-        """Notice parameters that were moved or replaced since wrapping. O(number of parameters).
+    def check(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Notice parameters that were moved or replaced since wrapping, or given to the optimizer. O(their number).
 
         Raises:
             InputError: naming the parameter.
@@ -134,6 +134,15 @@ class FlatModel:
                     f"model: parameter {name!r} was frozen when DistributedOptimizer was made and is trainable now, so "
                     "it would be trained without being averaged; wrap first and then freeze it for as long as you like"
                 )
+
+        for index, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
+            for parameter in group["params"]:
+                if id(parameter) not in self._trained:
+                    raise InputError(
+                        f"optimizer: group {index} holds a parameter of shape {list(parameter.shape)} that the model "
+                        "did not have when DistributedOptimizer was made, so it would be trained without being "
+                        "averaged; change the model first, then wrap"
+                    )
 
     def _refuse_moved(self) -> None:
         for bucket in self.buckets:
@@ -154,21 +163,6 @@ class FlatModel:
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
                         f"was made{f'; {who}' if who else f' ({usual}); do it before'}"
-                    )
-
-    def refuse_foreign(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notice parameters that the optimizer was given since wrapping. O(number of parameters).
-
-        Raises:
-            InputError: it trains one that is not averaged.
-        """
-        for index, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                if id(parameter) not in self._trained:
-                    raise InputError(
-                        f"optimizer: group {index} holds a parameter of shape {list(parameter.shape)} that the model "
-                        "did not have when DistributedOptimizer was made, so it would be trained without being "
-                        "averaged; change the model first, then wrap"
                     )
 
     def refuse_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:

@@ -72,16 +72,22 @@ class LayerSender:
         reducer: carries the operations out.
         order: the parameters from the first layer to the last.
         kind: of the operations, for reports and tags.
+        group: over which gradients are summed.
         divisor: of gradients, the number of workers by default.
     """
 
     def __init__(
-        self, reducer: Reducer, order: Iterable[torch.nn.Parameter], kind: str, *, divisor: int | None = None
+        self,
+        reducer: Reducer,
+        order: Iterable[torch.nn.Parameter],
+        kind: str,
+        group: Group,
+        *,
+        divisor: int | None = None,
     ) -> None:
-        self.reducer, self.kind, self._divisor = reducer, kind, divisor
+        self.reducer, self.kind, self.group, self._divisor = reducer, kind, group, divisor
         self.segments = segments_of(reducer.buckets, order)
         self.codings: Codings | None = None
-        self.group: Callable[[int], Group]
         self.clock: Callable[[], int] = lambda: 0
         """The step that backward works for."""
         self.may_begin: Callable[[], bool] = lambda: True
@@ -197,7 +203,7 @@ class LayerSender:
     def _opened(self, step: int) -> Reduction:
         """The step's operation, begun now if it was not."""
         if self._reduction is None:
-            self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group(step))
+            self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group)
             self._coded = None if self.codings is None else self.codings.of_buckets
             self._sent, self._given = 0, {}
         return self._reduction

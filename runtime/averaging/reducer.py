@@ -168,7 +168,7 @@ class Reducer:
             line = self._lines[group.members] = _Line(group, str(group), self.world.communicator(group.members))
         num_bytes = sum([bucket.num_bytes for bucket in self.buckets])
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
-        self.heartbeat.doing(operation.entered)
+        self.heartbeat.now = operation.entered, ()
         tag = tag_of(self.key, kind, round_, line.name, "sum", *(() if since is None else (since.version,)))
         return Reduction(line.communicator, group, operation, tag, self.buckets, since=since)
 
@@ -349,7 +349,7 @@ class Reducer:
         else:
             operation = reduction.operation
             raise GoneError(self.heartbeat.apart(operation.members, operation.rounds_before) or complaint())
-        self.heartbeat.doing(reduction.operation.finished)
+        self.heartbeat.now = reduction.operation.finished, ()
 
     def refuse_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
         """For strategies in which nobody waits for all: now and then look whether the run can still end well.
@@ -453,7 +453,7 @@ class Reducer:
             work.wait()  # the user's stream waits, not the host
             return
         members = operation.members
-        self.heartbeat.doing(operation.entered, members)
+        self.heartbeat.now = operation.entered, members
         if ends_soon(work):
             work.wait()
             return

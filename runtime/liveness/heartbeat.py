@@ -57,8 +57,9 @@ class Heartbeat:
         """Why workers end after different numbers of rounds, and the way out."""
         self._together = ""
         """What this worker does that is no round, and all have to do; empty in rounds."""
-        self._doing: str | Callable[[], str] = "has not started a round"
-        self._waits: Iterable[int] = ()
+        self.now: tuple[str | Callable[[], str], Iterable[int]] = "has not started a round", ()
+        """What this worker does, and for whom it waits in that: one value, which any thread may set (see `doing`)."""
+        self.line = self._notes.line
         self._changes = 0
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
@@ -82,12 +83,12 @@ class Heartbeat:
 
         A text that is called is made when somebody reads it, which most never are.
         """
-        self._doing, self._waits = text, waits
+        self.now = text, waits
 
     @property
     def last(self) -> tuple[str, tuple[int, ...]]:
         """What this worker said last that it does, and for whom it waits in that."""
-        text, waits = self._doing, self._waits
+        text, waits = self.now
         return text if isinstance(text, str) else text(), tuple(rank for rank in waits if rank != self.rank)
 
     def note(self, kind: str, text: str) -> None:
@@ -110,8 +111,8 @@ class Heartbeat:
         Raises:
             StoreLostError: the store is gone, or has not answered for as long as this run waits for anything.
         """
-        if self._notes.line is not None and self._notes.line.problem is not None:
-            raise StoreLostError(str(self._notes.line.error()))
+        if (error := self.store_lost()) is not None:
+            raise error
 
     def store_lost(self) -> StoreLostError | None:
         """The error of a run whose store is gone; None while nothing is known against it."""

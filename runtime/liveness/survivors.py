@@ -28,7 +28,26 @@ LOOK_SECONDS = 0.5
 POLL_SECONDS = 0.002
 
 
-class Survivors:
+class Everyone:
+    """The workers of a run that ends with the first one that is lost."""
+
+    def __init__(self, members: tuple[int, ...]) -> None:
+        self._members = members
+
+    @property
+    def lost_workers(self) -> Callable[[], frozenset[int]] | None:
+        """Says which workers are gone for good, where the run outlives them: nothing waits for them any more."""
+        return None
+
+    def gathered(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
+        """Who takes part in a mean over all at `place`, connected; all of them have come when this returns."""
+        return self._members
+
+    def connect(self, members: tuple[int, ...], place: str) -> None:
+        """Have a communicator of these workers, all of whom call this."""
+
+
+class Survivors(Everyone):
     """What one worker knows of the others of a run that goes on without lost workers.
 
     Args:
@@ -48,12 +67,17 @@ class Survivors:
         key: str,
         timeout: float,
     ) -> None:
+        super().__init__(tuple(range(world.size)))
         self.world, self.heartbeat, self.key, self.timeout = world, heartbeat, key, timeout
         self._given_up = given_up
         self._noted: frozenset[int] = frozenset()
         self._looked = 0.0
         self._dropped: frozenset[int] = frozenset()
         self._gatherings = 0
+
+    @property
+    def lost_workers(self) -> Callable[[], frozenset[int]]:
+        return self.lost
 
     def lost(self) -> frozenset[int]:
         """The workers that are known to be gone for good; their groups are destroyed here."""

@@ -113,6 +113,7 @@ class CorrectedMeans(GroupMeans):
             hook.remove()
         for bucket in self.run.flat.buckets:
             bucket.note = None
+        super().close()
 
     def state(self) -> dict[str, torch.Tensor]:
         """The corrections and the sums of rates, for checkpoints."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.base import ParameterRunner
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.waiting import GoneError, PeerWatch
 from partreduce.topo.errors import InputError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from partreduce.topo.strategies.base import Strategy
 
 
-class OneSided(Runner):
+class OneSided(ParameterRunner):
     """A runner whose workers write to each other's mailboxes; `deliver` takes what comes, in the side thread.
 
     Args:
@@ -64,6 +64,7 @@ class OneSided(Runner):
             bound=bound,
             heartbeat=reducer.heartbeat,
         )
+        self.mailboxes.append(self._mailbox)
         reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)
 
     def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
@@ -80,11 +81,4 @@ class OneSided(Runner):
             raise reducer.failure(operation, error) from None
         if operation is not None:
             reducer.recorder.end(operation)
-            reducer.heartbeat.doing(f"finished {operation}")
-
-    def close(self) -> None:
-        self._mailbox.close()
-
-    def abandon(self) -> None:
-        """The same after a failure, at once."""
-        self._mailbox.abandon()
+            reducer.heartbeat.doing(operation.finished)

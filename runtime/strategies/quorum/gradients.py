@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.strategies.base import Arrived, GradientRunner
+from partreduce.runtime.strategies.gradient_means import TAKEN_ELSEWHERE
 from partreduce.runtime.strategies.quorum.equality import PARTED, Settings, refuse_unless_plain
 from partreduce.runtime.strategies.quorum.rounds import room_for
 from partreduce.runtime.strategies.quorum.runner import QuorumRunner
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from partreduce.topo.strategies.quorum import Quorum
 
 
-class QuorumGradients(QuorumRunner[GradientSum]):
+class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
     """A call adds a gradient to the send buffer and takes the results that are there, waiting for at least one.
 
     A round is a step of the optimizer, and a call may take several: `each` applies them one after the other, `sum` at
@@ -39,10 +41,6 @@ class QuorumGradients(QuorumRunner[GradientSum]):
     Raises:
         InputError: `sum`, and an optimizer other than plain SGD.
     """
-
-    averages_gradients = True
-    agrees_on_end = True
-    harm_of_loading = "would apply gradients to it that were taken at other parameters"
 
     def __init__(self, when: Quorum, run: Run) -> None:
         if when.missed is MissedResults.SUM:
@@ -59,9 +57,8 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         self.start()
         self._open()
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+    def average(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
-        assert first, "gradients are averaged in each step"
         self.refuse_failure()
         self.count_from_here()
         self.sums.refuse_sparse()
@@ -69,15 +66,13 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         self.wait(self.driver.may_take)
         taken = self.driver.take()
         last = self._applied(taken, but_last=True)
-        self.more = taken.by - 1
-        self.late_scaled = False
         if last is not None:
             self._put(last)
-            self.late_scaled = last.scaled
             self.driver.release([last])
         self.driver.say(self.run.reducer.heartbeat.doing)
+        return Arrived(taken.by - 1, last is not None and last.scaled)
 
-    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
+    def end_step(self, step: int) -> None:  # noqa: ARG002 - the signature of all
         """Where it is time for that: the mean of all models."""
         self._settings.applied()
         self._synchronise()
@@ -134,10 +129,10 @@ class QuorumGradients(QuorumRunner[GradientSum]):
                 "others may apply them by then; leave the averaging to step(), or use bfloat16, which needs no scaler"
             )
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """While gradients may be on their way, which a model that was loaded by itself has not seen."""
         state = self.driver.state
-        return state is not None and state.calls > 0
+        return TAKEN_ELSEWHERE if state is not None and state.calls else ""
 
     def _open(self) -> None:
         """Begin a segment: from now on the others' rounds run, whether this worker has called or not."""
@@ -173,7 +168,7 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         """
         numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # which holds 32 bits exactly
         numbers[self.run.rank] = -1 if self._settings.has_changed else self._settings.number
-        round_ = self.clock()
+        round_ = self.run.progress.step
         # It ends the last round: who has finished after as many, or waits for all elsewhere, has been in it.
         operation = self.on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8, lag=1)
         try:
