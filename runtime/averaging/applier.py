@@ -8,17 +8,13 @@ means, which only a device knows, is undone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
 from partreduce.runtime.averaging.commit import replace_where
+from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradients import averaged_are_finite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.averaging.flat_model import FlatModel
 
 
 class Applier:

@@ -7,20 +7,16 @@ are there, and look between two looks at those notes whether it still makes sens
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.waiting import Wait
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.liveness.heartbeat import Heartbeat
-    from partreduce.runtime.transport.gloo import GlooWorld
 
 CONNECT_SECONDS = 15.0
 """How long members that are all there may take to connect; one that dies meanwhile costs the others this."""

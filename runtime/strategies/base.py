@@ -10,26 +10,23 @@ end of a round. Most runners need few of these moments, and doing nothing is the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
+
+from partreduce.runtime.averaging.applier import Applier
+from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradient_watch import GradientWatch
+from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.survivors import Everyone
+from partreduce.runtime.sharding.tables import Tables
+from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.watch.progress import Progress
+from partreduce.runtime.watch.status import GapStatus
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from partreduce.runtime.averaging.applier import Applier
-    from partreduce.runtime.averaging.flat_model import FlatModel
-    from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.sharding.tables import Tables
-    from partreduce.runtime.transport.mailbox import Mailbox
-    from partreduce.runtime.watch.status import GapStatus
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

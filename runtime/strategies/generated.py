@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -13,15 +12,12 @@ from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.liveness.survivors import Survivors
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.generated import Generated
 
 ADDRESS = "PARTREDUCE_GENERATOR"
 KEYS = "PARTREDUCE_GENERATOR_KEYS"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.gradients import commit_gradients
 from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.codecs.coding import Codings
-from partreduce.runtime.strategies.base import Arrived, GradientRunner
+from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.axes import Sending
-
-if TYPE_CHECKING:
-    import torch
-
-    from partreduce.runtime.averaging.bucket import Bucket, Reduction
-    from partreduce.runtime.strategies.base import Run
 
 KIND = "gradient average"
 ON_TIME = Arrived()

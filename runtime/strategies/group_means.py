@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
+from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from partreduce.runtime.averaging.bucket import Bucket, Reduction
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.phase import Group
 
 
 class GroupMeans(ParameterRunner):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from partreduce.runtime.averaging.neighbor_reducer import Neighbourhood, PeerReducer
+from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.phase import Group
-    from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.neighbor import Neighbor
 
 
 class NeighborMeans(GroupMeans):

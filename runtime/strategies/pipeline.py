@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Reduction
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.gradients import clear_gradients, commit_gradients
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
-from partreduce.runtime.strategies.base import Arrived
+from partreduce.runtime.strategies.base import Arrived, Run
 from partreduce.runtime.strategies.gradient_means import KIND, ON_TIME, TAKEN_ELSEWHERE, GradientMeans
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.axes import WIDER, Drain, GradientTotal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.strategies.axes import Pipeline
+from partreduce.topo.strategies.axes import WIDER, Drain, GradientTotal, Pipeline
 
 
 @dataclass(slots=True, eq=False)

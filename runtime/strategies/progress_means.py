@@ -33,22 +33,17 @@ parameters.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
+from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.common_start import common_start
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Codings
-from partreduce.runtime.strategies.base import ADDS_PROGRESS
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
-
-if TYPE_CHECKING:
-    import torch
-
-    from partreduce.runtime.averaging.bucket import Reduction
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.phase import Group
-    from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.base import Averaging
 
 
 class ProgressMeans(GroupMeans):

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from partreduce.runtime.watch.published_progress import Slot
-
-if TYPE_CHECKING:
-    from partreduce.runtime.watch.published_progress import Report
+from partreduce.runtime.watch.published_progress import Report, Slot
 
 
 class Progress:

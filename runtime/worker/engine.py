@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import torch
 
 from partreduce.runtime.averaging.gradients import own_gradients, unscale
-from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
+from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.worker.model_use import ModelUse
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-
-    from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
-    from partreduce.runtime.strategies.base import Run
 
 AnyRunner = TypeVar("AnyRunner", bound=Runner)
 State: TypeAlias = "dict[str, torch.Tensor]"

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from partreduce.runtime.averaging.gradient_watch import MeansWatch
 from partreduce.runtime.averaging.gradients import own_gradients
-from partreduce.runtime.strategies.base import Arrived, GradientRunner
+from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
+from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.runtime.worker.engine import Engine, State
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
-    from partreduce.runtime.strategies.base import Run
 
 
 class GradientEngine(Engine[GradientRunner]):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from partreduce.runtime.strategies.base import ParameterRunner
 from partreduce.runtime.worker.engine import Engine
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class ParameterEngine(Engine[ParameterRunner]):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from partreduce.runtime.averaging.mean_model import average_everywhere
-from partreduce.runtime.strategies.base import Arrived, GradientRunner
+from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.runtime.strategies.gradient_means import TAKEN_ELSEWHERE
+from partreduce.runtime.strategies.quorum.driver import Taken
 from partreduce.runtime.strategies.quorum.equality import PARTED, Settings, refuse_unless_plain
 from partreduce.runtime.strategies.quorum.rounds import room_for
 from partreduce.runtime.strategies.quorum.runner import QuorumRunner
@@ -18,12 +18,7 @@ from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.errors import InputError, UnavailableError
-from partreduce.topo.strategies.quorum import MissedResults
-
-if TYPE_CHECKING:
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.strategies.quorum.driver import Taken
-    from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.quorum import MissedResults, Quorum
 
 
 class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, Further, ParameterRunner
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Further, ParameterRunner, Run
 from partreduce.runtime.strategies.quorum.rounds import room_for
 from partreduce.runtime.strategies.quorum.runner import QuorumRunner
 from partreduce.runtime.strategies.quorum.shadows import Shadows, Snapshot
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.needed_groups import member_sets
 from partreduce.schedulers.protocols.partial_groups import PartialGroups, members_of
-
-if TYPE_CHECKING:
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.topo.phase import Group
-    from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.quorum import Quorum
 
 
 class QuorumGroups(QuorumRunner[Snapshot], ParameterRunner):

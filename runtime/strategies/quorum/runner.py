@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
-from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.missing import wait_for_missing
-from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
+from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver, Rounds
 from partreduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
 from partreduce.runtime.strategies.quorum.spread import Spread
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import PartreduceError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.strategies.quorum.driver import Rounds
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.quorum import Quorum
 
 CLOSE_SECONDS = 1.0
 _lines_in_use: WeakKeyDictionary[World, set[str]] = WeakKeyDictionary()
