@@ -11,6 +11,7 @@ the best orders of them. So rounds of two steps follow, which fill the same arch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +72,7 @@ def refine(
     """
     if clock.passed(until) or not archive.front():
         return
-    refinement = _Refinement(alphabet, problem, archive, clock=clock, until=until, seed=seed, by_drift=by_drift)
+    refinement = _Refinement(alphabet, problem, archive, clock, until, by_drift, np.random.default_rng(seed))
     turn = 0
     while not clock.passed(until):
         refinement.round(turn, targets)
@@ -90,25 +91,18 @@ def used_phases(alphabet: Alphabet, archive: Archive) -> Ints:
     return np.sort(most[uses[most] > 0])
 
 
+@dataclass(slots=True, eq=False)
 class _Refinement:
     """The steps of a round, on one archive."""
 
-    def __init__(
-        self,
-        alphabet: Alphabet,
-        problem: Problem,
-        archive: Archive,
-        *,
-        clock: Clock,
-        until: float,
-        seed: int,
-        by_drift: bool,
-    ) -> None:
-        rng = np.random.default_rng(seed)
-        self.alphabet, self.problem, self.archive, self.rng = alphabet, problem, archive, rng
-        self.clock, self.until = clock, until
-        self.by_drift = by_drift
-        self.composed: set[tuple[bytes, tuple[int, int]]] = set()
+    alphabet: Alphabet
+    problem: Problem
+    archive: Archive
+    clock: Clock
+    until: float
+    by_drift: bool
+    rng: np.random.Generator
+    composed: set[tuple[bytes, tuple[int, int]]] = field(default_factory=set)
 
     def _newcomers(self) -> Ints:
         """Phases that need not be in use, drawn anew."""
