@@ -141,7 +141,7 @@ def _row_error(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
         return False
     node_of = nodes_of(raw)
     for table in coded_ones:
-        how = {"codec": table["codec"], "block": 2**20, "rounding": "nearest"}
+        how = {"codec": table["codec"], "block": 2**20}
         for given in map(single, bad_inputs(len(node_of), how)):
             sizes = np.abs(given)
             if table["codec"] == "int8":
