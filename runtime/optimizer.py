@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -24,31 +26,25 @@ from partreduce.runtime.sharding.found import find_tables, layout_of, refuse_oth
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.sharding.whole import own_states, whole_states
 from partreduce.runtime.strategies import build
-from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run
+from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
 from partreduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
 from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
 from partreduce.runtime.transport.hierarchical import chosen_form, formed
 from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
+from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.watch.progress_publisher import publish
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import RUNNING, Ending
+from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.last_line import end_in_one_line
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
 from partreduce.runtime.worker.parameter_engine import ParameterEngine
 from partreduce.topo.errors import InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from partreduce.runtime.strategies.base import Runner
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.runtime.worker.engine import Engine
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 DEFAULT_TIMEOUT = 300.0
 Batch = TypeVar("Batch")

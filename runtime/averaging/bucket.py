@@ -5,23 +5,23 @@ A `Reduction` is such an operation on its way, with the arrays that it borrowed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH, Tail
+from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from partreduce.runtime.averaging.coded import CodedPart
     from partreduce.runtime.averaging.reference import Reference
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.waiting import RunningWork
-    from partreduce.topo.phase import Group
+
 
 ALIGN_BYTES = 64
 
@@ -73,6 +73,15 @@ class Piggybacked:
 
 
 @dataclass(slots=True)
+class _Parts:
+    """Parts of a lent array, made once; holding the array keeps its id from another's."""
+
+    array: torch.Tensor
+    views: list[torch.Tensor] | None = None
+    tail: Tail | None = None
+
+
+@dataclass(slots=True)
 class Bucket:
     """What is reduced as one array: the flat parameters of one (device, dtype), piggybacked tensors, the tag.
 
@@ -92,7 +101,7 @@ class Bucket:
     note: torch.Tensor | None = None
     """Numbers that averages of parameters carry along, from the place of presence on, and average (see `carry`)."""
     _spare: list[torch.Tensor] = field(default_factory=list)
-    _views: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=dict)
+    _parts: dict[int, _Parts] = field(default_factory=dict)
     _home: torch.Tensor | None = None
 
     @property
@@ -123,15 +132,33 @@ class Bucket:
                 array = self._spare.pop()
             except IndexError:
                 return torch.zeros(self.array_length, dtype=self.dtype, device=self.device)
-            if len(array) == self.array_length:
+            if array.shape[0] == self.array_length:
                 return array
+            self.lose(array)
 
     def views(self, array: torch.Tensor) -> list[torch.Tensor]:
-        """The parameters' parts of a lent array, in the order of the slots; made once for each array."""
-        known = self._views.get(id(array))
-        if known is None:  # holding the array keeps its id from another's
-            known = self._views[id(array)] = array, [slot.view(array) for slot in self.slots]
-        return known[1]
+        """The parameters' parts of a lent array, in the order of the slots."""
+        parts = self._parts_of(array)
+        if parts.views is None:
+            parts.views = [slot.view(array) for slot in self.slots]
+        return parts.views
+
+    def tail_of(self, array: torch.Tensor) -> Tail:
+        """Presence and tag of a lent array in host memory."""
+        parts = self._parts_of(array)
+        if parts.tail is None:
+            parts.tail = array[self.tail :].numpy()
+        return parts.tail
+
+    def _parts_of(self, array: torch.Tensor) -> _Parts:
+        parts = self._parts.get(id(array))
+        if parts is None:
+            parts = self._parts[id(array)] = _Parts(array)
+        return parts
+
+    def lose(self, array: torch.Tensor) -> None:
+        """A lent array does not come back: something may still arrive in it."""
+        self._parts.pop(id(array), None)
 
     def give_back(self, array: torch.Tensor) -> None:
         """Take an array back of which nobody reads or writes any more, unless it holds the live parameters now."""

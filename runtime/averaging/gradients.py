@@ -8,24 +8,26 @@ correction changes gradients in place before a step; it never moves them.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.commit import only_where
+from partreduce.runtime.transport.tags import EXACT_DTYPES, Tail
 from partreduce.topo.errors import InputError
 
 
-def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int) -> frozenset[int]:
+def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None) -> frozenset[int]:
     """Fill the scratch array: each gradient's share, zeros for a parameter without one, and who has one.
 
-    Returns the slots whose parameters have none here.
+    `tail` is that of an array in host memory. Returns the slots whose parameters have none here.
 
     Raises:
         InputError: a gradient is sparse.
     """
     absent = load_some(bucket.slots, bucket.views(scratch), divisor)
-    load_presence(bucket, scratch, absent)
+    load_presence(bucket, scratch, absent, tail)
     return absent
 
 
@@ -49,9 +51,16 @@ def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) 
         torch._foreach_copy_(targets, present)
         torch._foreach_div_(targets, divisor)
         return absent
+    by = _as_tensor(divisor, targets[0].dtype) if present and targets[0].dtype in EXACT_DTYPES else divisor
     for target, gradient in zip(targets, present, strict=True):
-        torch.div(gradient, divisor, out=target)
+        torch.div(gradient, by, out=target)
     return absent
+
+
+@cache
+def _as_tensor(divisor: int, dtype: torch.dtype) -> torch.Tensor:
+    """For whole small arrays a call with a number takes torch twice as long; the quotients are the same."""
+    return torch.tensor(divisor, dtype=dtype)
 
 
 def own_gradients(slots: Iterable[Slot]) -> None:
@@ -69,11 +78,14 @@ def own_gradients(slots: Iterable[Slot]) -> None:
             seen.add(id(gradient))
 
 
-def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int]) -> None:
-    """One number per parameter: 1, and 0 for the slots that are `absent`."""
+def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int], tail: Tail | None = None) -> None:
+    """One number per parameter: 1, and 0 for the slots that are `absent`; `tail` as above."""
+    flags = [float(place not in absent) for place in range(len(bucket.slots))] if absent else [1.0]
+    if tail is not None:
+        tail[: len(bucket.slots)] = flags
+        return
     presence = scratch[bucket.tail : bucket.tail + len(bucket.slots)]
     if absent:
-        flags = [place not in absent for place in range(len(bucket.slots))]
         presence.copy_(torch.tensor(flags, dtype=bucket.dtype), non_blocking=True)
     else:
         presence.fill_(1)
@@ -89,9 +101,8 @@ def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None
         absent: the slots without a gradient here when it was sent. Without one on any member they have none now; of the
             others somebody had one, so that the host need not ask the device.
     """
-    means = sums[: bucket.size]
     if ok is not None:
-        only_where(means, ok)
+        only_where(sums[: bucket.size], ok)
     presence = sums[bucket.tail : bucket.tail + len(bucket.slots)].tolist() if absent else ()
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []

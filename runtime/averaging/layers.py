@@ -12,24 +12,20 @@ tag of its own, so that nobody can take its sums for gradients and the next oper
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction, Slot
 from partreduce.runtime.averaging.coded import Given, launch_beside
 from partreduce.runtime.averaging.gradients import load_presence, load_some
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
-from partreduce.runtime.transport.tags import tag_of, write_tag
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.codecs.coding import Coding, Codings
+from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.topo.errors import InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket, Reduction, Slot
-    from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.codecs.coding import Coding, Codings
-    from partreduce.topo.phase import Group
+from partreduce.topo.phase import Group
 
 SEGMENT_BYTES = 128 * 2**10
 """Layers that are smaller share a segment: at 200 Mbit/s as much takes 5 ms, well above what an operation costs."""
@@ -234,14 +230,15 @@ class LayerSender:
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
             with self.reducer.stream(bucket.device), torch.no_grad():
                 absent = frozenset(place for place, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
-                load_presence(bucket, array, absent)
+                beside = streams.runs_ahead or not bucket.exact
+                tail = None if beside else bucket.tail_of(array)
+                load_presence(bucket, array, absent, tail)
                 reduction.absent[index] = absent
                 load_piggybacked(
                     bucket, array, reduction.num_members, is_first=communicator.is_first, rank=self.reducer.world.rank
                 )
-                beside = streams.runs_ahead or not bucket.exact
-                if not beside:
-                    write_tag(array, tag)
+                if tail is not None:
+                    tail[-TAG_LENGTH:] = tag
                 if self._coded is not None:
                     given = self._given.get(index) or Given(torch.zeros(1, device=bucket.device))
                     reduction.coded[index], works = launch_beside(

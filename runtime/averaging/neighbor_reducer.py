@@ -7,32 +7,25 @@ committed as a group's mean would be. Costs one receive array of model size for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Reduction
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.in_thread import InThread
-from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree, tag_of, write_tag
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree, tag_of
+from partreduce.runtime.transport.waiting import GoneError, RunningWork
 from partreduce.runtime.transport.weights import unit_weights
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from fractions import Fraction
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reference import Reference
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.waiting import RunningWork
-    from partreduce.topo.strategies.neighbor import Neighbor
-
+from partreduce.topo.strategies.neighbor import Neighbor
 
 APART = "its members were in different rounds at the same time (their tags differ)"
 
@@ -152,7 +145,7 @@ class PeerReducer(Reducer):
             if self.streams.runs_ahead or not bucket.exact:
                 reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
             else:
-                write_tag(scratch, reduction.tag)
+                bucket.tail_of(scratch)[-TAG_LENGTH:] = reduction.tag
 
     def _arrays(
         self, reduction: PeerReduction, place: int, like: Sequence[torch.Tensor], index: int

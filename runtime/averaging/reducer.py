@@ -11,38 +11,39 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Reduction
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.coded import launch_coded
 from partreduce.runtime.averaging.device_checks import DeviceChecks
 from partreduce.runtime.averaging.gradients import load_gradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
-from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree, tag_of, write_tag
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Wait, ends_soon, wait_a_while
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.recorder import Operation, Recorder
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.tags import TAG_LENGTH, Tail, agreement, sums_agree, tag_of
+from partreduce.runtime.transport.waiting import (
+    DIAGNOSE_SECONDS,
+    GoneError,
+    PeerWatch,
+    RunningWork,
+    Wait,
+    ends_soon,
+    wait_a_while,
+)
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PeerLostError, StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reference import Reference
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.liveness.heartbeat import Heartbeat
-    from partreduce.runtime.recorder import Operation, Recorder
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.waiting import PeerWatch, RunningWork
-    from partreduce.runtime.transport.worlds import World
-
-    Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
-    """Takes a bucket's index, the bucket, its sums and the check `ok` on them."""
-
+Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
+"""Takes a bucket's index, the bucket, its sums and the check `ok` on them."""
 _NOTHING = contextlib.nullcontext()
 SPLIT_BYTES = 4 * 2**20
 
@@ -154,6 +155,8 @@ class Reducer:
             self.checks.drop(reduction.operation)
             self.recorder.end(reduction.operation, f"failed: {error}")
             self._lines.pop(group.members, None)
+            for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
+                bucket.lose(array)
             self.heartbeat.doing(f"went on without {reduction.operation}")
             return None
         return reduction
@@ -164,7 +167,7 @@ class Reducer:
         """A new operation, which the recorder and the next heartbeat tell of."""
         self._refuse_after_abort()
         line = self._lines.get(group.members)
-        if line is None or line.communicator.is_closed or line.group != group:
+        if line is None or line.communicator.is_closed or (line.group is not group and line.group != group):
             line = self._lines[group.members] = _Line(group, str(group), self.world.communicator(group.members))
         num_bytes = sum([bucket.num_bytes for bucket in self.buckets])
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
@@ -295,17 +298,20 @@ class Reducer:
                 if not streams.runs_ahead:
                     agree = sums_agree(tags, reduction.tag, reduction.num_members) and agree
                     continue
+                assert isinstance(tags, torch.Tensor), "a device's tags travel beside"
                 checks.append(agreement(tags, reduction.tag, reduction.num_members, streams.upload))
                 if index in reduction.coded:
                     checks.append(reduction.coded[index].stays_in_range())
         self._judge(reduction, agree, checks, reduction.complaint)
 
     @staticmethod
-    def _tags(reduction: Reduction, index: int) -> torch.Tensor:
+    def _tags(reduction: Reduction, index: int) -> torch.Tensor | Tail:
         """The sums of a bucket's tags."""
         if index in reduction.coded:
             return reduction.coded[index].take_back()
-        return reduction.sides[index] if index in reduction.sides else reduction.arrays[index][-TAG_LENGTH:]
+        if index in reduction.sides:
+            return reduction.sides[index]
+        return reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:]
 
     def _refuse_beyond_range(self, reduction: Reduction) -> None:
         """Where the host knows the sums: refuse what left its codec's range, on all members alike.
@@ -413,9 +419,11 @@ class Reducer:
         # half precision does not overflow. A division, since multiplying by a rounded 1/k would drift in one direction.
         shares = reduction.num_members
         first = 0
+        beside = self.streams.runs_ahead or not bucket.exact
+        tail = None if beside else bucket.tail_of(scratch)
         with torch.no_grad():
             if gradients:
-                reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares)
+                reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares, tail)
             else:
                 if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
                     first = bucket.size // 8
@@ -426,16 +434,15 @@ class Reducer:
                 load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
-            beside = self.streams.runs_ahead or not bucket.exact
-            if not beside:
-                write_tag(scratch, reduction.tag)
+            if tail is not None:
+                tail[-TAG_LENGTH:] = reduction.tag
             if coding is not None:
                 reduction.coded[index], works = launch_coded(
                     bucket, scratch, reduction.tag, coding=coding, communicator=communicator, streams=self.streams
                 )
                 reduction.works += works
                 return
-            reduction.works.append(communicator.all_reduce(scratch[first:]))
+            reduction.works.append(communicator.all_reduce(scratch[first:] if first else scratch))
             if beside:
                 side = reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
                 reduction.works.append(communicator.all_reduce(side))

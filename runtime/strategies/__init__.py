@@ -5,11 +5,13 @@ The table names kinds (virtual time has its own, in `simulate.py`). A new kind i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
+from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.strategies.gap.means import GapMeans
 from partreduce.runtime.strategies.generated import GeneratedMeans
 from partreduce.runtime.strategies.gradient_means import GradientMeans
@@ -32,11 +34,6 @@ from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.strategies.base import Run, Runner
 
 Kind = TypeVar("Kind")
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.through_servers import shard_bounds
 from partreduce.runtime.transport.waiting import GoneError, Wait, pause_after
-from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.base import Action, Note, Received, Send
 from partreduce.schedulers.protocols.shards import (
     CLOSED,
     Answer,
@@ -31,13 +33,7 @@ from partreduce.schedulers.protocols.shards import (
     shards_of,
 )
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.transport.mailbox import Mailbox, Message
-    from partreduce.schedulers.protocols.base import Action
-    from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.server import Server
 
 MESSAGES = {"open": Opened, "push": Progress, "pull": Ask}
 """To a shard, by their kinds; each has two numbers."""

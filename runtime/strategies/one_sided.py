@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from partreduce.runtime.strategies.base import ParameterRunner
-from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.strategies.base import ParameterRunner, Run
+from partreduce.runtime.transport.credit import Bound
+from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.runtime.transport.waiting import GoneError, PeerWatch
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.transport.credit import Bound
-    from partreduce.runtime.transport.mailbox import Message
-    from partreduce.topo.strategies.base import Strategy
+from partreduce.topo.strategies.base import Averaging, Strategy
 
 
 class OneSided(ParameterRunner):

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, PairState, pairing_of
 from partreduce.schedulers.protocols.base import Note, Received, Send
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.transport.mailbox import Mailbox, Message
-    from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class PairMeans(OneSided):

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 TAG_LENGTH = 4
+Tail: TypeAlias = npt.NDArray[np.floating[Any]]
+"""The end of an array in host memory, with the tag last. NumPy reads and writes a few numbers five times as fast."""
 EXACT_DTYPES = (torch.float32, torch.float64)
 """The dtypes whose sums of tags are exact, so that the tag can stand in the tail of the payload itself."""
 
@@ -24,7 +29,7 @@ def tag_of(*fields: object) -> tuple[int, ...]:
     return tuple([byte + 1 for byte in crc.to_bytes(TAG_LENGTH, "big")])
 
 
-def sums_agree(sums: torch.Tensor, tag: Sequence[int], num_members: int) -> bool:
+def sums_agree(sums: torch.Tensor | Tail, tag: Sequence[int], num_members: int) -> bool:
     """Whether reduced tags equal `num_members` times the own one."""
     agree: bool = sums.tolist() == [number * num_members for number in tag]
     return agree
@@ -38,8 +43,3 @@ def agreement(
 ) -> torch.Tensor:
     """The same without waiting for the device: a 0-d bool tensor there; `upload` makes one of a few numbers."""
     return (sums == upload([number * num_members for number in tag], sums.dtype)).all()
-
-
-def write_tag(array: torch.Tensor, tag: Sequence[int]) -> None:
-    """Put a tag at the end of an array in host memory."""
-    array[-TAG_LENGTH:].numpy()[:] = tag

@@ -5,18 +5,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.rendezvous import forget, hosts_store
+from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.topo.errors import InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.worker.engine import Engine
 
 Result = TypeVar("Result")
 

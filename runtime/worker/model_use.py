@@ -7,20 +7,18 @@ nothing. Evaluating or saving the live model gives one worker's own, where the s
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.foreign import averaged_elsewhere, refuse_averaged_gradients
 from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
+from partreduce.runtime.strategies.base import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.utils.hooks import RemovableHandle
-
-    from partreduce.runtime.strategies.base import Run
     from partreduce.runtime.worker.engine import Engine
 
 

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, Further
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Further, Run
 from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.gap.deadline import wait_in_step
-from partreduce.runtime.strategies.gap.driver import GapDriver, Outcome
+from partreduce.runtime.strategies.gap.driver import Averaged, GapDriver, Letter, Outcome, Recipients
 from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
 from partreduce.runtime.strategies.missing import LackError, Missing
 from partreduce.runtime.strategies.one_sided import OneSided
-from partreduce.runtime.transport.credit import MESSAGES
+from partreduce.runtime.transport.credit import MESSAGES, Bound
 from partreduce.runtime.transport.payload_rings import PayloadRings
 from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.runtime.watch.status import GapStatus
-from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
+from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
 from partreduce.topo.strategies.gap import Gap, Order, Reducing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.strategies.gap.driver import Averaged, Letter, Recipients
-    from partreduce.runtime.transport.credit import Bound
-    from partreduce.schedulers.protocols.hop import Hop
-    from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.neighbor import Neighbor
 
 
 class GapMeans(OneSided):

@@ -6,23 +6,20 @@ buffer holds, sums that over the members together with what the workers must tel
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
 from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.schedulers.protocols.partial_sides import Share
 from partreduce.topo.errors import PartreduceError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
-    from partreduce.runtime.transport.communicators import Communicator
 
 KIND = "partial sum"
 Sum = TypeVar("Sum")

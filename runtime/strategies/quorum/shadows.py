@@ -5,16 +5,13 @@ The derivation, and why the mean of all shadows moves by what trainings publish 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.topo.phase import Group
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.topo.phase import Group
 
 
 @dataclass(slots=True, eq=False)
