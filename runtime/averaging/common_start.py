@@ -7,17 +7,14 @@ start of a run, nothing is sent, which over slow links takes as long as many ste
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.averaging.roll_call import roll_call
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.topo.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.averaging.reducer import Reducer
 
 ADVICE = "call load_state_dict() on all workers at the same round, or on none"
 

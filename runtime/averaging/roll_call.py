@@ -8,14 +8,11 @@ would end the process; all of them give up with its name and with what all must 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.waiting import LateError, Wait
-
-if TYPE_CHECKING:
-    from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.recorder import Operation
 
 POLL_SECONDS = 0.005
 

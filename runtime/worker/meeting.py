@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from partreduce.runtime.averaging.roll_call import roll_call
+from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.worker.ending import Ending
 from partreduce.topo.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.worker.ending import Ending
 
 
 class Meeting:
@@ -39,9 +36,9 @@ class Meeting:
         return self.ending.guard(lambda: self._exchange(what, mine, members or self.run.everyone))
 
     def _exchange(self, what: str, mine: Mapping[str, object], members: Sequence[int]) -> list[dict[str, Any]]:
-        reducer, stepper = self.run.reducer, self.ending.stepper
+        reducer, engine = self.run.reducer, self.ending.engine
         reducer.flush()  # what a device has still to say of earlier operations, before anything is saved or replaced
-        operation = reducer.recorder.begin(what, stepper.steps, stepper.round, tuple(members), 0)
+        operation = reducer.recorder.begin(what, engine.steps, engine.round, tuple(members), 0)
         try:
             place = f"exchange/{reducer.heartbeat.gatherings}/{what}"
             said = roll_call(reducer, place, operation, json.dumps(mine))
