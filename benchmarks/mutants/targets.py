@@ -22,12 +22,20 @@ SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
 CORRUPTED = "tests/verify/checker/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
-FORGED = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_certificate_mutations.py", ORACLE)
+ATTACKED = "tests/verify/checker/test_checker_attacks.py"
+FORGED = (ATTACKED, "tests/verify/checker/test_certificate_mutations.py", ORACLE)
 EDGES = "tests/verify/checker/test_checker_edges.py"
 NUMBERS = "tests/verify/checker/test_checker_numbers.py"
+TABLE_CLAIMS = "tests/verify/test_table_claims.py"
+QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
 FACTS = (
     "tests/verify/checker/test_facts.py",
-    "tests/verify/checker/test_gap_facts.py::test_the_checker_finds_the_bounds_of_the_prover",
+    "tests/verify/checker/test_gap_facts.py",
+    "tests/verify/test_kept_gap_claims.py",
+    "tests/verify/test_quorum_claims.py",
+    QUORUM_CLAIMS,
+    PAYLOADS,
+    TABLE_CLAIMS,
 )
 READ = "tests/verify/checker/test_what_the_checker_reads.py"
 CLAIMED = (
@@ -38,8 +46,6 @@ STATED = (
     "__init__", "codec_error", "conflict_free", "deadlock_free", "end", "equal_replicas", "kept_gap", "lag", "memory",
     "queues", "quorum", "quorum_groups", "rounds", "staleness", "stochastic", "tables", "without_backup",
 )  # fmt: skip
-TABLE_CLAIMS = "tests/verify/test_table_claims.py"
-QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
 LOOKED_UP = (
     "tests/runtime/sharding/test_hybrid.py",
     "tests/runtime/sharding/test_row_codes.py",
@@ -111,15 +117,16 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         for name in ("functions", "function_process", "asked_function")
     },
     **{f"verify/checker/claims/{name}.py": ((EDGES, NUMBERS), (CORRUPTED, *FORGED)) for name in CLAIMED},
-    **{f"verify/checker/facts/{name}.py": (FACTS, (NUMBERS, SAYS, *FORGED)) for name in STATED},
+    **{f"verify/checker/facts/{name}.py": ((*FACTS, EDGES), (NUMBERS, SAYS, *FORGED)) for name in STATED},
     **{
         f"verify/checker/{name}.py": ((EDGES, NUMBERS, *FACTS), (SAYS, CORRUPTED, *FORGED))
         for name in ("definite", "events", "linear_algebra", "meetings", "period", "refusal", "steady_state")
     },
     **{
-        f"verify/checker/{name}.py": ((EDGES, READ), (*FACTS, SAYS, CORRUPTED, *FORGED))
-        for name in ("axes", "certificate", "kept_gap", "program", "quorum", "schedule", "strict_json", "tables")
+        f"verify/checker/{name}.py": ((EDGES, *FACTS, READ), (SAYS, CORRUPTED, *FORGED))
+        for name in ("axes", "certificate", "kept_gap", "quorum", "schedule", "strict_json", "tables")
     },
+    **{f"verify/checker/{name}.py": ((ATTACKED, *FACTS[:3]),) for name in ("__main__", "program")},
     "benchmarks/explore/two_sides.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     **{
         f"runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
