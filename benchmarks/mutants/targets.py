@@ -5,6 +5,9 @@ A stage is a tuple of pytest's arguments. The order within a stage matters as we
 
 from __future__ import annotations
 
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 GENERATOR = "schedulers/protocols/group_generator/"
 EXPLORED = (
     "tests/schedulers/protocols/test_generator_explored.py",
@@ -21,31 +24,19 @@ PAYLOADS = "tests/verify/test_payload_claims.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
-CORRUPTED = "tests/verify/checker/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
-ATTACKED = "tests/verify/checker/test_checker_attacks.py"
-FORGED = (ATTACKED, "tests/verify/checker/test_certificate_mutations.py", ORACLE)
-EDGES = "tests/verify/checker/test_checker_edges.py"
-NUMBERS = "tests/verify/checker/test_checker_numbers.py"
 TABLE_CLAIMS = "tests/verify/test_table_claims.py"
 QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
-FACTS = (
-    "tests/verify/checker/test_facts.py",
-    "tests/verify/checker/test_gap_facts.py",
-    "tests/verify/test_kept_gap_claims.py",
-    "tests/verify/test_quorum_claims.py",
+CHECKER = (
+    *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers")),
+    *(f"tests/verify/checker/test_{of}.py" for of in ("facts", "gap_facts", "what_the_checker_reads")),
+    *(f"tests/verify/test_{of}_claims.py" for of in ("kept_gap", "quorum")),
     QUORUM_CLAIMS,
     PAYLOADS,
     TABLE_CLAIMS,
 )
-READ = "tests/verify/checker/test_what_the_checker_reads.py"
-CLAIMED = (
-    "after_a_loss", "consensus", "consensus_distance", "contraction", "drift", "exact_consensus", "limit",
-    "membership", "spectral_gap",
-)  # fmt: skip
-STATED = (
-    "__init__", "codec_error", "conflict_free", "deadlock_free", "end", "equal_replicas", "kept_gap", "lag", "memory",
-    "queues", "quorum", "quorum_groups", "rounds", "staleness", "stochastic", "tables", "without_backup",
-)  # fmt: skip
+"""Of all files of the checker: `warm` picks the tests that come to a mutant's line."""
+PROGRAM = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_gap_facts.py")
+"""Of those that only the checker's program executes, in processes of its own."""
 LOOKED_UP = (
     "tests/runtime/sharding/test_hybrid.py",
     "tests/runtime/sharding/test_row_codes.py",
@@ -116,17 +107,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
         for name in ("functions", "function_process", "asked_function")
     },
-    **{f"verify/checker/claims/{name}.py": ((EDGES, NUMBERS), (CORRUPTED, *FORGED)) for name in CLAIMED},
-    **{f"verify/checker/facts/{name}.py": ((*FACTS, EDGES), (NUMBERS, SAYS, *FORGED)) for name in STATED},
-    **{
-        f"verify/checker/{name}.py": ((EDGES, NUMBERS, *FACTS), (SAYS, CORRUPTED, *FORGED))
-        for name in ("definite", "events", "linear_algebra", "meetings", "period", "refusal", "steady_state")
-    },
-    **{
-        f"verify/checker/{name}.py": ((EDGES, *FACTS, READ), (SAYS, CORRUPTED, *FORGED))
-        for name in ("axes", "certificate", "kept_gap", "quorum", "schedule", "strict_json", "tables")
-    },
-    **{f"verify/checker/{name}.py": ((ATTACKED, *FACTS[:3]),) for name in ("__main__", "program")},
+    **{str(path.relative_to(ROOT)): (CHECKER,) for path in sorted((ROOT / "verify" / "checker").rglob("*.py"))},
+    **{f"verify/checker/{name}.py": (PROGRAM,) for name in ("__main__", "program")},
     "benchmarks/explore/two_sides.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     **{
         f"runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
