@@ -1,7 +1,6 @@
 """Rounds to exact consensus: relaxed pairs for n ≤ 64, plain means for groups ≤ 8; writes docs/exact-rounds.md.
 
 python -m benchmarks.exact_rounds [--output docs/exact-rounds.md]
-python -m benchmarks.exact_rounds --search [all|cp-sat|random|cyclic]:N:T:SECONDS:SEED ...
 python -m benchmarks.exact_rounds --prove N:T ...   (CP-SAT enumerates, Gröbner bases exclude; N = 7, T = 4)
 """
 
@@ -10,17 +9,15 @@ from __future__ import annotations
 import argparse
 import time
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 
-from benchmarks.matchings.cyclic import search_cyclic
 from benchmarks.matchings.enumeration import all_matchings
 from benchmarks.matchings.means import fewest_means
-from benchmarks.matchings.search import search_matchings, search_pairs, search_rounds
 from benchmarks.matchings.weights import has_weights
 from partreduce.schedulers.exact_rounds.fewest import fewest_rounds
-from partreduce.schedulers.exact_rounds.pair_constructions import base_2_length
+from partreduce.schedulers.exact_rounds.pair_constructions import split_rounds
 from partreduce.schedulers.synthesis.problem import Status
+from partreduce.topo.arithmetic.whole_numbers import valuation
 from partreduce.topo.mixing import exact_product
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
@@ -58,6 +55,13 @@ impossible.
 | n | g = 2 | 3 | 4 | 5 | 6 | 7 | 8 |
 |---|---|---|---|---|---|---|---|
 """
+
+
+def base_2_length(num_workers: int) -> int:
+    """Rounds of the published Base-2 graph: the split of n, or of its odd part times pairs if shorter."""
+    twos = valuation(num_workers, 2)
+    odd = num_workers >> twos
+    return min(len(split_rounds(num_workers)), twos + (len(split_rounds(odd)) if odd > 1 else 0))
 
 
 def pair_section() -> str:
@@ -105,23 +109,6 @@ def mean_section() -> str:
     return head + "\n".join(rows) + "\n"
 
 
-def search(item: str) -> None:
-    """One line about a search, and the rounds if it found any."""
-    name, *numbers = item.split(":")
-    n, rounds, seconds, seed = (int(part) for part in numbers)
-    searches = {"all": search_rounds, "cp-sat": search_matchings, "random": search_pairs}
-    run = partial(search_cyclic, turn=n // 2) if name == "cyclic" else searches[name]
-    report = run(n, rounds, time_limit=seconds, seed=seed)
-    outcome = "found" if report.rounds is not None else "none found (no proof)"
-    print(
-        f"{name}: n = {n}, {rounds} rounds, seed {seed}: {outcome}; {report.tried} drawn, "
-        f"{report.reachable} reach all, {report.seconds:.1f} s",
-        flush=True,
-    )
-    for pairs in report.rounds or ():
-        print("   ", " ".join(f"{i}-{j}:{w}" for i, j, w in pairs))
-
-
 def prove(item: str) -> None:
     """Whether any matchings have weights that make them exact: all of them, up to renumbering and time reversal."""
     n, rounds = (int(part) for part in item.split(":"))
@@ -140,14 +127,11 @@ def prove(item: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("docs/exact-rounds.md"))
-    parser.add_argument("--search", nargs="*", default=[], metavar="HOW:N:T:SECONDS:SEED")
     parser.add_argument("--prove", nargs="*", default=[], metavar="N:T")
     options = parser.parse_args()
-    for item in options.search:
-        search(item)
     for item in options.prove:
         prove(item)
-    if options.search or options.prove:
+    if options.prove:
         return
     options.output.write_text(pair_section() + mean_section(), encoding="utf-8")
     print(f"wrote {options.output}")

@@ -15,13 +15,14 @@ import argparse
 import difflib
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.kit import machine, table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -44,16 +45,8 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark(
-        "rules", "rules are designed, proved and checked in seconds at 10^6 workers", "scale.rules",
-        "--sizes 1e3,1e6 --repeats 1 -o {out}", "", 300,
-    ),
-    Benchmark(
-        "contraction", "contraction at 10^3..10^6 workers, beside scipy's eigsh and networkx", "scale.contraction",
-        "--sizes 1e3,1e5 --repeats 1 --json {out}.json", "--repeats 2 --json benchmarks/scale/contraction.json", 300,
-    ),
-    Benchmark(
-        "certificates", "certificates of large explicit schedules are made and checked", "scale.certificates",
-        "--workers 100000 --period 8 --output {out}.md", "--output benchmarks/scale/certificates.md", 300,
+        "scale", "rules in seconds at 10^6 workers; explicit schedules beside eigsh and networkx", "scale",
+        "--sizes 1e3 --repeats 1 -o {out}", "--sizes 1e3 1e5 1e6 -o benchmarks/results/scale", 300,
     ),
     Benchmark(
         "forgery", "of forged certificates no false claim is confirmed, of honest ones every claim is", "forgery",
@@ -62,7 +55,7 @@ BENCHMARKS = (
     Benchmark(
         "worked-example", "the planner beats Figure 10 and the catalogue on 4x4 and on random bandwidths",
         "planner.gains",
-        "example --time-limit 10 --drawn 1 -o {out}", "example --seeds 0 2 --forms ring hierarchical", 240,
+        "example --time-limit 10 -o {out}", "example --seeds 0 2 --forms ring hierarchical", 240,
     ),
     Benchmark(
         "clusters", "the planner on regular, irregular and uneven clusters", "planner.gains",
@@ -71,10 +64,6 @@ BENCHMARKS = (
     Benchmark(
         "exact-rounds", "exact consensus in no more rounds than Base-2, n up to 64", "exact_rounds",
         "--output {out}.md", "", 300,
-    ),
-    Benchmark(
-        "gaps", "which graph and setting of Hop's: steps, gaps and queues from 16 to 10,000 workers", "gaps.scale",
-        "--sizes 16 -o {out}", "", 300,
     ),
     Benchmark(
         "steps-to-loss", "how many more steps a schedule needs, by its figures", "steps_to_loss.fit",
@@ -97,10 +86,6 @@ BENCHMARKS = (
         "--workers 2 --seeds 2 --steps 24 --output {out}.json", "", 300,
     ),
     Benchmark(
-        "drift-correction", "drift correction saves steps on sorted data", "steps_to_loss.drift_correction",
-        "--seeds 1 --modes per-worker -o {out}", "-o benchmarks/results/drift_correction", 300,
-    ),
-    Benchmark(
         "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "transport",
         "p_reduce --megabytes 8 40 --workers 2 --turns 7 -o {out}", "p_reduce -o benchmarks/results/overhead.md", 240,
     ),
@@ -109,16 +94,12 @@ BENCHMARKS = (
         "sums --turns 5 -o {out}", "sums -o benchmarks/results/codecs.md", 180,
     ),
     Benchmark(
-        "mailbox", "messages and updates cost little more than bare transfers", "transport",
-        "messages --workers 2 --megabytes 2 --turns 15 -o {out}", "messages -o benchmarks/results/mailbox.md", 120,
+        "tables-memory", "a sharded table takes each worker its rows' share of memory", "tables_memory",
+        "--rows 100000 --workers 2 4 --limit", "--limit", 180,
     ),
     Benchmark(
-        "tables-memory", "a sharded table takes each worker its rows' share of memory", "tables.memory",
-        "--rows 50000 --workers 2 4 --limit", "--limit", 180,
-    ),
-    Benchmark(
-        "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator.run",
-        "--runs 60 --kills 4 --rounds 30 --repeat 1 --output {out}", "", 300,
+        "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator",
+        "--runs 60 --kills 4 --rounds 30 --repeat 1 -o {out}", "-o benchmarks/results/generator", 300,
     ),
 )  # fmt: skip
 
@@ -174,16 +155,13 @@ def chosen(names: list[str] | None) -> list[Benchmark]:
 
 def write(rows: list[dict[str, object]]) -> str:
     """Both summaries; the Markdown table is returned."""
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    head = ["benchmark", "verdict", "seconds", "load before", "command"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for row in rows:
-        cells = [row["name"], row["verdict"], row["seconds"], row["load_average_before"], f"`{row['command']}`"]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    table = "\n".join(lines) + "\n"
-    (OUTPUT / "summary.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    (OUTPUT / "summary.md").write_text(f"# Last run of `make bench`\n\n{machine}.\n\n{table}")
-    return table
+    content = table(
+        ["benchmark", "verdict", "seconds", "load before", "command"],
+        [[row[key] for key in ("name", "verdict", "seconds", "load_average_before", "command")] for row in rows],
+    )
+    (OUTPUT / "summary.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    (OUTPUT / "summary.md").write_text(f"# Last run of `make bench`\n\n{machine()}.\n\n{content}")
+    return content
 
 
 def main() -> int:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 
 def catalogue() -> list[str]:

@@ -12,7 +12,6 @@ from partreduce.topo.strategies import Averaging as Averaging
 from partreduce.topo.strategies import Codec as Codec
 from partreduce.topo.strategies import CodecScope as CodecScope
 from partreduce.topo.strategies import Counting as Counting
-from partreduce.topo.strategies import Divide as Divide
 from partreduce.topo.strategies import Division as Division
 from partreduce.topo.strategies import Drain as Drain
 from partreduce.topo.strategies import Form as Form
@@ -36,7 +35,6 @@ from partreduce.topo.strategies import Quorum as Quorum
 from partreduce.topo.strategies import QuorumStart as QuorumStart
 from partreduce.topo.strategies import Reducing as Reducing
 from partreduce.topo.strategies import Round as Round
-from partreduce.topo.strategies import Rounding as Rounding
 from partreduce.topo.strategies import Route as Route
 from partreduce.topo.strategies import Routes as Routes
 from partreduce.topo.strategies import RulePhases as RulePhases

@@ -10,11 +10,9 @@ import codecs
 import io
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, TextIO
 
 PLAIN = {
     "→": "->", "←": "<-", "−": "-", "–": "-", "—": "-", "×": "x", "·": ".", "•": "*", "…": "...", "∞": "inf",

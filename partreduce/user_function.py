@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.errors import FileProblem, InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def function_of(text: str, place: str) -> Callable[..., Any]:

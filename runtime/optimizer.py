@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -24,30 +26,25 @@ from partreduce.runtime.sharding.found import find_tables, layout_of, refuse_oth
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.sharding.whole import own_states, whole_states
 from partreduce.runtime.strategies import build
-from partreduce.runtime.strategies.alone import Alone
-from partreduce.runtime.strategies.base import Run
+from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
 from partreduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
 from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
 from partreduce.runtime.transport.hierarchical import chosen_form, formed
 from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
+from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.watch.progress_publisher import publish
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
-from partreduce.runtime.worker.ending import Ending
+from partreduce.runtime.worker.ending import RUNNING, Ending
+from partreduce.runtime.worker.engine import Engine
+from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.last_line import end_in_one_line
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
-from partreduce.runtime.worker.stepper import Stepper
+from partreduce.runtime.worker.parameter_engine import ParameterEngine
 from partreduce.topo.errors import InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from partreduce.runtime.strategies.base import Runner
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 DEFAULT_TIMEOUT = 300.0
 Batch = TypeVar("Batch")
@@ -61,7 +58,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     and copies rank 0's parameters and buffers to all.
 
     It is a thin face; what it does is done by its parts: `run` (what is averaged, and by what), `runner` (how the
-    schedule's strategy averages), `stepper` (steps and rounds), `meeting` (what all workers do together) and `ending`
+    schedule's strategy averages), `engine` (steps and rounds), `meeting` (what all workers do together) and `ending`
     (whether the run goes on, and its end).
 
     Args:
@@ -156,34 +153,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         if reached.rank == 0 and not alone:
             warn_of_rounded_signs(plan, self.optimizer)
-        self.stepper = Stepper(self.run, self.runner, self.optimizer, uneven_inputs)
-        self.ending = Ending(self.run, self.runner, self.stepper, own_process=own_process)
+        self.engine = _engine(self.run, self.runner, self.optimizer, uneven_inputs)
+        self.ending = Ending(self.run, self.engine, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
         publish(self.run, self.runner, self.ending)
         if policies.broadcast:
             self.meeting.broadcast()
         if tables:
             with _connecting(reached, heartbeat):
-                tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.stepper)
+                tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.engine)
             tables.spread(self.optimizer, broadcast=policies.broadcast)
         remember(self, model.parameters())
-        self.stepper.model_use.attach()
+        self.engine.model_use.attach()
 
     def _built(self, alpha: float | None) -> Runner:
         """What averages as the schedule says, with the strength of drift correction if there is one."""
         if self.run.alone:
-            return Alone(self.run)
+            return ParameterRunner(self.run)
         return build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
 
     @property
     def round(self) -> int:
         """The round that this worker is in: steps div pace."""
-        return self.stepper.round
+        return self.engine.round
 
     @property
     def steps(self) -> int:
         """The steps taken so far, skipped ones included."""
-        return self.stepper.steps
+        return self.engine.steps
 
     @property
     def skipped(self) -> int:
@@ -191,7 +188,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Counted from the start of the script; what `skip()` did not apply is not among them.
         """
-        return self.stepper.skipped
+        return self.engine.skipped
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader, without one for each step that this worker skips, so that N batches end in step N.
@@ -200,7 +197,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         end of one loader is dropped from the next.
         """
         for batch in loader:
-            if not self.stepper.drops_batch():
+            if not self.engine.drops_batch():
                 yield batch
 
     @property
@@ -235,9 +232,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
         scale: torch.Tensor | None = self.__dict__.get("grad_scale")
-        with self.ending.guarded():
-            self.ending.refuse_unless_running("step")
-            return self.stepper.step(closure, skip=skip, found_inf=found_inf, scale=scale)
+        try:  # as in `Ending.guarded`, with nothing between in each step
+            if self.ending.state is not RUNNING:
+                self.ending.refuse_unless_running("step")
+            heartbeat = self.run.reducer.heartbeat
+            if heartbeat.line is not None and heartbeat.line.problem is not None:
+                heartbeat.refuse_without_store()
+            return self.engine.step(closure, skip=skip, found_inf=found_inf, scale=scale)
+        except PartreduceError as error:
+            self.ending.after(error)
+            raise
 
     def average_gradients(self) -> None:
         """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
@@ -248,10 +252,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PeerLostError: a worker is gone or too late.
         """
-        if self.stepper.has_local_gradients:
+        if self.engine.has_local_gradients:
             with self.ending.guarded():
                 self.ending.refuse_unless_running("average gradients")
-                self.stepper.average_gradients()
+                self.engine.average_gradients()
 
     @contextlib.contextmanager
     def join(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
@@ -268,9 +272,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             UnavailableError: a worker is gone or silent.
             InputError: the loop changes the means, and nothing says how.
         """
-        with self.stepper.joining(after_averaging):
+        with self.engine.joining(after_averaging):
             yield
-            self.ending.guard(lambda: self.stepper.serve(after_averaging))
+            self.ending.guard(lambda: self.engine.serve(after_averaging))
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[torch.nn.Module]:
@@ -285,14 +289,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         run = self.run
         run.flat.check()
         with self.ending.guarded():
-            self.stepper.gather()
-            if self.runner.outlives_lost_workers:
-                self.runner.leave()  # others may wait for it in a group, where who waits for all is missing
+            self.engine.gather()
+            self.runner.leave("mean_model")  # others may wait for it in a group, where who waits for all is missing
             with contextlib.ExitStack() as until_after:
                 with run.reducer.heartbeat.gathering("mean_model()", self.round):
                     self.runner.settle()
                     until_after.enter_context(own_values_kept(run.flat))
-                    members = self.runner.survivors("mean_model()")
+                    members = self.runner.others.gathered("mean_model()")
                     average_everywhere(run.mean_reducers, members, self.steps, self.round)
                 with self.ending.evaluating():
                     yield run.flat.model
@@ -321,8 +324,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         state = whole_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
         own: dict[str, Any] = {"steps": self.steps, "schedule": self.schedule.name}
-        if self.runner.averages_gradients and self.ending.is_running:
-            late = self.ending.guard(self.runner.state)
+        if self.ending.is_running:
+            late = self.engine.late_gradients(self.ending.guard)
             own |= {"strategy": {name: tensor.detach().clone() for name, tensor in late.items()}} if late else {}
         state["partreduce"] = own
         return state
@@ -338,13 +341,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 `partreduce` holds no step count.
         """
         steps = None if (own := state_dict.get("partreduce")) is None else checked_steps(own)
-        if steps is not None and self.runner.needs_round_start and steps % self.run.pace:
-            raise InputError(
-                f"load_state_dict: step {steps} lies inside a round of {self.run.pace} steps, whose beginning "
-                "is not known any more; save the state after the last step of a round"
-            )
         if steps is not None:
-            self.ending.guard(lambda: self.stepper.gather(apply=False))
+            self.engine.refuse_load(steps)
+            self.ending.guard(lambda: self.engine.gather(apply=False))
             if self.runner.agrees_on_end:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self._refuse_other_steps(steps)
@@ -354,9 +353,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if self.runner.drains_together:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
-            lost = self.runner.lost_at_load
-            self.ending.guard(self.runner.drain)
-            self.stepper.steps = steps
+            lost = self.ending.guard(self.runner.drain)
+            self.engine.go_on_from(steps)
             self._load_strategy((own or {}).get("strategy"), lost)
 
     def _load_strategy(self, state: dict[str, torch.Tensor] | None, lost: str) -> None:
@@ -488,6 +486,16 @@ def _run(
     alone = isinstance(world, AloneWorld)
     applier = Applier(optimizer, flat, [table.parameter for table in tables])
     return Run(schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, alone=alone)
+
+
+def _engine(
+    run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs
+) -> Engine[GradientRunner] | Engine[ParameterRunner]:
+    """What takes the steps, by what the runner averages."""
+    if isinstance(runner, GradientRunner):
+        return GradientEngine(run, runner, optimizer, uneven_inputs)
+    assert isinstance(runner, ParameterRunner), "there are no others"
+    return ParameterEngine(run, runner, optimizer, uneven_inputs)
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -11,16 +11,14 @@ import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import FileProblem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 RING_LENGTH = 256
 MAX_TRACE_EVENTS = 200_000
@@ -46,6 +44,13 @@ class Operation:
     def rounds_before(self) -> int:
         """A member that ended after this many rounds, or fewer, has never begun this operation."""
         return self.round - self.lag
+
+    def entered(self) -> str:
+        """As a heartbeat says it."""
+        return f"entered {self}"
+
+    def finished(self) -> str:
+        return f"finished {self}"
 
     def __str__(self) -> str:
         """As reports name it: `the average of round 41 in group {1,3}`."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.strategies.base import Strategy
+from partreduce.topo.strategies.base import Strategy
 
 Value = int | float | str | tuple[int, ...] | None
 """What a parameter may hold; None means that the entry chooses for the cluster."""
@@ -100,7 +97,7 @@ class Entry:
     name: str
     summary: str
     source: str
-    kind: Literal["rule", "groups", "graph", "rounds", "allreduce", "analysis"]
+    kind: Literal["rule", "groups", "graph", "rounds", "allreduce"]
     make: Callable[..., Strategy]
     refuse: Callable[..., str | None] = always
     parameters: tuple[Parameter, ...] = ()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from partreduce.schedulers.catalogue.graphs import GRAPHS
 from partreduce.schedulers.catalogue.rounds import PER_ROUND
 from partreduce.schedulers.catalogue.rules import RULES
-from partreduce.schedulers.entry import hint
+from partreduce.schedulers.entry import Entry, hint
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from partreduce.schedulers.entry import Entry
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 _ENTRIES: dict[str, Entry] = {row.name: row for row in (*RULES, *GRAPHS, *PER_ROUND)}
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.hardware import Hardware
+from partreduce.topo.hardware import Hardware
 
 MAX_WORKERS = 2**31 - 1
 

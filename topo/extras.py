@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.errors import MissingFeatureError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 EXTRAS = {
     "torch": ("torch", "torch"),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
@@ -166,10 +162,6 @@ class Hardware:
     def inside_of(self, node: int) -> Link:
         """The intra-node link of one node."""
         return dict(self.node_inside).get(node, self.inside)
-
-    def slowdown_of(self, worker: int) -> float:
-        """The factor on one worker's compute time."""
-        return dict(self.slowdown).get(worker, 1.0)
 
     def shared_switches(self, num_nodes: int) -> tuple[Switch, ...]:
         """The switches that can make anything slower: with an uplink that costs something and a node outside."""

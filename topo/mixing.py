@@ -111,18 +111,6 @@ def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64
     return product
 
 
-def exact_period_product(schedule: Schedule, start: int = 0) -> list[list[Fraction]]:
-    """`period_product` in fractions. O(T · n · entries) operations on whole numbers.
-
-    Raises:
-        InputError: more than 2,000 workers.
-        ScheduleError: the strategy has no fixed phases.
-    """
-    steps = schedule.steps()
-    first = start % len(steps)
-    return exact_product([*steps[first:], *steps[:first]]).rows()
-
-
 def is_doubly_stochastic(step: MixingStep) -> bool:
     """Whether rows *and* columns sum to 1, exactly. Entries may be negative (relax above |G|/(|G|−1)). O(entries).
 

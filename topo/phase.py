@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import numpy.typing as npt
 
 ONE = Fraction(1)
 
@@ -112,7 +108,6 @@ class Phase:
         return cls.from_arrays(count, order[gather].astype(np.int32), sizes, factors)
 
     def __len__(self) -> int:
-        """The number of groups."""
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Group:
@@ -135,7 +130,6 @@ class Phase:
         )
 
     def __hash__(self) -> int:
-        """Consistent with equality."""
         return hash((self.num_workers, self.members.tobytes(), self.offsets.tobytes(), self.relax))
 
     @property

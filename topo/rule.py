@@ -6,22 +6,17 @@ of the digits outside D: the workers whose local rank lies in L, on the nodes th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import ONE, Group, Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.phase import Group
-from partreduce.topo.strategies.base import Mixing, Phased
-from partreduce.topo.strategies.routes import TableWay
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.round import MixingStep
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.strategies.axes import Form
-    from partreduce.topo.strategies.base import Strategy
-    from partreduce.topo.strategies.routes import Route, Routes
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.round import MixingStep
+from partreduce.topo.rule import RuleView
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.base import Mixing, Phased, Strategy
+from partreduce.topo.strategies.routes import Route, Routes, TableWay
 
 
 @dataclass(frozen=True, slots=True)

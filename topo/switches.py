@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.topo.hardware import smallest_first
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.hardware import Switch
+from partreduce.topo.hardware import Switch, smallest_first
 
 
 def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:

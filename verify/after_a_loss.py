@@ -8,19 +8,15 @@ lost worker.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from partreduce.topo.phase import ONE
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.consensus import GROUND
 from partreduce.verify.stochastic import keeps_something
 from partreduce.verify.view import contracts, every_relax_tame, explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from partreduce.topo.schedule import Schedule
 
 NAME = "consensus-after-a-loss"
 MAX_MEMBERS = 200_000

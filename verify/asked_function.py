@@ -12,19 +12,16 @@ import os
 import pickle
 import random
 import sys
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from partreduce.topo.cluster import Cluster
-
-    PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]
+PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]
 
 MEMORY_BYTES = 4 * 2**30
 OUTPUT_BYTES = 16 * 2**20

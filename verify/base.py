@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil, frexp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.errors import RefutedError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class Status(StrEnum):

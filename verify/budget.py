@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.timing.cost import communication
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
 
 GLOO_DESCRIPTORS = 6
 GLOO_THREADS = 3

@@ -9,17 +9,13 @@ that together span everything; hence ‖P − J‖ is the largest ‖P_c‖, wit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from partreduce.topo.rule import RuleView
+from partreduce.topo.rule import RuleView
 
 MAX_DIGITS = 12
 MAX_SIZE = 64

@@ -6,21 +6,17 @@ own, from the numbers of `topo.codec_numbers`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.topo.strategies.axes import Codec, CodecScope, How, Rounding
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Codec, CodecScope, How
 from partreduce.verify.base import Claim, Status, fact
 from partreduce.verify.forms import Spread, of_block, of_everybody
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from partreduce.topo.schedule import Schedule
 
 NAME = "codec-error"
 SINGLE = Fraction(1, 2**24)
@@ -122,8 +118,7 @@ def error_of(how: How) -> Pair:
         case Codec.BFLOAT16:
             return Fraction(1, 2**8), Fraction(1, 2**134)
         case _:
-            half = 2 if how.rounding is Rounding.NEAREST else 1
-            return Fraction(1, 127 * half) + Fraction(1, 2**21), Fraction(1, 2**119)
+            return Fraction(1, 254) + Fraction(1, 2**21), Fraction(1, 2**119)
 
 
 def _rounding(count: int, unit: Pair) -> Pair:

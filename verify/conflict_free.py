@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from partreduce.topo.rule import nodes_of_group
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block, RuleView, nodes_of_group
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fact, refuted, some
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.rule import Block, RuleView
-    from partreduce.topo.schedule import Schedule
 
 NAME = "conflict-free"
 RULE = "each worker is in at most one group of a phase"

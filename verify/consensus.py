@@ -8,18 +8,14 @@ With t ≥ 2 or t < 0 anywhere the argument fails (t = 2 on a pair swaps it), an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.trees import tree_of_groups, tree_of_phases
 from partreduce.verify.view import contracts, every_relax_tame, explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
 
 NAME = "consensus"
 GROUND = -1

@@ -6,17 +6,21 @@ solves X = F(X) + ε·I in floats, with an ε that rounding X to integers does n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.figures.rate import NEVER
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved
 from partreduce.verify.steady_state import (
     GUARD,
     MAX_BITS,
     MAX_ENTRIES,
+    ClassMotion,
+    Motion,
     as_integers,
     bits_for,
     motion_of,
@@ -24,15 +28,7 @@ from partreduce.verify.steady_state import (
     shown,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.schedule import Schedule
-    from partreduce.verify.steady_state import ClassMotion, Motion
-
-    Matrix = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
 
 NAME = "consensus-distance"
 NEGLIGIBLE = 1e-18

@@ -7,17 +7,13 @@ completes. The argument needs nothing but rendezvous semantics.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, follows
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
 
 NAME = "deadlock-free"
 

@@ -6,12 +6,15 @@ how far it is from the true one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved
 from partreduce.verify.consensus_distance import FLOATS, LOOSE, SMALL, TIGHT
 from partreduce.verify.contraction import MARGIN
@@ -20,6 +23,8 @@ from partreduce.verify.steady_state import (
     MAX_BITS,
     MAX_ENTRIES,
     MAX_STEPS,
+    ClassMotion,
+    Motion,
     as_integers,
     motion_of,
     rounded_up,
@@ -27,15 +32,7 @@ from partreduce.verify.steady_state import (
 )
 from partreduce.verify.view import rule_view
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.schedule import Schedule
-    from partreduce.verify.steady_state import ClassMotion, Motion
-
-    Matrix = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
 
 SLOW = 1 - 1e-6
 """A contraction of one period from here on is too near to 1 for a bound of this kind."""

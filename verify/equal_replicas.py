@@ -5,14 +5,10 @@ The theorem stands in `verify/checker/facts/equal_replicas.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
 from partreduce.verify.base import Claim, follows
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
 
 NAME = "equal-replicas"
 ASSUMED = "Assumed: the same start, and a deterministic optimizer that is set up alike on all workers."

@@ -10,21 +10,17 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.mixing import exact_product
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, proved
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_products
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
 
 NAME = "exact-consensus"
 PROBABLE = "exact-consensus-probable"

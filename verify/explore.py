@@ -8,21 +8,18 @@ answer is "holds in N states", the shortest run that breaks it, or "unknown" whe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.errors import InputError, RefutedError, UnknownError
 from partreduce.verify.search.breadth import NO_ERROR, Breadth
 from partreduce.verify.search.liveness import replay_loop, starving_loop
 from partreduce.verify.search.network import Network
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
+from partreduce.verify.search.system import Label
 from partreduce.verify.search.trace import Trace, path_to, trace_of
 from partreduce.verify.search.view import View
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.verify.search.system import Label
 
 __all__ = [
     "Exploration",

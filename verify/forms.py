@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,18 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 from partreduce.verify import asked_function
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from partreduce.topo.cluster import Cluster
 
 SECONDS = 60.0
 SECONDS_PER_QUESTION = 50e-6

@@ -5,24 +5,18 @@ A file is executed in processes of its own (`verify.function_process`), never in
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.phase import Phase
+from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Static
-from partreduce.verify.asked_function import ask, place_of_function
+from partreduce.verify.asked_function import PhaseFunction, ask, place_of_function
 from partreduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
 from partreduce.verify.prove import prove
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.phase import Group
-    from partreduce.verify.asked_function import PhaseFunction
 
 NAME = "membership"
 MAX_EVALUATIONS = 20_000_000

@@ -18,17 +18,13 @@ Each holds as long as all workers take part, and only while neither the filter o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.strategies.generated import Division, Generated
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

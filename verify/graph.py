@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from fractions import Fraction
 from math import gcd
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Round
 from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
 from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction, prove_power
@@ -25,13 +27,7 @@ from partreduce.verify.limit import prove_limit
 from partreduce.verify.spectral_gap import prove_gaps
 from partreduce.verify.stochastic import own_weights, prove_graph_sums
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies import Round
-
-    Rounds = tuple[Round, ...]
+Rounds = tuple[Round, ...]
 
 NAME = "consensus"
 MAX_POWER = 12

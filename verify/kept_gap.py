@@ -8,12 +8,13 @@ waits for whom is the event graph's matter (`verify.gaps`). The theorems stand i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.gap import Gap, Weights
 from partreduce.verify.base import Claim, Status, follows, refuted
 from partreduce.verify.gaps.event_graph import event_graph
@@ -23,11 +24,6 @@ from partreduce.verify.gaps.skip import longest_skips_by_edges
 from partreduce.verify.graph import out_tree_of, prove_graph
 from partreduce.verify.stochastic import DOUBLY, keeps_something
 from partreduce.verify.without_backup import prove_without_backup
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.topo.schedule import Schedule
 
 EXPLORED = (
     "That the program obeys these rules is assumed; the machine that it runs was explored for small graphs "

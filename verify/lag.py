@@ -5,13 +5,9 @@ The theorem stands in `verify/checker/facts/lag.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import WIDER, Drain, Pipeline
 from partreduce.verify.base import Claim, follows
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
 
 NAME = "lag"
 

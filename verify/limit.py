@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import isqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.figures.growth import MOST_BITS, growth_bits
 from partreduce.topo.mixing import exact_product
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.schedule import Schedule
-
-    Integers = npt.NDArray[np.object_]
+Integers = npt.NDArray[np.object_]
 
 NAME = "limit"
 MAX_WORKERS = 64

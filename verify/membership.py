@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.phase import ONE
+from partreduce.topo.rule import RulePhase, RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.view import rule_view
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from fractions import Fraction
-
-    from partreduce.topo.rule import RulePhase, RuleView
-    from partreduce.topo.schedule import Schedule
-
-    Expected = tuple[tuple[int, ...], Fraction] | None
+Expected = tuple[tuple[int, ...], Fraction] | None
 
 NAME = "membership"
 EVALUATED = 2**20

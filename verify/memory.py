@@ -7,21 +7,18 @@ descriptors, threads and megabytes are measurements, no claims: see `verify.budg
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Round
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.base import Averaging
 from partreduce.verify.base import Claim, fact
 from partreduce.verify.forms import Spread, of_block, of_everybody
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies import Round
 
 
 def prove_memory(schedule: Schedule) -> Claim:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, semidefinite_pivots
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 def candidates(value: float) -> Iterable[Fraction]:

@@ -7,19 +7,16 @@ None of them has an entry in the certificate: the checker has no groups to look 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Generated, Pairwise, Server
 from partreduce.topo.strategies.axes import Codec
 from partreduce.verify.base import Claim, Status
 from partreduce.verify.codec_error import codec_error_of_a_server
 from partreduce.verify.equal_replicas import ASSUMED
 from partreduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.schedule import Schedule
 
 
 def prove_generated(schedule: Schedule) -> tuple[Claim, ...]:

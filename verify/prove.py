@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Sending
 from partreduce.verify.after_a_loss import NAME as AFTER_A_LOSS
 from partreduce.verify.after_a_loss import prove_after_a_loss
@@ -34,11 +36,6 @@ from partreduce.verify.rounds import prove_rounds
 from partreduce.verify.staleness import prove_meetings
 from partreduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
 from partreduce.verify.tables import essential_of_tables, prove_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.topo.schedule import Schedule
 
 ON_DISJOINT = "rests on conflict-freedom, which is refuted."
 

@@ -7,15 +7,11 @@ rules that they rest on, and the proofs, stand in `verify/checker/facts/quorum.p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.quorum import MissedResults, Quorum, QuorumStart
 from partreduce.verify.base import Claim, Status, follows
 from partreduce.verify.equal_replicas import ASSUMED
 from partreduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
 
 EXPLORED = "That the protocol's code follows this was explored for small configurations (docs/explorer.md)."
 

@@ -9,8 +9,8 @@ and the proofs, stand in `verify/checker/facts/quorum_groups.py`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.verify.base import Claim, follows, not_proved
@@ -22,9 +22,6 @@ from partreduce.verify.membership import prove_membership
 from partreduce.verify.quorum import EXPLORED
 from partreduce.verify.stochastic import DOUBLY, explicit_pairs, prove_doubly_stochastic, rule_pairs
 from partreduce.verify.view import rule_view
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
 
 OF_SHADOWS = "By a quorum this holds of the workers' shadow models, round by round of each worker."
 """What the claims about matrices speak of."""

@@ -16,15 +16,13 @@ others need plain means (relax 1).
 from __future__ import annotations
 
 from math import isqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.arithmetic.whole_numbers import ceil_log, prime_powers
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fact
 from partreduce.verify.stochastic import explicit_pairs, rule_pairs
 from partreduce.verify.view import rule_view
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
 
 NAME = "rounds"
 NEVER = "never"

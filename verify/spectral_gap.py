@@ -15,18 +15,15 @@ from __future__ import annotations
 from collections import deque
 from fractions import Fraction
 from math import floor
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.mixing import exact_product
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Round
 from partreduce.verify.base import Claim, not_proved, proved, refuted
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies import Round
 
 KINDS = ("hop", "slem", "sigma")
 MAX_WORKERS = 48

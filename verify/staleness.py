@@ -6,17 +6,13 @@ stand in the files of `verify/checker/facts/` with the same names.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, follows, not_proved
 from partreduce.verify.meetings import Meetings, NeverMeetError, TooManyRoundsError, rounds_to_meet
 from partreduce.verify.stochastic import explicit_pairs, keeps_something, rule_pairs
 from partreduce.verify.view import rule_view
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
 
 NONE = -1
 """No bound is claimed: certificates have no null."""

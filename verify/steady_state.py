@@ -6,31 +6,26 @@ What is computed here is not trusted: it is rounded to integers, which the check
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from math import frexp, prod
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.figures.round_steps import group_paces
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic, mixing_matrix
 from partreduce.topo.phase import Phase
+from partreduce.topo.round import MixingStep
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 from partreduce.verify.base import fraction_above
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, distinct_classes, every_class
 from partreduce.verify.contraction import common_factor
 from partreduce.verify.view import rule_view
 
-if TYPE_CHECKING:
-    from fractions import Fraction
-
-    import numpy.typing as npt
-
-    from partreduce.topo.round import MixingStep
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
-
-    Matrix = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
 
 MAX_WORKERS = 512
 """Workers of explicit schedules, as for the contraction."""

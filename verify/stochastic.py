@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from fractions import Fraction
 from math import lcm
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Round
 from partreduce.verify.base import Claim, fact, refuted
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies import Round
 
 DOUBLY = "doubly-stochastic"
 SUMS = "unit-sums"

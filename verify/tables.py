@@ -7,18 +7,14 @@ here by asking it: for all rows, or for rows drawn at random where there are man
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.topo.codec_numbers import row_bytes
-from partreduce.topo.strategies.routes import TableWay
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.routes import Route, TableWay
 from partreduce.verify.base import Claim, fact, follows, not_proved, refuted
 from partreduce.verify.codec_error import of_gradients, of_rows, rounded_up
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.routes import Route
 
 ONE_ROUTE, ONE_OWNER, ORDER, NIC_BYTES = "one-route", "one-owner", "table-order", "nic-bytes"
 ROW_ERROR = "row-error"

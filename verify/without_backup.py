@@ -6,18 +6,13 @@ worst case: which updates come late is up to the machines, and a fair run agrees
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from partreduce.topo.strategies.gap import Weights
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.gap import Gap, Weights
 from partreduce.verify.base import Claim, follows, not_proved, refuted, some
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
-
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.gap import Gap
 
 NAME = "consensus"
 MAX_SEARCHED = 200_000

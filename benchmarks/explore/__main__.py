@@ -120,7 +120,7 @@ def main() -> int:
 
 
 def _draw(path: Path) -> None:
-    from partreduce.report.gaps import draw_trace
+    from benchmarks.explore.picture import draw_trace
 
     lost = explore(Hop(hop_suite.both_ways(3), Gap()), properties=(NoDeadlock(),), network=Network(losses=1))
     trace = lost.findings[0].trace

@@ -8,18 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.schedulers.protocols.partial import (
-    CALLED,
-    COMPUTING,
-    MEETING,
-    Begin,
-    Call,
-    End,
-    Finish,
-    Partial,
-    PartialState,
-    Take,
-)
+from partreduce.schedulers.protocols.partial import Partial, PartialState
+from partreduce.schedulers.protocols.partial_sides import CALLED, COMPUTING, MEETING, Begin, Call, End, Finish, Take
 from partreduce.topo.strategies.quorum import Counting, QuorumStart
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 

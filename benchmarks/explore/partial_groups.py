@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partreduce.schedulers.protocols.partial import CALLED, COMPUTING, Begin, Call, End, Finish, Share, Take
 from partreduce.schedulers.protocols.partial_groups import GOES_ON, GroupsState, PartialGroups
+from partreduce.schedulers.protocols.partial_sides import CALLED, COMPUTING, Begin, Call, End, Finish, Share, Take
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 

@@ -115,7 +115,7 @@ def aimed_payload(draw: random.Random, strategy: dict[str, Any]) -> None:
     """Another lateness, codec, form or pace; it need not go together."""
     kind = draw.randrange(4)
     if kind == 0:
-        members = {"width": draw.choice([2, 2, 3, 4]), "wider": True, "drain": draw.choice(["apply", "drop"])}
+        members = {"width": draw.choice([2, 2, 3, 4]), "drain": draw.choice(["apply", "drop"])}
         members |= {"warm_up": draw.choice([0, 1, 50]), "total": draw.choice(["mean", "sum"])}
         strategy["when"] = draw.choice(["lockstep", {"late": 1}, {"pipeline": members}, {"pipeline": {}}])
     elif kind == 1:
@@ -123,7 +123,7 @@ def aimed_payload(draw: random.Random, strategy: dict[str, Any]) -> None:
         strategy["how"]["form"] = draw.choice(["ring", "hierarchical"])
     elif kind == 2:
         how = strategy.setdefault("how", {})
-        changes = [("where", "across-nodes"), ("rounding", "stochastic"), ("block", draw.randrange(1, 9))]
+        changes = [("where", "across-nodes"), ("block", draw.randrange(1, 9))]
         name, value = draw.choice([*changes, ("error_feedback", True), ("sending", "layers"), ("codec", "int8")])
         how[name] = value
     else:
@@ -165,7 +165,7 @@ def aimed_quorum(draw: random.Random, quorum: dict[str, Any]) -> None:
     """Another setting for rounds that a quorum starts; it need not go together."""
     changes: list[tuple[str, Any]] = [("quorum", draw.choice([2, 3, 4, 5, "solo", "majority"]))]
     changes += [("staleness", draw.randrange(1, 6)), ("missed", draw.choice(["sum", "latest"])), ("count", "call")]
-    changes += [("divide", "contributors"), ("synchronise_every", 3), ("seed", 1), ("grace", 7)]
+    changes += [("synchronise_every", 3), ("seed", 1), ("grace", 7)]
     name, value = draw.choice(changes)
     quorum[name] = value
 

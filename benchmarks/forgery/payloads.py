@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Numbers = npt.NDArray[np.float64]
 
-HOW = {"form": "ring", "codec": "none", "where": "all", "rounding": "nearest", "block": 256, "error_feedback": False}
+HOW = {"form": "ring", "codec": "none", "where": "all", "block": 256, "error_feedback": False}
 
 
 def ages_of(pipeline: dict[str, Any], num_steps: int) -> tuple[list[int | None], list[int], int]:
@@ -97,7 +97,7 @@ def single(numbers: Numbers) -> Numbers:
     return numbers.astype(np.float32).astype(np.float64)
 
 
-def coded(numbers: Numbers, how: dict[str, Any], rng: np.random.Generator) -> Numbers:
+def coded(numbers: Numbers, how: dict[str, Any]) -> Numbers:
     """What the codec makes of numbers, straight from what it promises; in float64."""
     if how["codec"] == "float16":
         return numbers.astype(np.float16).astype(np.float64)
@@ -108,20 +108,18 @@ def coded(numbers: Numbers, how: dict[str, Any], rng: np.random.Generator) -> Nu
         part = numbers[start : start + how["block"]]
         step = np.abs(part).max(initial=0.0) / 127
         scaled = part / step if step else np.zeros_like(part)
-        whole = np.rint(scaled) if how["rounding"] == "nearest" else np.floor(scaled + rng.random(len(part)))
-        result[start : start + how["block"]] = np.clip(whole, -127, 127) * step
+        result[start : start + how["block"]] = np.clip(np.rint(scaled), -127, 127) * step
     return result
 
 
 def coded_sum(given: Numbers, nodes: list[int], how: dict[str, Any], *, staged: bool) -> Numbers:
     """The sum of members' numbers, [members, count], as it is rounded on its way."""
-    rng = np.random.default_rng(2)
     eight = how["codec"] == "int8"
-    short: Callable[[Numbers], Numbers] = single if eight else lambda x: coded(x, how, rng)
+    short: Callable[[Numbers], Numbers] = single if eight else lambda x: coded(x, how)
     across = how["where"] == "across-nodes"
     if across and len(set(nodes)) == 1:
         return added(list(given), single)
-    rows = list(given) if across and staged else [coded(row, how, rng) for row in given]
+    rows = list(given) if across and staged else [coded(row, how) for row in given]
     if staged:
         inside = single if across else short
         rows = [
@@ -129,9 +127,9 @@ def coded_sum(given: Numbers, nodes: list[int], how: dict[str, Any], *, staged: 
             for node in sorted(set(nodes))
         ]
         if eight or across:
-            rows = [coded(row, how, rng) for row in rows]
+            rows = [coded(row, how) for row in rows]
     total = added(rows, short)
-    return coded(total, how, rng) if eight else total
+    return coded(total, how) if eight else total
 
 
 def added(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Numbers:

@@ -25,7 +25,6 @@ from partreduce.topo.strategies.axes import (
     How,
     Late,
     Pipeline,
-    Rounding,
     Sending,
 )
 from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
@@ -107,7 +106,7 @@ SCHEDULES = {
         "p",
         Cluster.regular(3, 2),
         AllReduce(
-            when=Pipeline(width=3, wider=True, warm_up=4, drain=Drain.DROP),
+            when=Pipeline(width=3, warm_up=4, drain=Drain.DROP),
             how=How(form=Form.HIERARCHICAL, codec=Codec.INT8, error_feedback=True, sending=Sending.LAYERS),
         ),
     ),
@@ -214,9 +213,7 @@ def random_how(draw: random.Random) -> How:
     where = draw.choice(list(CodecScope)) if form is Form.HIERARCHICAL and codec is not Codec.NONE else CodecScope.ALL
     if codec is not Codec.INT8:
         return How(form=form, codec=codec, where=where)
-    rounding, feedback = draw.choice(list(Rounding)), draw.random() < 0.5
-    block = draw.choice((1, 4, 256))
-    return How(form=form, codec=codec, where=where, rounding=rounding, block=block, error_feedback=feedback)
+    return How(form=form, codec=codec, where=where, block=draw.choice((1, 4, 256)), error_feedback=draw.random() < 0.5)
 
 
 def random_allreduce(draw: random.Random) -> Schedule:
@@ -226,7 +223,7 @@ def random_allreduce(draw: random.Random) -> Schedule:
     )
     width = draw.choice((2, 2, 3, 5))
     drain, total = draw.choice(list(Drain)), draw.choice(list(GradientTotal))
-    pipeline = Pipeline(width=width, wider=width > 2, warm_up=draw.choice((0, 1, 100)), drain=drain, total=total)
+    pipeline = Pipeline(width=width, warm_up=draw.choice((0, 1, 100)), drain=drain, total=total)
     when = draw.choice((LOCKSTEP, Late(), pipeline, pipeline))
     pace = 1 if when is pipeline else draw.choice((1, 3, (1,) * cluster.num_workers))
     how = random_how(draw)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Raw = dict[str, Any]
 SAID = ("rows", "gradients")
-RNG = np.random.default_rng(0)
 """Nothing is drawn from it: rows are rounded to the nearest."""
 
 
@@ -142,17 +141,17 @@ def _row_error(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
         return False
     node_of = nodes_of(raw)
     for table in coded_ones:
-        how = {"codec": table["codec"], "block": 2**20, "rounding": "nearest"}
+        how = {"codec": table["codec"], "block": 2**20}
         for given in map(single, bad_inputs(len(node_of), how)):
             sizes = np.abs(given)
             if table["codec"] == "int8":
                 sizes[:] = sizes.max(axis=1, keepdims=True)
             of_nodes = [given[np.array(node_of) == node] for node in sorted(set(node_of))]
             terms = of_nodes if agrees(raw) else given[:, None]
-            seen = added([coded(added(list(term), single), how, RNG) for term in terms], single)
+            seen = added([coded(added(list(term), single), how) for term in terms], single)
             wrong = _beyond(seen, given.sum(axis=0), sizes.sum(axis=0), bounds["gradients"][table["parameter"]])
             if table["way"] == "sharded":
-                wrong |= _beyond(coded(given[0], how, RNG), given[0], sizes[0], bounds["rows"][table["parameter"]])
+                wrong |= _beyond(coded(given[0], how), given[0], sizes[0], bounds["rows"][table["parameter"]])
             if wrong:
                 return False
     return True

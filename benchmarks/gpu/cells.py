@@ -64,7 +64,7 @@ class Cell:
         """Its schedule for four workers."""
         when: Any = Late() if self.overlap else Lockstep()
         if self.width > 1:
-            when = Pipeline(width=self.width, wider=self.width > 2)
+            when = Pipeline(width=self.width)
         averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
         strategy: Any
         if self.kind == "allreduce":

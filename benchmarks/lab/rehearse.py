@@ -189,7 +189,7 @@ def pairwise(rehearsal: Rehearsal, strategy: Pairwise) -> Any:  # noqa: ANN401 -
     """AD-PSGD with its averaging beside the computing: a gradient is as old as the mean that was taken meanwhile."""
     machine = VirtualMachine(
         pairing_of(strategy, rehearsal.count),
-        PairTiming(np.ones((MOST_ROUNDS, rehearsal.count)), lambda *_: 0.0, overlap=True),
+        PairTiming(np.ones((MOST_ROUNDS, rehearsal.count)), overlap=True),
     )
 
     def advance(step: int) -> None:

@@ -1,7 +1,6 @@
-"""Searches for exact consensus by relaxed pairs, which found the rounds in schedulers/exact_rounds/known_rounds.py.
+"""What is proved about exact consensus beside the rounds themselves, which lie in schedulers/exact_rounds.
 
-Who meets whom comes from `enumeration` (all matchings, by CP-SAT), from chance (`search`), or from rounds that a turn
-of the workers leaves as they are (`cyclic`); `weights` finds the weights, by least squares in batches (`fit`), or
-proves that there are none. `means` has the fewest rounds of plain means. `benchmarks.exact_rounds`
-runs them.
+`enumeration` lists all matchings that may do, by CP-SAT; `weights` multiplies rounds out, or proves by algebra that no
+weights make them exact; `means` has the fewest rounds of plain means, with the bounds that prove it.
+`benchmarks.exact_rounds` runs them.
 """

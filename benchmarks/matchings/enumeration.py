@@ -178,12 +178,11 @@ def all_matchings(
     *,
     time_limit: float,
     seed: int = 0,
-    take: Callable[[Partners], bool] | None = None,
 ) -> Matchings:
     """Every sequence of matchings that meets the necessary conditions, one of each orbit.
 
-    `take` is called with each new one and may return True to stop. An opening is called infeasible only after a second
-    run of the solver without its symmetry detection; time limit kept to within one solution.
+    An opening is called infeasible only after a second run of the solver without its symmetry detection; time limit
+    kept to within one solution.
 
     Raises:
         InputError: fewer than 3 rounds or workers.
@@ -195,11 +194,11 @@ def all_matchings(
         )
     start = time.monotonic()
     sequences: dict[Partners, None] = {}
-    counted, complete, stopped = 0, True, False
+    counted, complete = 0, True
 
     for opening in openings(num_workers):
         left = time_limit - (time.monotonic() - start)
-        if left <= 0 or stopped:
+        if left <= 0:
             complete = False
             break
         model = _Model(opening, num_rounds)
@@ -207,14 +206,10 @@ def all_matchings(
         if first.status is Status.INFEASIBLE:
             continue
 
-        def take_values(values: Sequence[int], model: _Model = model) -> bool:
-            nonlocal counted, stopped
+        def take_values(values: Sequence[int], model: _Model = model) -> None:
+            nonlocal counted
             counted += 1
-            sequence = canonical(model.sequence(values))
-            if sequence not in sequences:
-                sequences[sequence] = None
-                stopped = take is not None and take(sequence)
-            return stopped
+            sequences[canonical(model.sequence(values))] = None
 
         left = time_limit - (time.monotonic() - start)
         complete &= enumerate_all(model.model, model.variables, take_values, time_limit=left, seed=seed)
@@ -228,12 +223,12 @@ def all_matchings(
 def enumerate_all(
     model: cp_model.CpModel,
     variables: Sequence[cp_model.IntVar],
-    take: Callable[[tuple[int, ...]], bool],
+    take: Callable[[tuple[int, ...]], None],
     *,
     time_limit: float,
     seed: int = 0,
 ) -> bool:
-    """Give the values of every solution to `take`, until it returns True; whether the enumeration came to its end.
+    """Give the values of every solution to `take`; whether the enumeration came to its end.
 
     A model without solutions ends at once; ask `solve` first, which confirms that.
     """
@@ -247,13 +242,7 @@ def enumerate_all(
     solver.parameters.max_time_in_seconds = max(0.01, time_limit)
 
     class Take(cp_model.CpSolverSolutionCallback):
-        stopped = False
-
         def on_solution_callback(self) -> None:
-            if not self.stopped and take(tuple(int(self.value(variable)) for variable in variables)):
-                self.stopped = True
-                self.stop_search()
+            take(tuple(int(self.value(variable)) for variable in variables))
 
-    callback = Take()
-    status = solver.solve(model, callback)
-    return not callback.stopped and status in {cp_model.OPTIMAL, cp_model.INFEASIBLE}
+    return solver.solve(model, Take()) in {cp_model.OPTIMAL, cp_model.INFEASIBLE}

@@ -81,6 +81,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/schedulers/protocols/test_partial_groups.py",),
         ("tests/verify/explore/test_partial_groups.py",),
     ),
+    "schedulers/protocols/partial_sides.py": (
+        ("tests/schedulers/protocols/test_partial.py", "tests/schedulers/protocols/test_partial_groups.py"),
+        ("tests/verify/explore/test_partial.py", "tests/verify/explore/test_partial_groups.py"),
+    ),
     GENERATOR + "buffers.py": (("tests/schedulers/protocols/test_generator_buffers.py",), EXPLORED),
     GENERATOR + "draw.py": (("tests/schedulers/protocols/test_generator_draw.py",), EXPLORED),
     GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),
@@ -121,8 +125,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/quorum_groups.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
-        f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_group_quorums.py",),)
-        for name in ("group_quorums", "group_runs")
+        f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_group_quorums.py",),)
+        for name in ("quorums", "quorum_runs")
     },
     **{f"runtime/sharding/{name}.py": HYBRID for name in SHARDING},
     **{f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("driver", "groups", "rounds")},

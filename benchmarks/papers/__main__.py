@@ -1,7 +1,7 @@
 """The papers' tables: runs a paper's experiments in the lab and puts what it printed beside what was measured.
 
     python -m benchmarks.papers pipe-sgd --minutes 40     # root; says why and ends well where it cannot run
-    python -m benchmarks.papers pipe-sgd --only lab       # one part: sums, lab or free
+    python -m benchmarks.papers pipe-sgd --only lab       # one part, as its module names them
     python -m benchmarks.papers prague --stored           # rows from results that are kept, without running anything
     python -m benchmarks.papers --list
     python -m benchmarks.papers --write                   # docs/papers.md and the README's table again
@@ -42,7 +42,7 @@ def main() -> int:
         parser.error(f"no paper {unknown[0]!r}; there are {', '.join(known)}")
     if chosen.list:
         for paper in PAPERS:
-            print(f"{paper.name:10} {paper.title:24} {'' if paper.module else 'not yet: '}{paper.claim}")
+            print(f"{paper.name:10} {paper.title:24} {paper.claim}")
         return 0
     if not chosen.write:
         for name in chosen.papers or known:
@@ -54,12 +54,9 @@ def main() -> int:
 def _one(paper: Paper, chosen: argparse.Namespace) -> None:
     from benchmarks.papers.cells import NoLabError
 
-    module = paper.load()
-    if module is None:
-        print(f"{paper.title}: not yet")
-        return
+    experiments = paper.load()
     try:
-        found = module.stored(chosen.only) if chosen.stored else module.run(chosen.minutes, chosen.only)
+        found = experiments.stored(chosen.only) if chosen.stored else experiments.run(chosen.minutes, chosen.only)
     except NoLabError as reason:
         print(f"papers: {paper.title}: skipped: {reason}")
         return
@@ -67,8 +64,7 @@ def _one(paper: Paper, chosen: argparse.Namespace) -> None:
         print(f"papers: {paper.title}: nothing is stored: {error.filename}", file=sys.stderr)
         return
     kept = rows.add(found)
-    if hasattr(module, "derived"):
-        rows.add(replace(found, rows=module.derived(kept), curves=()))
+    rows.add(replace(found, rows=tuple(experiments.derived(kept)), curves=()))
     print(f"{paper.title}, at {found.commit}\n\n{page.table(found)}\n")
 
 

@@ -1,14 +1,17 @@
-"""Runs a paper's experiments in the lab within the minutes given: the first in the list first, then repetitions.
+"""Runs a paper's experiments within the minutes given: the first in the list first, then repetitions.
 
-A paper is a table: parts with their experiments, and figures that are made of the cells (`LabPaper`). To add a row,
-name a contestant in an experiment, or a figure in `rows`.
+A paper is a table (`LabPaper`): parts with experiments in the lab, what is measured apart from them, and figures that
+are made of both. To add a row, name a contestant in an experiment, or a figure in `rows`.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.campaign import Campaign, Experiment
@@ -17,10 +20,10 @@ from benchmarks.lab.results import listed
 from benchmarks.lab.standing import NoLabError, provenance, standing
 from benchmarks.papers.rows import RESULTS, Curve, Results, Row
 
-__all__ = ["Cells", "Experiment", "LabPaper", "NoLabError", "run"]
+__all__ = ["Apart", "Cells", "Experiment", "Kept", "LabPaper", "NoLabError", "run"]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.lab.table import Row as Contestant
 
@@ -56,8 +59,9 @@ class Cells:
 
     @property
     def commit(self) -> str:
-        """Where it was measured."""
-        return str(self.contents[0]["head"]["commit"]) if self.contents else ""
+        """Where it was measured; several, where runs were joined."""
+        said = [commit for content in self.contents for commit in content["head"]["commit"].split("; ")]
+        return " ".join(dict.fromkeys(said))
 
     def write(self, name: str) -> None:
         """Everything, outside git."""
@@ -72,54 +76,134 @@ class Cells:
         return cls(content["contents"], content["prediction"], tuple(content["notes"]))
 
 
+@dataclass(slots=True)
+class Kept:
+    """What was measured apart from the lab's cells: plain values, and notes on how it went, in a file outside git."""
+
+    path: Path
+    commit: str
+    found: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def write(self) -> None:
+        """So far."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"commit": self.commit, "found": self.found, "notes": self.notes}
+        self.path.write_text(json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Kept:
+        """What `write` left."""
+        content = json.loads(path.read_text())
+        return cls(path, content["commit"], content["found"], content["notes"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Parts of a paper that are no cells of the lab.
+
+    `measure(minutes, part, kept)` adds to what is kept and writes it as it goes; of everything it gets `share` of the
+    minutes, `most` at most.
+    """
+
+    parts: tuple[str, ...]
+    measure: Callable[[float, str | None, Kept], None]
+    rows: Callable[[Kept], Iterable[Row]]
+    curves: Callable[[Kept], Iterable[Curve]] = lambda _: ()
+    share: float = 1.0
+    most: float = inf
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabPaper:
-    """A paper whose experiments are cells of the lab.
+    """A paper's experiments, and how rows are made of them.
 
-    `parts` can be run by themselves, the most important first; all of them have one number of nodes. `rows` and
-    `curves` say what the cells say, `why` by figure in what they differ from the paper, `bars` which figures are drawn.
-    `profile`: the links are measured first, and step times predicted from that.
+    `parts` are cells of the lab and can be run by themselves, the most important first; all of them have one number of
+    nodes. `alone` are further ones, which run only where they are named. `rows` and `curves` say what the cells say,
+    `derived` what follows from rows of several runs, `bars` which figures are drawn. `predicts`: the links are measured
+    first, and step times predicted from that. `kept` gives cells that other runs left.
     """
 
     name: str
-    parts: Mapping[str, Callable[[], list[Experiment]]]
-    rows: Callable[[Cells], Iterable[Row]]
-    why: Mapping[str, str]
+    parts: Mapping[str, Callable[[], list[Experiment]]] = field(default_factory=dict)
+    alone: Mapping[str, Callable[[], list[Experiment]]] = field(default_factory=dict)
+    rows: Callable[[Cells], Iterable[Row]] = lambda _: ()
     curves: Callable[[Cells], Iterable[Curve]] = lambda _: ()
+    derived: Callable[[Results], Iterable[Row]] = lambda _: ()
+    apart: Apart | None = None
     bars: tuple[str, ...] = ()
-    profile: bool = False
+    predicts: bool = False
+    kept: Callable[[], Cells] | None = None
 
     def experiments(self, only: str | None = None) -> list[Experiment]:
         """All of them, or those of one part."""
+        if only in self.alone:
+            return self.alone[only]()
         return [made for part, make in self.parts.items() if only in (None, part) for made in make()]
 
     def run(self, minutes: float, only: str | None = None) -> Results:
-        """What the time is enough for; of everything, or of one part.
+        """What the time is enough for, of everything or of one part.
 
         Raises:
-            NoLabError: this machine cannot hold the lab.
+            NoLabError: this machine cannot hold the lab, and nothing was measured without it.
         """
+        end, kept = time.monotonic() + 60 * minutes, None
+        if self.apart is not None and only in (None, *self.apart.parts):
+            kept = Kept(self._beside(only), str(provenance()["commit"]))
+            own = min(self.apart.share * minutes, self.apart.most) if only is None else minutes
+            try:
+                self.apart.measure(own, only, kept)
+            finally:
+                kept.write()
         asked = self.experiments(only)
-        return self.results(run(self._kept(only), asked, minutes, profile=self.profile, predict=self.profile))
+        if not asked:
+            return self.results(None, kept)
+        try:
+            left = (end - time.monotonic()) / 60
+            cells = run(self._named(only), asked, left, profile=self.predicts, predict=self.predicts)
+        except NoLabError as reason:
+            if kept is None:
+                raise
+            kept.notes.append(f"what the lab is for was not measured: {reason}")
+            cells = None
+        return self.results(cells, kept)
 
     def stored(self, only: str | None = None) -> Results:
-        """The same rows from the cells that this machine keeps, also of a run that was ended early."""
-        return self.results(Cells.read(self._kept(only)))
+        """The same rows from what this machine keeps, also of a run that was ended early.
 
-    def _kept(self, only: str | None) -> str:
+        Raises:
+            FileNotFoundError: nothing is kept.
+        """
+        if self.kept is not None:
+            return self.results(self.kept())
+        kept = Kept.read(self._beside(only)) if self._beside(only).exists() else None
+        there = (RAW / f"papers-{self._named(only)}.json").exists()
+        return self.results(Cells.read(self._named(only)) if there or kept is None else None, kept)
+
+    def _named(self, only: str | None) -> str:
         return self.name if only is None else f"{self.name}-{only}"
 
-    def results(self, cells: Cells) -> Results:
-        """All that the file keeps of a run."""
-        made = tuple(self.rows(cells))
-        figures = {row.figure for row in made}
+    def _beside(self, only: str | None) -> Path:
+        return RAW / f"papers-{self._named(only)}-apart.json"
+
+    def results(self, cells: Cells | None, kept: Kept | None = None) -> Results:
+        """All that the file keeps of a run: what was measured apart comes first."""
+        rows: list[Row] = []
+        curves: list[Curve] = []
+        notes: list[str] = []
+        if self.apart is not None and kept is not None:
+            rows, curves, notes = [*self.apart.rows(kept)], [*self.apart.curves(kept)], list(kept.notes)
+        if cells is not None:
+            rows += self.rows(cells)
+            curves += self.curves(cells)
+            notes += cells.notes
+        figures = {row.figure for row in rows}
         return Results(
             paper=self.name,
-            commit=cells.commit,
-            rows=made,
-            why={figure: words for figure, words in self.why.items() if figure in figures},
-            notes=cells.notes,
-            curves=tuple(self.curves(cells)),
+            commit=cells.commit if cells is not None else kept.commit if kept is not None else "",
+            rows=tuple(rows),
+            notes=tuple(notes),
+            curves=tuple(curves),
             bars=tuple(figure for figure in self.bars if figure in figures),
         )
 

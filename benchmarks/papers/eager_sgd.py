@@ -8,22 +8,17 @@ in virtual time give what is predicted.
 
 from __future__ import annotations
 
-import json
-import time
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from benchmarks.lab.quorums import group_name, name_of
 from benchmarks.lab.setting import Setting
-from benchmarks.lab.standing import NoLabError, provenance
 from benchmarks.papers import latency
-from benchmarks.papers.cells import RAW, Cells, Experiment, LabPaper
+from benchmarks.papers.cells import Apart, Cells, Experiment, LabPaper
 from benchmarks.papers.physics import step_ms
-from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, value
-from benchmarks.papers.skew import Found, measure
+from benchmarks.papers.rows import Curve, Row, compared, each, ms, value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from benchmarks.lab.measure import Measured
     from benchmarks.lab.table import Row as Contestant
@@ -101,24 +96,6 @@ PRINTED: dict[tuple[str, str], float] = {
     (TEXT, "majority"): 1.27,
 }
 
-WHY: dict[str, str] = {
-    SPEED: "predicted is the same schedule with the same lengths of steps in virtual time, where only computing takes "
-    "time. A late gradient counts for the next sum here and its worker does not wait; as published it counts for the "
-    "sum of its call, so a majority waits for whoever is drawn. Seconds of the hyperplane and of shifting delays are a "
-    "third of the paper's. It prints no computing time: of the hyperplane 285 ms are taken, which its three ratios ask "
-    "for, and 100 ms beside shifting delays. A docstring's words take 1.1 ms each, so that a mean step is 100 ms. The "
-    "models are small (0.002, 0.08 and 0.57 MB), because two cores compute for all.",
-    LEARNT: "the mean model's; where the newest result replaces older ones parameters part, hence the workers' own "
-    "models beside it. Digits without the 360 that are held out, and docstrings of four packages without 1,024.",
-    IN_TIME: "the instant is that at which the fastest run of the setting ended; who is slower has computed less by "
-    "then.",
-    TO_LOSS: "losses of the mean model over training samples: 0.03 of the hyperplane, 0.4 of images, 1.15 of "
-    "docstrings. Staleness costs steps, which stand against the speed.",
-    OF_GROUPS: "the paper has no groups; its mechanism works in them here: a group's mean is taken when 2 or 3 of its "
-    "members have come, over shadow models that keep the schedule's matrices. Predicted is virtual time, where only "
-    "computing takes time; it has no generator by the lab's clock. Beside them stands Prague's generator.",
-}
-
 
 def experiments(listed: Iterable[str], *, at_once: bool = False) -> list[Experiment]:
     """One for each setting."""
@@ -145,74 +122,6 @@ PARTS = {
     "text": lambda: experiments((TEXT,)),
     "groups": lambda: experiments(GROUPS),
 }
-FIGURE_9 = "figure9"
-SHARE_OF_FIGURE_9 = 0.3
-
-
-def run(minutes: float, only: str | None = None) -> Results:
-    """Figure 9, then the lab's cells as far as the time goes; or only one part.
-
-    Raises:
-        NoLabError: this machine cannot hold the lab, and nothing but the lab was asked for.
-    """
-    end = time.monotonic() + 60 * minutes
-    found: list[Found] = []
-    notes: list[str] = []
-    if only in (None, FIGURE_9):
-        found, notes = measure(latency.trials(), 60 * minutes * (SHARE_OF_FIGURE_9 if only is None else 1.0))
-        _write(found, notes)
-    lab = None
-    if only != FIGURE_9:
-        try:
-            lab = PAPER.run((end - time.monotonic()) / 60, only)
-        except NoLabError as reason:
-            if not found:
-                raise
-            notes.append(f"nothing but Figure 9 was measured: {reason}")
-    return _together(lab, found, notes)
-
-
-def stored(only: str | None = None) -> Results:
-    """The same rows from what this machine keeps, also of a run that was ended early.
-
-    Raises:
-        FileNotFoundError: nothing is kept.
-    """
-    found, notes = _read() if only in (None, FIGURE_9) else ([], [])
-    lab = None
-    if only != FIGURE_9:
-        try:
-            lab = PAPER.stored(only)
-        except FileNotFoundError:
-            if not found:
-                raise
-    return _together(lab, found, notes)
-
-
-def _together(lab: Results | None, found: Sequence[Found], notes: Sequence[str]) -> Results:
-    """Figure 9's rows before the lab's."""
-    made = tuple(latency.rows(found))
-    figures = {row.figure for row in made}
-    lab = lab or Results(paper=PAPER.name, commit=str(provenance()["commit"]))
-    return replace(
-        lab,
-        rows=(*made, *lab.rows),
-        why={**{figure: words for figure, words in latency.WHY.items() if figure in figures}, **lab.why},
-        notes=(*notes, *lab.notes),
-        curves=(*latency.curves(found), *lab.curves),
-    )
-
-
-def _write(found: Sequence[Found], notes: Sequence[str]) -> None:
-    RAW.mkdir(parents=True, exist_ok=True)
-    content = {"found": [asdict(each) for each in found], "notes": list(notes)}
-    (RAW / f"papers-{PAPER.name}-figure9.json").write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _read() -> tuple[list[Found], list[str]]:
-    content = json.loads((RAW / f"papers-{PAPER.name}-figure9.json").read_text())
-    return [Found.of_line(json.dumps(each)) for each in content["found"]], content["notes"]
-
 
 Block = dict[str, "Contestant"]
 
@@ -311,4 +220,11 @@ def _curves(cells: Cells) -> Iterator[Curve]:
                 yield Curve(plot=f"{title} accuracy: over seconds", name=name, at=at, losses=shares)
 
 
-PAPER = LabPaper(name="eager-sgd", parts=PARTS, rows=rows, why=WHY, curves=_curves, bars=(SPEED,))
+PAPER = LabPaper(
+    name="eager-sgd",
+    parts=PARTS,
+    rows=rows,
+    curves=_curves,
+    bars=(SPEED,),
+    apart=Apart(parts=("figure9",), measure=latency.measure_all, rows=latency.rows, curves=latency.curves, share=0.3),
+)

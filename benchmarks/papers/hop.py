@@ -53,29 +53,6 @@ LEARNING: dict[str, dict[str, Any]] = {
 }
 """The paper's momentum, and its batch where two cores can do sixteen of them at once."""
 
-WHY: dict[str, str] = {
-    STEP: "predicted is the same schedule with the same lengths of steps in virtual time, where only computing takes "
-    "time. What links, copies and the two cores that sixteen workers share take comes on top. The server and "
-    "All-Reduce send after computing, Hop's parallel order beside it. In serial order the loss of the support vector "
-    "machine rises again at this rate (0.53 after 36 steps, 0.375 in parallel order): with momentum 0.9 the negative "
-    "eigenvalues of the ring-based graph bear a rate times curvature of 0.32, All-Reduce 3.8 (docs/strategies.md).",
-    F12: "the paper prints curves. All-Reduce and the server wait for the slowest of sixteen in every step, a worker "
-    "of a graph for its neighbours only. What links and cores take stands on both sides and draws the ratio "
-    "towards 1.",
-    F13: "the paper prints curves. A server on one host passes 12 models each way in every step; a node sends 6 over "
-    "the ring-based graph, beside computing.",
-    F16: "a worker's own mean step is 1 + 5/16 of an undisturbed one, and without skipping nobody goes faster. "
-    "Standard steps over the ring-based graph take 2.2 of them in virtual time, so 1.7 is the most that there "
-    "is to gain where only computing takes time; the rest of the paper's 1.81, the best of its cells, can only "
-    "be wire. The paper calls staleness 5 similar to one backup worker.",
-    F18: "the first third of a run is left out: workers that are far from the slow one go on unhindered at first. A "
-    "worker that skips by 2 at most needs half as long for a step in the long run. Skipped steps count as "
-    "steps.",
-    F20: "the paper prints curves. A node sends 6 models in a step over the ring-based graph, 2 over a ring or "
-    "between joined machines, whose spectral gaps are smaller: 0.195 against 0.076 (ring), 0.109 (b) and 0.104 "
-    "(c).",
-}
-
 SKIPS = ("backup 1, skip 2", "backup 1, skip 10")
 SKIP_BOTH = "backup 1, s 5, skip 10"
 AIMS_16 = {"backup 1": 1.29, "s 5": 1.41, "backup 1, s 5": 1.51, SKIP_BOTH: 1.80}
@@ -293,5 +270,4 @@ def _curves(cells: Cells) -> Iterator[Curve]:
             yield Curve(plot=plot, name=words(row.contestant), at=seconds, losses=losses, steps=steps)
 
 
-PAPER = LabPaper(name="hop", parts=PARTS, rows=rows, why=WHY, curves=_curves, bars=(STEP,))
-run, stored = PAPER.run, PAPER.stored
+PAPER = LabPaper(name="hop", parts=PARTS, rows=rows, curves=_curves, bars=(STEP,))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from statistics import median
+from dataclasses import asdict, replace
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.papers.rows import Curve, Row, ratio, value
-from benchmarks.papers.skew import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Trial
+from benchmarks.papers.skew import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial, measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchmarks.papers.skew import Found
+    from benchmarks.papers.cells import Kept
 
 FIGURE = "Figure 9: latency of a synchronous sum over that of a partial one"
 CALLS = "Figure 9: milliseconds that a call takes"
@@ -31,13 +32,12 @@ PAPER = {SOLO: 53.32, MAJORITY: 2.46}
 AIM_OF_HALF = 1.4
 PAPER_ACTIVE = {SOLO: 1.0, MAJORITY: 16.0}
 
-WHY = {
-    FIGURE: "predicted is the limit where a sum takes no time and nothing but skew is waited for: 3P/(P + 1) for a "
-    "majority. Its seed is, of 500, the one whose draws come nearest to the mean of all draws. Two cores carry all "
-    "processes, so a large sum takes longer than a skew, and solo gains by the ratio of the two: the curve over skew. "
-    "Ends are those of thirds of the calls, so a majority's are those of its draws.",
-    ACTIVE: "a majority has (P + 1)/2 on average. Until the thread of a worker gets to a sum, more workers come.",
-}
+
+def measure_all(minutes: float, _: str | None, kept: Kept) -> None:
+    """All trials that the time is enough for."""
+    found, notes = measure(trials(), 60 * minutes)
+    kept.found += [asdict(one) for one in found]
+    kept.notes += notes
 
 
 def trials() -> list[Trial]:
@@ -66,9 +66,9 @@ def limit(mode: str, processes: int) -> float | None:
     return None
 
 
-def _by_setting(found: Sequence[Found]) -> dict[tuple[int, int, float], dict[str, Found]]:
+def _by_setting(kept: Kept) -> dict[tuple[int, int, float], dict[str, Found]]:
     blocks: dict[tuple[int, int, float], dict[str, Found]] = {}
-    for each in found:
+    for each in map(Found.of_json, kept.found):
         trial = each.trial
         blocks.setdefault((trial.processes, trial.size, trial.skew), {})[trial.mode] = each
     return blocks
@@ -82,18 +82,26 @@ def thirds(values: Sequence[float]) -> list[float]:
 
 
 def _of(calls: Sequence[float], **fields: Any) -> Row:  # noqa: ANN401 - fields of Row
-    made = value(thirds(calls), **fields)
-    mean = sum(calls) / len(calls)
-    return Row(**{**_fields(made), "measured": mean, "low": min(made.low, mean), "high": max(made.high, mean)})
+    return _around(value(thirds(calls), **fields), mean(calls))
 
 
-def _fields(row: Row) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in Row.__dataclass_fields__}
+def _ratio(theirs: Found, ours: Found, **fields: Any) -> Row:  # noqa: ANN401 - fields of Row
+    """Of the mean latencies."""
+    return _around(ratio(thirds(theirs.milliseconds), thirds(ours.milliseconds), **fields), _gain(theirs, ours))
 
 
-def rows(found: Sequence[Found]) -> Iterator[Row]:
+def _around(row: Row, middle: float) -> Row:
+    """A row with the ends of thirds of the iterations, and the mean of all of them."""
+    return replace(row, measured=middle, low=min(row.low, middle), high=max(row.high, middle))
+
+
+def _gain(theirs: Found, ours: Found) -> float:
+    return mean(theirs.milliseconds) / mean(ours.milliseconds)
+
+
+def rows(kept: Kept) -> Iterator[Row]:
     """Latencies, their ratios, and active processes."""
-    blocks = _by_setting(found)
+    blocks = _by_setting(kept)
     for (processes, size, skew), block in blocks.items():
         where = f"{processes} processes, {SIZES[size]}, {skew:g} ms"
         base, majority = block.get(SYNCHRONOUS), block.get(MAJORITY)
@@ -127,27 +135,20 @@ def _said(mode: str, processes: int, size: int, skew: float) -> dict[str, Any]:
     }
 
 
-def _ratio(theirs: Found, ours: Found, **fields: Any) -> Row:  # noqa: ANN401 - fields of Row
-    """Of the mean latencies; its ends are those of thirds of the iterations."""
-    made = ratio(thirds(theirs.milliseconds), thirds(ours.milliseconds), **fields)
-    mean = _mean(theirs) / _mean(ours)
-    return Row(**{**_fields(made), "measured": mean, "low": min(made.low, mean), "high": max(made.high, mean)})
-
-
-def _mean(found: Found) -> float:
-    return sum(found.milliseconds) / len(found.milliseconds)
-
-
-def curves(found: Sequence[Found]) -> Iterator[Curve]:
+def curves(kept: Kept) -> Iterator[Curve]:
     """The gain over skew, of 32 processes and 64 bytes; beside it over all skew ÷ what a sum takes."""
-    blocks = {where: block for where, block in _by_setting(found).items() if where[:2] == (32, 64)}
-    spare = [_mean(block[SYNCHRONOUS]) - 31 * where[2] / 2 for where, block in blocks.items() if SYNCHRONOUS in block]
+    blocks = {where: block for where, block in _by_setting(kept).items() if where[:2] == (32, 64)}
+    spare = [
+        mean(block[SYNCHRONOUS].milliseconds) - 31 * where[2] / 2
+        for where, block in blocks.items()
+        if SYNCHRONOUS in block
+    ]
     if not spare:
         return
     sum_ms = max(0.1, median(spare))
     for mode in (SOLO, MAJORITY, HALF):
         known = sorted(
-            (where[2], _mean(block[SYNCHRONOUS]) / _mean(block[mode]))
+            (where[2], _gain(block[SYNCHRONOUS], block[mode]))
             for where, block in blocks.items()
             if mode in block and SYNCHRONOUS in block
         )

@@ -7,18 +7,17 @@ between them.
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.lab.standing import NoLabError, provenance, standing
-from benchmarks.papers.cells import RAW
-from benchmarks.papers.rows import Results, Row
+from benchmarks.lab.standing import NoLabError, standing
+from benchmarks.papers.cells import Apart, LabPaper
+from benchmarks.papers.rows import Row, share_of
 from benchmarks.papers.tables import sessions
-from benchmarks.papers.tables.figures import CHOICE, LATER, ROUTES, SWEEP, TARGETS, WHY, WITHIN, WORDS, curves, rows
+from benchmarks.papers.tables.figures import CHOICE, LATER, ROUTES, SWEEP, TARGETS, WITHIN, WORDS, curves, rows
 from benchmarks.papers.tables.models import LanguageData
 from benchmarks.papers.tables.sessions import (
     COMPOSED,
@@ -38,11 +37,11 @@ from benchmarks.papers.tables.sweep import SHARES
 from benchmarks.papers.tables.ways import DENSE, HOROVOD, TF_PS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator
 
-NAME = "parallax"
-SHAPES = ((4, 4), (16, 1))
+    from benchmarks.papers.cells import Kept
+    from benchmarks.papers.rows import Results
+
 RATE, SWEEP_RATE = "20mbit", "40mbit"
 COMPUTE, SWEEP_COMPUTE = 0.1, 0.05
 
@@ -138,41 +137,35 @@ ALL = (
 """In the order of importance, as far as one network after the other allows."""
 
 
-def run(minutes: float, only: str | None = None) -> Results:
+def measure(minutes: float, only: str | None, kept: Kept) -> None:
     """Session by session until the time is spent; what is left out is said.
 
     Raises:
         NoLabError: this machine cannot hold the lab.
     """
     end = time.monotonic() + 60 * minutes
-    listed = list(ALL) if only is None else PARTS[only]()
-    kept: list[Found] = []
-    notes: list[str] = []
     left_out: list[str] = []
-    commit = str(provenance()["commit"])
     try:
-        for shape, group in groupby(listed, key=lambda session: session.shape):
+        for shape, group in groupby(ALL if only is None else PARTS[only](), key=lambda session: session.shape):
             those = list(group)
             if time.monotonic() + 60 > end:
                 left_out += [session.name for session in those]
                 continue
             try:
                 with standing(shape[0]) as held:
-                    lab = _probed(Lab(held), shape, notes)
+                    lab = _probed(Lab(held), shape, kept.notes)
                     LanguageData.write(lab.text)
                     for session in those:
-                        if not _one(session, lab, end, kept, notes):
+                        if not _one(session, lab, end, kept):
                             left_out.append(session.name)
-                        _write(commit, kept, notes, only)
+                        kept.write()
             except NoLabError:
                 raise
             except Exception as error:  # noqa: BLE001 - what was measured is kept, whatever fails
-                notes.append(f"{shape[0]}x{shape[1]}: the lab failed: {type(error).__name__}: {str(error)[:200]}")
+                kept.notes.append(f"{shape[0]}x{shape[1]}: the lab failed: {type(error).__name__}: {str(error)[:200]}")
     finally:
         if left_out:
-            notes.append(f"left out, because the time was spent: {'; '.join(left_out)}")
-        _write(commit, kept, notes, only)
-    return _results(commit, kept, notes)
+            kept.notes.append(f"left out, because the time was spent: {'; '.join(left_out)}")
 
 
 def _probed(lab: Lab, shape: tuple[int, int], notes: list[str]) -> Lab:
@@ -186,7 +179,7 @@ def _probed(lab: Lab, shape: tuple[int, int], notes: list[str]) -> Lab:
     return lab
 
 
-def _one(session: Session, lab: Lab, end: float, kept: list[Found], notes: list[str]) -> bool:
+def _one(session: Session, lab: Lab, end: float, kept: Kept) -> bool:
     """Run a session in what is left of the time; False where that is not enough."""
     left = end - time.monotonic() - sessions.TRANSFER_SECONDS
     if left < sessions.least_seconds(session):
@@ -195,63 +188,31 @@ def _one(session: Session, lab: Lab, end: float, kept: list[Found], notes: list[
     try:
         found = sessions.run(session, lab, end)
     except Exception as error:  # noqa: BLE001 - the others are to run, whatever fails here
-        notes.append(f"{session.name}: failed: {type(error).__name__}: {str(error)[:200]}")
+        kept.notes.append(f"{session.name}: failed: {type(error).__name__}: {str(error)[:200]}")
         return True
-    kept.append(found)
+    kept.found.append(asdict(found))
+    kept.notes += found.notes
     speeds = ", ".join(f"{way} {1e3 * median(found.step_seconds(way)):.0f}" for way in session.ways if found.timed(way))
     print(f"{session.name}: {time.monotonic() - begun:.0f} s; ms per step: {speeds}", flush=True)
     return True
 
 
-def _write(commit: str, kept: Sequence[Found], notes: Sequence[str], only: str | None) -> None:
-    """Everything, outside git."""
-    RAW.mkdir(parents=True, exist_ok=True)
-    content = {"commit": commit, "notes": list(notes), "found": [sessions.to_json(one) for one in kept]}
-    _kept(only).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _kept(only: str | None) -> Path:
-    return RAW / f"papers-{NAME}{'' if only is None else f'-{only}'}.json"
-
-
-def stored(only: str | None = None) -> Results:
-    """The same rows from what a run left on this machine."""
-    content = json.loads(_kept(only).read_text())
-    return _results(content["commit"], [Found.of_json(one) for one in content["found"]], content["notes"])
-
-
-def _results(commit: str, kept: Sequence[Found], notes: Sequence[str]) -> Results:
-    said = [*notes, *(note for one in kept for note in one.notes)]
-    made = tuple(row for one in kept for row in rows(one))
-    figures = {row.figure for row in made}
-    return Results(
-        paper=NAME,
-        commit=commit,
-        rows=made,
-        why={figure: words for figure, words in WHY.items() if figure in figures},
-        notes=tuple(said),
-        curves=tuple(curve for one in kept for curve in curves(one)),
-        bars=(SWEEP,) if SWEEP in figures else (),
-    )
-
-
-def derived(found: Results) -> tuple[Row, ...]:
+def derived(found: Results) -> Iterator[Row]:
     """How many of all settings have a choice that is within 5 % of the best contestant, and of the best routes."""
-    made = []
     for figure, setting in ((CHOICE, "of all settings"), (ROUTES, "of all settings, among routes by hand")):
         near = [row.measured >= 0.95 for row in found.rows if row.figure == figure]
         if near:
-            share = sum(near) / len(near)
-            made.append(
-                Row(
-                    figure=WITHIN,
-                    setting=setting,
-                    measured=share,
-                    low=share,
-                    high=share,
-                    runs=len(near),
-                    unit="share",
-                    aim=0.9,
-                )
-            )
-    return tuple(made)
+            yield share_of(near, figure=WITHIN, setting=setting, aim=0.9)
+
+
+PAPER = LabPaper(
+    name="parallax",
+    apart=Apart(
+        parts=tuple(PARTS),
+        measure=measure,
+        rows=lambda kept: (row for one in kept.found for row in rows(Found.of_json(one))),
+        curves=lambda kept: (curve for one in kept.found for curve in curves(Found.of_json(one))),
+    ),
+    derived=derived,
+    bars=(SWEEP,),
+)

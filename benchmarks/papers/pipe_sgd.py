@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from benchmarks.lab.contestants import RECOMMENDED
 from benchmarks.lab.setting import REHEARSED_TARGETS, TARGETS, Setting
 from benchmarks.papers import sums
-from benchmarks.papers.cells import Cells, Experiment, LabPaper
-from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, seconds, steps
+from benchmarks.papers.cells import Apart, Cells, Experiment, LabPaper
+from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, seconds, share_of, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,36 +90,6 @@ LONG, LONG_PLOT = "text, 4x2, long", "Long run: loss of the text model over step
 
 TO_TARGET = f"to a loss of {TARGETS['digits']:g}"
 RECOMMENDED_SETTING = f"digits, 4x4, 40 Mbit/s, {TO_TARGET}"
-
-WHY: dict[str, str] = {
-    AFTER: "the paper has no such figure. One rate for all, three seeds. The ranges of All-Reduce, Pipe and the "
-    "recommendation with its codec overlap; seed by seed Pipe ends 0.00 to 0.03 above All-Reduce, and the "
-    "recommendation, which averages parameters one step late, 0.01. Its codec changes less than 0.01. The "
-    "recommendation without codecs allowed averages two halves in turn, every third step and late, and ends 0.04 to "
-    "0.05 higher: that is what averaging less costs.",
-    STEP_D: "a step computes about as long as the 8-bit sum takes, so that both are hidden by one another; the "
-    "fp32 ring takes two to four times as long. At 200 Mbit/s the two cores that all workers share take a "
-    "part of every step that a real cluster's do not, with 16 workers the larger part. A flat 8-bit sum "
-    "of 16 workers sends what leaves a node four times, so 16 bits around a ring are faster there, and 8 "
-    "bits in the hierarchical form are the fastest.",
-    STEP_PS: "all workers meet at one NIC, which passes 3 or 12 models each way in every step; how the paper's "
-    "server was laid out is not said.",
-    LOSS_D: "a gradient that comes a step late halves the largest learning rate that is stable: on digits Pipe "
-    "diverges at 0.4, D-Sync's best, and takes twice the steps at 0.2. The paper trains for thousands of "
-    "steps at small rates and warms up; these losses are reached in 30 to 90 steps. D-Sync + 8 bit has "
-    "D-Sync's steps and most of the gain.",
-    LIMIT: "the planner's recommendation with a codec and node-then-all 23 + 8 bit were measured again after a mend: "
-    "before, the first round sent a common reference to all, 4.6 s at 40 Mbit/s, also where all were "
-    "equal already (0.49 and 0.52 then). That recommendation was planned from the links' nominal rates; the "
-    "other rows are from before. Node sums of 16 workers on two cores take most of the rest. 0.9 is "
-    "missed, node-then-all in 8 bits comes close. Without codecs the planner recommended an averaging of "
-    "all every five steps, late, which needs 1.4 times the steps; late averaging costs more in its "
-    "model since.",
-    CLOSE: "the profile measures sums one after the other and knows nothing of what 16 workers' other work takes "
-    "from two cores; with that as six fitted figures (docs/lab.md) the unseen cells are predicted. "
-    "PS-Sync is not predicted: the simulator knows no servers.",
-    LOSS_PS: "as for D-Sync; the wire of one server's NIC outweighs it.",
-}
 
 COMPUTE = {(1, "200mbit"): 0.06, (1, "40mbit"): 0.16, (4, "200mbit"): 0.08, (4, "40mbit"): 0.16}
 """Seconds that a step computes, by workers per node and rate: about what the 8-bit sum takes on the wire."""
@@ -217,19 +187,6 @@ def long() -> list[Experiment]:
 
 
 PARTS = {"lab": lambda: [*to_loss(), *timed()], "layers": layered, "free": free}
-
-
-def run(minutes: float, only: str | None = None) -> Results:
-    """The bare sums, then everybody's first repetition, then what the time is enough for; or only one part."""
-    if only == "long":
-        return replace(PAPER, parts={"long": long}, profile=False).run(minutes, only)
-    bare = Results(paper=PAPER.name)
-    if only in (None, "sums"):
-        bare = sums.run(minutes=min(4.0, minutes / 5))
-    if only == "sums":
-        return bare
-    found = PAPER.run(minutes - (min(4.0, minutes / 5) if bare.rows else 0), only)
-    return replace(found, rows=(*bare.rows, *found.rows), why={**bare.why, **found.why})
 
 
 def rows(cells: Cells) -> Iterator[Row]:
@@ -352,9 +309,8 @@ def _close(cells: Cells) -> Iterator[Row]:
     ):
         found = [p for p in prediction.get(which, []) if not p["calibrated"]]
         if found:
-            share = sum(abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found) / len(found)
-            fields = {"figure": CLOSE, "setting": words, "unit": "share", "aim": 0.9}
-            yield Row(measured=share, low=share, high=share, runs=len(found), **fields)
+            close = [abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found]
+            yield share_of(close, figure=CLOSE, setting=words, aim=0.9)
 
 
 def _curves(cells: Cells) -> Iterator[Curve]:
@@ -368,5 +324,13 @@ def _curves(cells: Cells) -> Iterator[Curve]:
                 yield Curve(plot=plot, name=f"{name}, seed {seed}", at=over, losses=losses)
 
 
-PAPER = LabPaper(name="pipe-sgd", parts=PARTS, rows=rows, why=WHY, curves=_curves, profile=True)
-stored = PAPER.stored
+PAPER = LabPaper(
+    name="pipe-sgd",
+    parts=PARTS,
+    alone={"long": long},
+    rows=rows,
+    curves=_curves,
+    derived=derived,
+    apart=Apart(parts=("sums",), measure=sums.measure_all, rows=sums.rows, share=0.2, most=4.0),
+    predicts=True,
+)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.lab.setting import settings
 from benchmarks.lab.table import baseline
 from benchmarks.papers.cells import Cells, Experiment, LabPaper
-from benchmarks.papers.rows import RESULTS, Results, Row, compared
+from benchmarks.papers.rows import RESULTS, Row, compared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,18 +33,6 @@ WORDS = {
 ALIKE, SLOW = "Over All-Reduce, all workers alike", "Over All-Reduce, one worker 5× slower"
 SLOW_2 = "Over All-Reduce, one worker 2× slower"
 PAIRS, SERVER = "Over AD-PSGD, all workers alike", "Over a parameter server"
-
-WHY = {
-    ALIKE: "a step computes 160 ms here and a flat ring takes 822 ms of wire, so more was to be gained than on the "
-    "paper's links; the recommendations average less often than any schedule of the paper.",
-    SLOW: "the paper compares with a flat ring that hides nothing; the best All-Reduce here is hierarchical and "
-    "overlaps, so it hides behind the slow worker. The paper's rule sends 1.8 to 2.1 MB per NIC and step, and that "
-    "decides its step.",
-    PAIRS: "AD-PSGD here averages beside its computing and is not slow by the step; the recommendations gain by fewer "
-    "steps to the loss.",
-    SERVER: "four shards, one on each node, whose workers share its NIC: the ratio is one of wires, and the paper's "
-    "server had others.",
-}
 
 EXPERIMENTS = {
     "40mbit homogeneous": (*EVERY_STEP[2:], "AD-PSGD", *WORDS),
@@ -87,13 +74,11 @@ def _best(block: Block) -> str:
     return found.contestant if found is not None else ""
 
 
-PAPER = LabPaper(name="prague", parts={"all": experiments}, rows=rows, why=WHY, profile=True)
-run = PAPER.run
-
-
-def stored(only: str | None = None, folder: Path = RESULTS.parent) -> Results:  # noqa: ARG001 - all of them
-    """The same rows from runs of `make lab` that are kept."""
+def _stored(folder: Path = RESULTS.parent) -> Cells:
+    """Cells of runs of `make lab` that are kept."""
     contents = [json.loads((folder / f"lab-{name}.json").read_text()) for name in STORED]
-    commits = dict.fromkeys(commit for one in contents for commit in one["head"]["commit"].split("; "))
     note = "from the cells of " + ", ".join(f"[lab-{n}](../benchmarks/results/lab-{n}.md)" for n in STORED)
-    return replace(PAPER.results(Cells(contents)), commit=" ".join(commits), notes=(note,))
+    return Cells(contents, notes=(note,))
+
+
+PAPER = LabPaper(name="prague", parts={"all": experiments}, rows=rows, predicts=True, kept=_stored)

@@ -180,6 +180,12 @@ def value(values: Sequence[float], **fields: Any) -> Row:  # noqa: ANN401 - fiel
     return Row(measured=median(values), low=min(values), high=max(values), runs=len(values), **fields)
 
 
+def share_of(those: Sequence[bool], **fields: Any) -> Row:  # noqa: ANN401 - as above
+    """A row that says which share of several things is so."""
+    share = sum(those) / len(those)
+    return Row(measured=share, low=share, high=share, runs=len(those), unit="share", **fields)
+
+
 def ratio(theirs: Sequence[float], ours: Sequence[float], **fields: Any) -> Row:  # noqa: ANN401 - as above
     """A row that says how many times as fast ours are: seconds over seconds."""
     return Row(

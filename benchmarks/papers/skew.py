@@ -1,7 +1,5 @@
 """Figure 9 of eager-SGD's paper: how long a call waits where worker i comes i skews late, by who starts the sum.
 
-    python -m benchmarks.papers.skew plan.json found.jsonl     # what `measure` runs: a line for each trial that ended
-
 Real processes of this machine over loopback; no root is needed. An iteration begins at an instant that all read from
 one clock; worker i sleeps for i skews and calls. A gradient is one in the place of its iteration, so the sum says whose
 gradients of this iteration are in it: the active processes.
@@ -27,6 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+
+from benchmarks.kit import on_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,9 +72,8 @@ class Found:
     limit: float | None = None
 
     @classmethod
-    def of_line(cls, line: str) -> Found:
-        """What `_collected` wrote."""
-        content = json.loads(line)
+    def of_json(cls, content: dict[str, Any]) -> Found:
+        """What `dataclasses.asdict` made, after a way through JSON."""
         return cls(
             trial=Trial(**content["trial"]),
             milliseconds=tuple(content["milliseconds"]),
@@ -85,27 +84,24 @@ class Found:
 
 def measure(trials: Sequence[Trial], seconds: float) -> tuple[list[Found], list[str]]:
     """Every trial that ends in the time, in processes of their own; and what became of the others."""
-    with tempfile.TemporaryDirectory(prefix="partreduce-skew-") as folder:  # not of the process that forks
-        plan, found = Path(folder) / "plan.json", Path(folder) / "found.jsonl"
-        plan.write_text(json.dumps([asdict(trial) for trial in trials]))
-        found.touch()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.papers.skew", str(plan), str(found), str(time.time() + seconds)],
-            cwd=ROOT,
-            stdout=sys.stderr,
-            start_new_session=True,
-        )
-        notes = []
-        try:
-            if process.wait(timeout=seconds + SPARE_SECONDS):
-                notes.append(f"Figure 9: its processes ended with {process.returncode}")
-        except subprocess.TimeoutExpired:
-            notes.append("Figure 9: its processes did not end in time")
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        known = [Found.of_line(line) for line in found.read_text().splitlines()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.papers.skew", str(time.time() + seconds)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    notes = []
+    try:
+        said, _ = process.communicate(json.dumps([asdict(trial) for trial in trials]), seconds + SPARE_SECONDS)
+        if process.returncode:
+            notes.append(f"Figure 9: its processes ended with {process.returncode}")
+    except subprocess.TimeoutExpired:
+        notes.append("Figure 9: its processes did not end in time")
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+    known = [Found.of_json(json.loads(line)) for line in said.splitlines()]
     if len(known) < len(trials):
         notes.append(f"Figure 9: {len(trials) - len(known)} of {len(trials)} trials are missing")
     return known, notes
@@ -182,8 +178,8 @@ class Start:
         time.sleep(POLL_SECONDS)
 
 
-def _work(trial: Trial, seed: int, folder: Path, end: float) -> None:
-    """One process: calls, and leaves (milliseconds, active) of each iteration behind."""
+def _work(trial: Trial, seed: int, instants: Path, end: float) -> list[tuple[float, float]]:
+    """One process's calls: (milliseconds, active) of each iteration."""
     import torch
 
     import partreduce
@@ -196,7 +192,7 @@ def _work(trial: Trial, seed: int, folder: Path, end: float) -> None:
     model.weight = torch.nn.Parameter(torch.zeros(number))
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = partreduce.DistributedOptimizer(sgd, model, schedule_of(trial, seed), timeout=60.0)
-    start = Start(folder / "start", count, rank)
+    start = Start(instants, count, rank)
     places = min(number, 16)
     said = []
     for iteration in range(trial.iterations + WARM_UP):
@@ -210,62 +206,51 @@ def _work(trial: Trial, seed: int, folder: Path, end: float) -> None:
         optimizer.step()
         passed = time.monotonic() - begun
         said.append((1e3 * passed, count * (before - float(model.weight.detach()[place]))))
-    (folder / f"{rank}.json").write_text(json.dumps(said))
     start.next(trial.iterations + WARM_UP, end)
+    return said
 
 
-def _collected(trial: Trial, folder: Path, limit: float | None) -> dict[str, Any]:
-    each = np.array([json.loads((folder / f"{rank}.json").read_text()) for rank in range(trial.processes)])
-    by_iteration = each.mean(axis=0)[WARM_UP:]  # (iterations, 2)
-    return {
-        "trial": asdict(trial),
-        "milliseconds": by_iteration[:, 0].tolist(),
-        "active": by_iteration[:, 1].tolist(),
-        "limit": limit,
-    }
-
-
-def _one(trial: Trial, folder: Path) -> dict[str, Any]:
+def _one(trial: Trial) -> Found:
     """Run a trial in processes of their own.
 
     Raises:
-        OSError: one of them left nothing.
+        SystemExit: one of them failed; the message is what they printed.
     """
-    from partreduce.runtime.launcher.launch import launch
-
     seed, share = even_seed(replace(trial, size=4, skew=0.0)) if trial.mode == MAJORITY else (0, None)
-    np.memmap(folder / "start", dtype=np.float64, mode="w+", shape=(trial.processes + 2,))
     end = time.monotonic() + SPARE_SECONDS + 2 * trial.seconds
-    with (folder / "log").open("w") as log:
-        code = launch(partial(_work, trial, seed, folder, end), num_workers=trial.processes, threads=1, output=log)
-    if code:
-        print(f"{trial}: ended with {code}\n{(folder / 'log').read_text()[-600:]}", file=sys.stderr)
-    return _collected(trial, folder, share)
+    handle, name = tempfile.mkstemp(prefix="partreduce-skew-")  # a context would end with the first worker
+    os.close(handle)
+    try:
+        np.memmap(name, dtype=np.float64, mode="w+", shape=(trial.processes + 2,))
+        said = on_workers(partial(_work, trial, seed, Path(name), end), trial.processes)
+    finally:
+        Path(name).unlink()
+    by_iteration = np.array(said).mean(axis=0)[WARM_UP:]  # (iterations, 2)
+    milliseconds, active = by_iteration.T.tolist()
+    return Found(trial=trial, milliseconds=tuple(milliseconds), active=tuple(active), limit=share)
 
 
 def main() -> int:
-    """Runs the trials of a file one after the other until the time is over; a trial that fails is left out."""
+    """Runs the trials that are asked for, one after the other, until the time is over; one that fails is left out."""
     import torch
 
     import partreduce.runtime  # noqa: F401 - imported once, before forks
 
     torch.set_num_threads(1)
-    plan, found, until = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-    for number, fields in enumerate(json.loads(plan.read_text())):
-        trial, folder, begun = Trial(**fields), found.parent / str(number), time.monotonic()
+    until = float(sys.argv[1])
+    for fields in json.load(sys.stdin):
+        trial, begun = Trial(**fields), time.monotonic()
         if time.time() + trial.seconds > until:
             continue
-        folder.mkdir()
-        try:
-            content = _one(trial, folder)
-        except (OSError, ValueError) as error:
-            print(f"{trial}: {error}", file=sys.stderr)
-            continue
-        with found.open("a") as file:
-            file.write(json.dumps(content) + "\n")
         words = f"{trial.processes} processes, {trial.size} B, skew {trial.skew:g} ms, {trial.mode}"
+        try:
+            found = _one(trial)
+        except (SystemExit, OSError, ValueError) as error:
+            print(f"{words}: {str(error)[-600:]}", file=sys.stderr)
+            continue
+        print(json.dumps(asdict(found)), flush=True)
         took = time.monotonic() - begun
-        print(f"{words}: {mean(content['milliseconds']):.2f} ms a call, {took:.1f} s", flush=True)
+        print(f"{words}: {mean(found.milliseconds):.2f} ms a call, {took:.1f} s", file=sys.stderr)
     return 0
 
 

@@ -17,12 +17,13 @@ import os
 import signal
 import sys
 import time
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.kit import RESULTS, Way, middle, parser, spans, table, take_turns, write
-from benchmarks.papers.rows import Results, Row, value
+from benchmarks.papers.rows import Row, value
 from benchmarks.transport import PLAIN, SUMS, joined, sums
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from benchmarks.lab.job import Job
     from benchmarks.lab.standing import Lab
+    from benchmarks.papers.cells import Kept
     from benchmarks.transport import Meet
 
 BEST = "hierarchical, 8 bit across nodes"
@@ -107,38 +109,34 @@ def figures(what: str) -> tuple[str, str]:
     return f"Milliseconds of {what}, 2.19 MB, 16 workers on 4 nodes", f"Over the flat fp32 ring: {what}"
 
 
-WHY = {
-    figures(BARE)[1]: "the paper has no such figure; a prototype had 3.5 at 80 and 3.0 at 200 Mbit/s. At 200 Mbit/s "
-    "the machine's two cores take as long for 16 workers' 8-bit sums as the wire does.",
-    figures(IN_STEPS)[1]: "a step also packs the gradient, compares tags and steps the optimizer, 20 to 60 ms for 16 "
-    "workers on two cores whatever the codec.",
-}
-
-
-def run(minutes: float, turns: int = TURNS, rates: tuple[str, ...] = tuple(RATES)) -> Results:
-    """Measure in the lab, within the time.
+def measure_all(minutes: float, _: str | None, kept: Kept) -> None:
+    """Both kinds of sums over all links, within the time.
 
     Raises:
-        NoLabError: this machine cannot hold it.
+        NoLabError: this machine cannot hold the lab.
         RuntimeError: a worker failed; the message is the log's end.
     """
-    from benchmarks.lab.standing import provenance, standing
+    from benchmarks.lab.standing import standing
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.document.writer import write_schedule
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.allreduce import AllReduce
 
-    rows: list[Row] = []
     with standing(4) as lab:
         schedules = {}
         for index, (name, how) in enumerate(WAYS.items()):
             schedules[name] = str(lab.scratch / f"way-{index}.json")
             write_schedule(schedules[name], Schedule(f"way-{index}", Cluster.regular(4, 4), AllReduce(how=how)))
-        for rate in rates:
-            for what in (BARE, IN_STEPS):
-                options = {"what": what, "schedules": schedules, "turns": turns}
-                rows += rows_of(rate, what, _measured(lab, rate, options, 60 * minutes / len(rates) / 2))
-        return Results(paper="pipe-sgd", commit=str(provenance()["commit"]), rows=tuple(rows), why=WHY)
+        for rate, what in product(RATES, (BARE, IN_STEPS)):
+            options = {"what": what, "schedules": schedules, "turns": TURNS}
+            ms = _measured(lab, rate, options, 60 * minutes / len(RATES) / 2)
+            kept.found.append({"rate": rate, "what": what, "ms": ms})
+            kept.write()
+
+
+def rows(kept: Kept) -> list[Row]:
+    """Of all that was measured."""
+    return [row for one in kept.found for row in rows_of(one["rate"], one["what"], one["ms"])]
 
 
 def _measured(lab: Lab, rate: str, options: dict[str, Any], limit: float) -> dict[str, list[float]]:
@@ -215,6 +213,7 @@ def rows_of(rate: str, what: str, found: dict[str, list[float]]) -> list[Row]:
 def main() -> int:
     from benchmarks.lab.standing import NoLabError
     from benchmarks.papers import page
+    from benchmarks.papers.pipe_sgd import PAPER
     from benchmarks.papers.rows import add
 
     arguments = parser(__doc__)
@@ -225,7 +224,7 @@ def main() -> int:
         if chosen.placement:
             placement(RESULTS / "placement")
             return 0
-        found = run(chosen.minutes)
+        found = PAPER.run(chosen.minutes, "sums")
     except NoLabError as reason:
         print(f"lab: skipped: {reason}")
         return 0

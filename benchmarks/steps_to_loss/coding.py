@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.topo.strategies import Codec, Rounding
+from partreduce.topo.strategies import Codec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LARGEST = 127
 
 
-def coded(values: Floats, how: How, rng: np.random.Generator) -> Floats:
+def coded(values: Floats, how: How) -> Floats:
     """The numbers (rows, count) as they are read on the other side."""
     if how.codec is Codec.NONE:
         return values
@@ -38,11 +38,7 @@ def coded(values: Floats, how: How, rng: np.random.Generator) -> Floats:
     cut = padded.reshape(rows, blocks, how.block)
     scale = np.abs(cut).max(axis=2, keepdims=True) / np.float32(LARGEST)
     wanted = cut / np.where(scale > 0, scale, np.float32(1))
-    if how.rounding is Rounding.STOCHASTIC:
-        whole = np.floor(wanted + rng.random(cut.shape, dtype=np.float32))
-    else:
-        whole = np.rint(wanted)
-    whole = np.clip(whole, -LARGEST, LARGEST)
+    whole = np.clip(np.rint(wanted), -LARGEST, LARGEST)
     return (whole * scale).reshape(rows, -1)[:, :count]
 
 
@@ -53,6 +49,6 @@ def _bfloat16(values: Floats) -> Floats:
     return rounded.view(np.float32)
 
 
-def coded_mean(values: Floats, how: How, rng: np.random.Generator) -> Floats:
+def coded_mean(values: Floats, how: How) -> Floats:
     """The mean (count,) of the members' rows (members, count), as all of them receive it."""
-    return coded(coded(values, how, rng).mean(axis=0, keepdims=True), how, rng)[0]
+    return coded(coded(values, how).mean(axis=0, keepdims=True), how)[0]

@@ -142,7 +142,7 @@ def ratios(
     found = []
     for seed, steps in enumerate(base):
         task = question.task(schedule.cluster, mode, seed)
-        workers = Workers(schedule, task, rate=rate, seed=seed, alpha=alpha)
+        workers = Workers(schedule, task, rate=rate, alpha=alpha)
         taken = steps_to(question.target, workers, most=min(question.most, int(DIVERGED * steps)))
         found.append(DIVERGED if taken is None else taken / steps)
     return found
@@ -152,7 +152,7 @@ def all_reduce(question: Question, cluster: Cluster, mode: str, seeds: int, rate
     """Its steps to the target, by seed."""
     base, found = Schedule("allreduce", cluster, AllReduce()), []
     for seed in range(seeds):
-        workers = Workers(base, question.task(cluster, mode, seed), rate=rate, seed=seed)
+        workers = Workers(base, question.task(cluster, mode, seed), rate=rate)
         found.append(steps_to(question.target, workers, most=question.most) or float(question.most))
     return found
 

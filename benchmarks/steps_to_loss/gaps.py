@@ -109,7 +109,7 @@ def main() -> None:
     base = Schedule("allreduce", CLUSTER, AllReduce())
     for mode in options.mode or ["shuffled"]:
         reference = [
-            steps_to(TARGET, Workers(base, Perceptron(CLUSTER, mode, seed), rate=RATE, seed=seed), most=3000)
+            steps_to(TARGET, Workers(base, Perceptron(CLUSTER, mode, seed), rate=RATE), most=3000)
             for seed in range(options.seeds)
         ]
         for kind, graph, times, setting in SETTINGS[: options.first]:

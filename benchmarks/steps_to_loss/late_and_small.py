@@ -28,7 +28,7 @@ from benchmarks import compact, kit
 from benchmarks.steps_to_loss.training import Lab, Perceptron, Task, Workers, steps_to
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.strategies import Codec, How, Late, Pipeline, Rounding
+from partreduce.topo.strategies import Codec, How, Late, Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ def variants() -> Iterator[tuple[str, str, Schedule]]:
     yield "lockstep", "lockstep", everyone
     yield "pipeline", "lockstep", with_(everyone, when=Pipeline())
     yield "pipeline, warm-up", "lockstep", with_(everyone, when=Pipeline(warm_up=WARM_UP))
-    yield "pipeline of 3", "lockstep", with_(everyone, when=Pipeline(width=3, wider=True))
+    yield "pipeline of 3", "lockstep", with_(everyone, when=Pipeline(width=3))
     yield "parameters late", "lockstep", with_(everyone, when=Late())
     yield "parameters every 5", "lockstep", with_(everyone, pace=5)
     yield "parameters late every 5", "lockstep", with_(everyone, pace=5, when=Late())
@@ -81,7 +81,6 @@ def variants() -> Iterator[tuple[str, str, Schedule]]:
         "float16": How(codec=Codec.FLOAT16),
         "bfloat16": How(codec=Codec.BFLOAT16),
         "int8": How(codec=Codec.INT8),
-        "int8, stochastic": How(codec=Codec.INT8, rounding=Rounding.STOCHASTIC),
     }
     for name, how in codecs.items():
         yield name, "lockstep", with_(everyone, how=how)
@@ -117,7 +116,7 @@ def measured(name: str, seeds: int, wanted: list[str], known: list[dict[str, obj
             if variant in steps or (wanted and variant not in wanted):
                 continue
             steps[variant] = [
-                steps_to(target, Workers(schedule, task(seed), rate=rate, seed=seed), most=most, every=EVERY)
+                steps_to(target, Workers(schedule, task(seed), rate=rate), most=most, every=EVERY)
                 for seed in range(seeds)
             ]
             ratios = [a / b for a, b in zip(steps[variant], steps[beside], strict=False) if a and b]

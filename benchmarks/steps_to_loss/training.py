@@ -183,7 +183,7 @@ class Workers:
     """All workers' models, (workers, count), and what a schedule does with their gradients."""
 
     def __init__(
-        self, schedule: Schedule, task: Task, *, rate: float, seed: int, alpha: float = 0.0, guarded: bool = True
+        self, schedule: Schedule, task: Task, *, rate: float, alpha: float = 0.0, guarded: bool = True
     ) -> None:
         self.schedule, self.task, self.rate = schedule, task, np.float32(rate)
         paces = set(schedule.paces().tolist())
@@ -193,7 +193,7 @@ class Workers:
         start = task.start()
         self.models = np.repeat(start[None], schedule.num_workers, axis=0)
         self.corrections = Corrections(alpha, self.models.shape, guarded=guarded)
-        self._rng, self._common, self._began = np.random.default_rng([seed, 1]), start.copy(), self.models.copy()
+        self._common, self._began = start.copy(), self.models.copy()
         self._since, self._late, self._done = np.zeros(len(self.models)), deque[Floats](), 0
         by_matrices = schedule.strategy.how.codec is Codec.NONE and not alpha
         self._mixing = [mixing_matrix(schedule.phase(t)).astype(np.float32) for t in range(schedule.period)]
@@ -204,7 +204,7 @@ class Workers:
         strategy, corrections = self.schedule.strategy, self.corrections
         gradients = self.task.gradients(self.models)
         if strategy.averages_gradients:
-            self._apply(coded_mean(gradients, strategy.how, self._rng))
+            self._apply(coded_mean(gradients, strategy.how))
         else:
             corrections.compare(gradients, self._since == 0)
             self.models -= self.rate * (gradients - corrections.values)
@@ -240,7 +240,7 @@ class Workers:
             if how.codec is Codec.NONE:
                 mean = models[members].mean(axis=0)
             else:
-                mean = self._common + coded_mean(models[members] - self._common, how, self._rng)
+                mean = self._common + coded_mean(models[members] - self._common, how)
             change = mean - models[members]
             if corrections.alpha:
                 strength = corrections.alpha * corrections.trust / self._since[members].mean()

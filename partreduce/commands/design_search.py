@@ -133,7 +133,7 @@ def _print(planned: Plan, job: Job) -> None:
     from partreduce.report.terminal import switch_levels
 
     hardware, shown = job.hardware, _shown(planned)
-    queues = [Column("queues", drop=3)] if any(option.gap or option.quorum for option in shown) else []
+    queues = [Column("queues", drop=3)] if any(option.facts for option in shown) else []
     rows = table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
@@ -142,7 +142,7 @@ def _print(planned: Plan, job: Job) -> None:
     )  # fmt: skip
     baselines = {id(option) for option in planned.baselines}
     for option in shown:
-        facts = option.gap or option.quorum
+        facts = option.facts
         held = [size(facts.memory_bytes) if facts else "-"] if queues else []
         rows.add(
             f"{option.name} {MARK}" if id(option) in baselines else option.name,

@@ -8,7 +8,7 @@ import typer
 from partreduce.commands import options
 
 DATA = ("shuffled", "per-worker", "per-node")
-OF_CLUSTER = ("model_bytes", "step", "repetitions", "checks", "seed")
+OF_CLUSTER = ("model_bytes", "step", "repetitions")
 OF_JOB = ("steps", "seeds", "warm_up", "data")
 
 
@@ -38,8 +38,6 @@ def command(
         typer.Option(help="Cluster: function that runs one training step, to time it.", metavar="FILE.py:NAME"),
     ] = None,
     repetitions: Annotated[int, typer.Option(help="Cluster: of every measurement; medians count.", min=1)] = 7,
-    checks: Annotated[int, typer.Option(help="Cluster: random phases to check the fit on.", min=0)] = 10,
-    seed: Annotated[int, typer.Option(help="Cluster: of those phases.", min=0)] = 0,
     steps: Annotated[int, typer.Option(help="Job: steps of every run.", min=24)] = 60,
     seeds: Annotated[int, typer.Option(help="Job: repetitions of every run.", min=2, max=1000)] = 4,
     warm_up: Annotated[int, typer.Option(help="Job: steps of All-Reduce before every run.", min=0)] = 0,
@@ -68,7 +66,7 @@ def command(
         from partreduce.commands.measure_cluster import cluster_measurement
 
         measure = cluster_measurement(
-            file, model_bytes=model_bytes, step=step, repetitions=repetitions, checks=checks, seed=seed, as_json=as_json
+            file, model_bytes=model_bytes, step=step, repetitions=repetitions, as_json=as_json
         )
     else:
         from partreduce.commands.measure_job import job_measurement

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def cluster_measurement(
-    output: Path, *, model_bytes: str, step: str | None, repetitions: int, checks: int, seed: int, as_json: bool
+    output: Path, *, model_bytes: str, step: str | None, repetitions: int, as_json: bool
 ) -> Callable[[], None]:
     """What every worker calls to measure links, contention and step time; rank 0 writes the cluster file.
 
@@ -26,16 +26,14 @@ def cluster_measurement(
     function = None if step is None else function_of(step, "--step")
 
     def measure() -> None:
-        measured = _measure(size, function, repetitions=repetitions, checks=checks, seed=seed, quiet=as_json)
+        measured = _measure(size, function, repetitions=repetitions, quiet=as_json)
         if measured is not None:
             _report(measured, output, as_json=as_json)
 
     return measure
 
 
-def _measure(
-    size: int, step: Callable[[], object] | None, *, repetitions: int, checks: int, seed: int, quiet: bool
-) -> "Profile | None":
+def _measure(size: int, step: Callable[[], object] | None, *, repetitions: int, quiet: bool) -> "Profile | None":
     """Runs on every worker; the profile on rank 0, None elsewhere."""
     from dataclasses import replace
     from datetime import timedelta
@@ -58,7 +56,7 @@ def _measure(
     else:
         say = None
     measured = profile(
-        cluster_of(world), model_bytes=size, step=step, repetitions=repetitions, num_checks=checks, seed=seed,
+        cluster_of(world), model_bytes=size, step=step, repetitions=repetitions,
         device=device, world=world, progress=say,
     )  # fmt: skip
     hardware, table = measured.cluster.hardware, gpu_topology()

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.commands import options
-
-if TYPE_CHECKING:
-    from partreduce.topo.pilot import Pilot, Price
+from partreduce.topo.pilot import Pilot, Price
 
 
 def job_measurement(

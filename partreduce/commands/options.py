@@ -283,7 +283,6 @@ def _variation(text: str) -> float:
 
 
 def _slow(text: str) -> tuple[int, float]:
-    """`3:5x` → (3, 5.0)."""
     from partreduce.topo.errors import InputError
     from partreduce.topo.units import parse_factor
 

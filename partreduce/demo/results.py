@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import FileProblem
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy.typing as npt
-
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 TRAIN_IMAGES = 1438
 TEST_IMAGES = 359

@@ -7,20 +7,16 @@ solves in its place (the balanced objective, for one, is no figure that a bound 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from partreduce.planner.job import Data
+from partreduce.planner.job import Data, Job
+from partreduce.planner.option import Option
 from partreduce.planner.preference import MAX_STEPS_RATIO_WHEN_CHEAP
+from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
 from partreduce.schedulers.synthesis.candidates import TOLERANCE, class_of
-from partreduce.schedulers.synthesis.problem import ROUNDING, Objective, Status
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.problem import ROUNDING, Front, Objective, Status
 from partreduce.topo.strategies.axes import Codec
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +83,7 @@ def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | No
     # They know of no codec, which makes every phase cheaper.
     if job.form not in {None, chosen.form} or chosen.late or job.codecs != (Codec.NONE,) or not searched.bounds:
         return None
-    if chosen.gap or chosen.quorum:  # whose figures are sampled, for one
+    if chosen.facts:  # whose figures are sampled, for one
         return None
     classes = "; ".join(class_of(bound, problem) for bound in searched.bounds)
     if (

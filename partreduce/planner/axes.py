@@ -11,28 +11,22 @@ costs steps of its own; or be sent layer by layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.limits import most_pace
 from partreduce.planner.measuring import Figures, Label, assembled, pushed_by, steps_model
-from partreduce.planner.option import known
+from partreduce.planner.option import Option, known
 from partreduce.planner.preference import Costs, preference
+from partreduce.planner.steps_model import StepsModel
 from partreduce.planner.timings import Setting, Timings
 from partreduce.planner.travel import coded_words, hows_of, paying, timed, travelling
 from partreduce.schedulers.synthesis.problem import Objective
-from partreduce.topo.strategies.axes import LOCKSTEP, Sending
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.planner.steps_model import StepsModel
-    from partreduce.topo.figures.retimed import Retimed
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import How
+from partreduce.topo.figures.retimed import Retimed
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import LOCKSTEP, How, Sending
 
 ALWAYS, MOST = 24, 48
 """Steps of a round that are considered in any case, and at most; between them as far as the steps model was fitted."""

@@ -17,25 +17,19 @@ model's);
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.planner.steps_model import FITTED
+from partreduce.planner.steps_model import FITTED, StepsModel
+from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures import consensus_distance, drift
 from partreduce.topo.pilot import CONFIDENCE, Pilot, Price, Prices, Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.planner.steps_model import StepsModel
-    from partreduce.runtime.pilot.job import Curve
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 LEAST_STEPS_RATIO, MOST_STEPS_RATIO = 0.5, 20.0
 GRID = np.geomspace(LEAST_STEPS_RATIO, MOST_STEPS_RATIO, 400)

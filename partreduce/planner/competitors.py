@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
 
 from partreduce.planner.axes import Axes
 from partreduce.planner.front import PUBLISHED
-from partreduce.planner.job import Data
+from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.limits import within_gap, within_limits
 from partreduce.planner.measuring import Label, measure
+from partreduce.planner.option import Option
 from partreduce.planner.travel import timed
 from partreduce.planner.work import payer, work_of, work_of_setting
 from partreduce.schedulers import registry
+from partreduce.schedulers.entry import Entry
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Form
 from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.schedulers.entry import Entry
 
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
@@ -141,7 +136,5 @@ def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
 
 
 def _offered(entry: Entry, job: Job) -> bool:
-    if entry.kind == "analysis":
-        return False
     most = MAX_CONVEX_WORKERS.get(entry.name, MAX_GRAPH_WORKERS)
     return entry.kind in RULES_FIRST or job.cluster.num_workers <= most

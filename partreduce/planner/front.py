@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from partreduce.planner.lateness import Lateness
+from partreduce.planner.option import Option
 from partreduce.topo.arithmetic.pareto import non_dominated
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.planner.option import Option
 
 
 def front(options: Sequence[Option]) -> list[Option]:

@@ -86,7 +86,7 @@ def simplicity(option: Option) -> tuple[int, int, int, float]:
 
     Neighbours that keep a gap, and quorums, come last, since they have queues; those with smaller ones are simpler.
     """
-    if held := option.gap or option.quorum:
+    if held := option.facts:
         return (3, option.num_phases, option.period, held.memory_bytes)
     return (2 if option.late else 0 if option.is_plain else 1, option.num_phases, option.period, 0.0)
 

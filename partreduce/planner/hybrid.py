@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.console import size as in_bytes
+from partreduce.planner.job import Job
+from partreduce.planner.model_tables import ModelFacts
 from partreduce.planner.plan import Plan, plan
 from partreduce.planner.routes import Chosen, choose_routes
 from partreduce.runtime.virtual_time.predict import predict
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.model_tables import ModelFacts
-    from partreduce.verify.base import Proof
+from partreduce.verify.base import Proof
 
 MAX_PLANS = 2
 """Times that everything else is planned for: the ways of tables decide how much that is, and what is recommended for it

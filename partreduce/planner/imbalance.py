@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.planner.quorum_runs import by, costs_of, measured, rounds_of, run, setting_of, words_of, work_of_run
-from partreduce.planner.quorums import all_reduce, settings
+from partreduce.planner.job import Job
+from partreduce.planner.option import Option
+from partreduce.planner.trials.quorum_runs import (
+    by,
+    costs_of,
+    measured,
+    rounds_of,
+    run,
+    setting_of,
+    words_of,
+    work_of_run,
+)
+from partreduce.planner.trials.quorums import all_reduce, settings
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.quorum import balance, in_step, sampled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
 
 FACTORS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 """How much of what sets workers apart is left; 1 is the job as it is."""

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.steps_model import FITTED
+from partreduce.planner.steps_model import FITTED, StepsModel
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
+from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, Push, check_cluster
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.pipeline import stability_limit
-from partreduce.topo.strategies.axes import Codec, Form, Pipeline
-from partreduce.topo.timing.compute import ComputeTimes
-
-if TYPE_CHECKING:
-    from partreduce.planner.steps_model import StepsModel
-    from partreduce.schedulers.synthesis.problem import Push
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.pilot import Pilot
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import When
-    from partreduce.topo.timing.compute import Disturbance
-
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.pilot import Pilot
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Codec, Form, Pipeline, When
+from partreduce.topo.timing.compute import ComputeTimes, Disturbance
 
 EFFORTS = {"quick": 2.0, "normal": 20.0, "thorough": 200.0}
 """Efforts by name, in nominal seconds: about what one quiet core takes."""

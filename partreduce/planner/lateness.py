@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from partreduce.topo.strategies.axes import LOCKSTEP, Late, Pipeline
-
-if TYPE_CHECKING:
-    from partreduce.topo.strategies.axes import When
-    from partreduce.topo.strategies.base import Strategy
+from partreduce.topo.strategies.axes import LOCKSTEP, Late, Pipeline, When
+from partreduce.topo.strategies.base import Strategy
 
 
 class Lateness(StrEnum):

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from partreduce.console import size
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.quorum_runs import memory_of_groups
+from partreduce.planner.job import Job
 from partreduce.planner.slowdown import Slowdown
+from partreduce.planner.trials.quorums import memory_of_groups
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from partreduce.planner.job import Job
-
-
-def not_reached(entries: Sequence[str], gaps: Sequence[str], quorums: Sequence[str], num_found: int) -> list[str]:
+def not_reached(missed: Mapping[str, Sequence[str]], num_found: int) -> list[str]:
     """What the time did not reach, one sentence a kind.
 
     Args:
-        entries: of the catalogue.
-        gaps: graphs and settings.
-        quorums: that were not run.
+        missed: names by what they are part of: the catalogue, or a kind that is run in virtual time.
         num_found: schedules that the search found and nobody measured.
     """
-    said = []
-    if entries:
-        said.append(f"the time did not reach, of the catalogue: {', '.join(entries)}; more of it does")
-    for missed, what in ((gaps, "graphs and settings of a gap"), (quorums, "quorums")):
-        if missed:
-            said.append(f"the time did not reach, of {what}: {'; '.join(missed)}")
+    said = [f"the time did not reach, of {what}: {'; '.join(names)}" for what, names in missed.items() if names]
     if num_found:
         said.append(f"the time did not reach the figures of what the search found ({num_found})")
     return said

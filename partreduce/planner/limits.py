@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from partreduce.schedulers.synthesis.problem import Limits
-    from partreduce.topo.schedule import Schedule
+from partreduce.schedulers.synthesis.problem import Limits
+from partreduce.topo.schedule import Schedule
 
 
 def within_limits(schedule: Schedule, limits: Limits) -> bool:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from partreduce.planner.job import Data
+from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.option import Option, known
-from partreduce.planner.steps_model import CORRECTED
+from partreduce.planner.steps_model import CORRECTED, StepsModel
 from partreduce.planner.travel import CostedHow, coded_words, cost_of, hows_of, paying, travelling
 from partreduce.topo.errors import PartreduceError
+from partreduce.topo.figures.base import Figure
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import sample
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Job
-    from partreduce.planner.steps_model import StepsModel
-    from partreduce.topo.figures.base import Figure
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form
 
 MAX_SAMPLED_WORKERS = 4096
 

@@ -4,87 +4,71 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partreduce.planner.job import Data
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.preference import Costs
+from partreduce.planner.steps_model import StepsModel
+from partreduce.topo.figures.base import Figure
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form, How
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Data
-    from partreduce.planner.steps_model import StepsModel
-    from partreduce.topo.figures.base import Figure
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.base import Pace
+from partreduce.topo.strategies.base import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GapFacts:
-    """What is known of an option whose workers keep a gap, from its runs in virtual time.
+class Facts:
+    """What is known of an option from its runs in virtual time, and whatever its `kind` of protocol counts there.
 
-    `words` say the setting; `memory_bytes` is what the queues of the busiest worker hold at most, with its snapshots
-    and sums, as proved. `progress` is how far a step brings the mean where lockstep gives 1, `gradients` the part of
-    all workers whose gradients would leave as much noise in it, `computed` the part of the steps that were computed
-    rather than skipped, and `least_share` what the least heard worker's gradients count, where an even share is 1.
+    `words` say the setting; `memory_bytes` is what the busiest worker keeps beside its parameters; `least_share` is
+    what the least heard worker's gradients count, where an even share is 1. `more` is how many of All-Reduce's steps
+    its lateness may cost beyond `steps_ratio`, as a part of them. `of` names the schedule whose groups start by a
+    quorum, where not all workers are one group.
+
+    Under a quorum `active` workers are in a round on average, whose `gradients` are as much as that many of
+    All-Reduce's (steps, of groups); `gradients_per_second` is of all. `age` is the mean of their lateness in rounds,
+    `delay` the same in whole steps, of as many gradients as there are workers, and `bound` the most rounds that are
+    proved. Of a gap `gradients` is the part of all workers whose gradients would leave as much noise in the mean,
+    `progress` how far a step brings it where lockstep gives 1, and `computed` the part of all steps that were computed
+    rather than skipped.
     """
 
+    kind: str
     words: str
     memory_bytes: float
-    progress: float
-    gradients: float
-    computed: float
     least_share: float
-
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in an option's JSON."""
-        return {
-            "setting": self.words,
-            "memory_bytes": self.memory_bytes,
-            "progress": self.progress,
-            "gradients": self.gradients,
-            "computed": self.computed,
-            "least_share": self.least_share,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuorumFacts:
-    """What is known of an option whose rounds a quorum starts, from its runs in virtual time.
-
-    `words` say the setting. `active` workers are in a round on average, whose `gradients` are as much as that many of
-    All-Reduce's; `gradients_per_second` is of all. `age` is the mean of their lateness in rounds, `delay` the same in
-    whole steps, of as many gradients as there are workers; `bound` the most rounds that are proved. `least_share` is
-    what the least heard worker brings, where an even share is 1; `memory_bytes` what a worker keeps beside parameters.
-    `of` names the schedule whose groups start so, where not all workers are one group: then progress is averaged, and
-    `gradients` are steps.
-    """
-
-    words: str
-    active: float
     gradients: float
-    gradients_per_second: float
-    age: float
-    delay: float
-    bound: int
-    least_share: float
-    memory_bytes: float
+    more: float = 0.0
     of: str = ""
+    active: float = 0.0
+    gradients_per_second: float = 0.0
+    age: float = 0.0
+    delay: float = 0.0
+    bound: int = 0
+    progress: float = 1.0
+    computed: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in an option's JSON; null where nothing takes time."""
-        rate = self.gradients_per_second
-        return {
-            "setting": self.words,
-            **({"of": self.of} if self.of else {}),
-            "mean_active": self.active,
-            "gradients_per_round": self.gradients,
-            "gradients_per_second": rate if math.isfinite(rate) else None,
-            "mean_age": self.age,
-            "delay_steps": self.delay,
-            "proved_age": self.bound,
-            "least_share": self.least_share,
-            "memory_bytes": self.memory_bytes,
-        }
+        shown = {key: getattr(self, name) for key, name in SHOWN[self.kind].items()}
+        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in shown.items()}
+        return {"setting": self.words, **({"of": self.of} if self.of else {}), **finite}
+
+
+SHOWN = {
+    "gap": {name: name for name in ("memory_bytes", "progress", "gradients", "computed", "least_share")},
+    "quorum": {
+        "mean_active": "active",
+        "gradients_per_round": "gradients",
+        "gradients_per_second": "gradients_per_second",
+        "mean_age": "age",
+        "delay_steps": "delay",
+        "proved_age": "bound",
+        "least_share": "least_share",
+        "memory_bytes": "memory_bytes",
+    },
+}
+"""What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +79,8 @@ class Option:
     communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
     number of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
     `catalogue`; `bound` the least consensus distance that any schedule of `bound_class` can have at this communication,
-    where that is proved. `corrected` says that the steps ratio is the one with drift correction. `gap` is there where
-    workers go on by themselves, `quorum` where one starts rounds: these are its steps, of fewer gradients.
+    where that is proved. `corrected` says that the steps ratio is the one with drift correction. `facts` are there
+    where workers have no common rounds: a protocol decides then, and was run in virtual time.
     """
 
     name: str
@@ -118,8 +102,20 @@ class Option:
     bound: float | None = None
     bound_class: str = ""
     corrected: bool = False
-    gap: GapFacts | None = None
-    quorum: QuorumFacts | None = None
+    facts: Facts | None = None
+
+    @property
+    def gap(self) -> Facts | None:
+        """What is known where neighbours keep a gap."""
+        return self._of_kind("gap")
+
+    @property
+    def quorum(self) -> Facts | None:
+        """What is known where a quorum starts rounds: these are its steps, of fewer gradients."""
+        return self._of_kind("quorum")
+
+    def _of_kind(self, kind: str) -> Facts | None:
+        return self.facts if self.facts is not None and self.facts.kind == kind else None
 
     @property
     def costs(self) -> Costs:
@@ -139,17 +135,19 @@ class Option:
     @property
     def time_at_worst(self) -> float:
         """As `time`, if lateness costs as much as it may (`StepsModel.late_more`)."""
-        model, steps = self.model, self.pace if isinstance(self.pace, int) else max(self.pace)
-        of_averages = model.late_more + model.late_more_per_step * (steps - 1)
-        more = 0.0
-        if self.quorum is not None:
-            rounds = self.schedule.num_workers * steps / self.quorum.gradients
-            more = rounds * self.quorum.delay * (of_averages if self.quorum.of else model.delay_more)
+        if self.facts is not None:
+            more = self.facts.more
         elif self.lateness is Lateness.PIPELINE:
-            more = model.delay_more * self.schedule.strategy.when.lag
-        elif self.late:
-            more = of_averages / (self.gap.progress if self.gap and 0 < self.gap.progress < 1 else 1.0)
+            more = self.model.delay_more * self.schedule.strategy.when.lag
+        else:
+            more = self.averages_more if self.late else 0.0
         return self.step_seconds * (self.steps_ratio + more)
+
+    @property
+    def averages_more(self) -> float:
+        """What averages that come a round late may cost more than predicted."""
+        steps = self.pace if isinstance(self.pace, int) else max(self.pace)
+        return self.model.late_more + self.model.late_more_per_step * (steps - 1)
 
     @property
     def late(self) -> bool:
@@ -203,7 +201,7 @@ class Option:
         """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum of all 1, these."""
         if self.quorum and self.quorum.of:
             return self.schedule.phased.num_distinct_phases(self.schedule.cluster)
-        return 1 if self.gap or self.quorum else self.schedule.num_distinct_phases()
+        return 1 if self.facts else self.schedule.num_distinct_phases()
 
     @property
     def is_exact(self) -> bool:
@@ -218,7 +216,7 @@ class Option:
             "codec": str(self.how.codec),
             "where": str(self.how.where),
             "sending": str(self.how.sending),
-            "when": self.schedule.strategy.when.word if self.gap or self.quorum else str(self.lateness),
+            "when": self.schedule.strategy.when.word if self.facts else str(self.lateness),
             "pace": self.pace if isinstance(self.pace, int) else list(self.pace),
             "communication_seconds_per_step": self.communication,
             "nic_bytes_per_step": self.nic_bytes,
@@ -233,8 +231,7 @@ class Option:
             "status": self.status,
             "bound": self.bound,
             **({"bound_class": self.bound_class} if self.bound_class else {}),
-            **({"gap": self.gap.to_json()} if self.gap else {}),
-            **({"quorum": self.quorum.to_json()} if self.quorum else {}),
+            **({self.facts.kind: self.facts.to_json()} if self.facts else {}),
         }
 
 

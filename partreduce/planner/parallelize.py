@@ -6,10 +6,11 @@ import inspect
 import json
 import logging
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,11 +22,12 @@ from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.found import embeddings_of
-from partreduce.runtime.sharding.touched import await_texts, gather_texts, shares, told, touched_here
+from partreduce.runtime.sharding.touched import Bits, await_texts, gather_texts, shares, told, touched_here
 from partreduce.runtime.sharding.uses import OtherUses
 from partreduce.runtime.transport.alone import is_alone
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
@@ -35,13 +37,7 @@ from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Codec
 from partreduce.topo.strategies.routes import TableWay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from partreduce.runtime.sharding.touched import Bits
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.timing.tables import Touched
+from partreduce.topo.timing.tables import Touched
 
 BATCHES = 4
 """Sample batches that are looked at."""

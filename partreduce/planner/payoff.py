@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from partreduce.planner.gain import best_plain, decisive_time
-from partreduce.planner.job import PIPELINE_WIDTH
+from partreduce.planner.job import PIPELINE_WIDTH, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, seconds_of
+from partreduce.planner.option import Option
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.travel import cheapest_hows, coded_words, travelling
 from partreduce.planner.work import work_of
 from partreduce.topo.figures.pipeline import stability_limit
 from partreduce.topo.hardware import CodecSeconds
-from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.axes import Codec, How
 from partreduce.topo.timing.cost import communication
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.topo.strategies.axes import How
 
 LITTLE_WORK = 0.1
 """Nominal seconds that figures may cost for a sentence."""
@@ -86,7 +81,7 @@ def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     kept = permitted(options, job)
     may = [one for one in kept if not one.schedule.strategy.refuses_codec(one.schedule.cluster)]
     fastest = min(may, key=lambda option: decisive_time(option, job), default=None)
-    seeds = {id(one): one for one in (chosen, best_plain(kept, job), fastest) if one and not one.gap and not one.quorum}
+    seeds = {id(one): one for one in (chosen, best_plain(kept, job), fastest) if one and not one.facts}
     found: list[Option] = []
     for seed in seeds.values():
         if isinstance(seed.pace, int) and work_of(seed.schedule, job) <= LITTLE_WORK:

@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.planner.answer import Answer, answer_of, why_infeasible
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import baselines, front
-from partreduce.planner.gap_words import gap_cautions, gap_reasons
-from partreduce.planner.gaps import gap_options
+from partreduce.planner.gain import Gain
+from partreduce.planner.job import Job
 from partreduce.planner.left_out import not_reached, not_weighed
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label
+from partreduce.planner.option import Option
 from partreduce.planner.payoff import late_and_small
-from partreduce.planner.quorum_words import quorum_cautions, quorum_reasons
-from partreduce.planner.quorums import quorum_options
 from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
 from partreduce.planner.searched import options_of
 from partreduce.planner.shorter import shorter
 from partreduce.planner.travel import timed
+from partreduce.planner.trials import kinds
+from partreduce.planner.trials.kinds import Weighed
 from partreduce.planner.work import SETTINGS, payer, work_of
-from partreduce.schedulers.synthesis.problem import Front, Objective, Status
+from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
+from partreduce.schedulers.synthesis.alphabet_search import SearchStage
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Status
 from partreduce.topo.errors import InfeasibleError, UnknownError
+from partreduce.topo.pilot import Pilot
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.planner.gain import Gain
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
-    from partreduce.schedulers.synthesis.alphabet_search import SearchStage
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Candidate
-    from partreduce.topo.pilot import Pilot
-    from partreduce.topo.schedule import Schedule
-    from partreduce.verify.base import Proof
+from partreduce.verify.base import Proof
 
 CATALOGUE_SHARE = 0.25
 """Of the time, after which the catalogue's graphs are no longer measured, so that the search gets its part."""
 
 RULES_SHARE = 0.5
 """Of the time, after which its rules are no longer measured either."""
-
-GAP_SHARE = 0.15
-"""Of the time, for neighbours that keep a gap, where they are one kind among others."""
-
-QUORUM_SHARE = 0.15
-"""Of the time, for quorums, where they are one kind among others."""
 
 MEASURE_SHARE = 0.2
 """Of the time, kept at the most for measuring what the search found."""
@@ -83,7 +71,7 @@ NOT_SEARCHED = Front(
     seed=0,
     reason="graphs, gaps and quorums are not searched for",
 )
-"""What the search says where only neighbours that keep a gap, or quorums, are asked for."""
+"""What the search says where only one kind that is run in virtual time is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +129,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     say = progress or (lambda _: None)
     clock = job.clock()
     say("measuring the catalogue")
+    weighed, is_one_kind = Weighed(job), bool(job.gap or job.quorum)
     left_out: list[str] = []
     options = competitors(
         job,
@@ -148,42 +137,38 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         stop=RULES_SHARE * clock.limit,
         clock=clock,
         left_out=left_out.append,
-        names=("allreduce",) if job.gap or job.quorum else None,
+        names=("allreduce",) if is_one_kind else None,
     )
-    not_run: list[str] = []
-    keeping = _keeping_a_gap(job, clock, not_run, say)
-    searched = NOT_SEARCHED if job.gap or job.quorum else _search(job, clock, options, say)
-    unmeasured = _measure(searched, job, clock, options)
-    not_started: list[str] = []
-    options += [*keeping, *_by_quorum(job, clock, options, not_started, say)]
+    kept = _for_proof(clock) + weighed.share * clock.limit
+    searched = NOT_SEARCHED if is_one_kind else _search(job, clock, options, kept, say)
+    unmeasured = _measure(searched, job, clock, options, kept)
+    options += weighed.options(clock, clock.limit - _for_proof(clock), () if is_one_kind else options, say)
     if job.tables:
         options = [option for option in options if not option.schedule.strategy.refuses_tables()]
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
     chosen = _recommend(options, job, searched, clock, rounds)
-    if (part := shorter(chosen, job, lambda one: _fits(one, job, clock))) is not None:
+    if (part := shorter(chosen, job, lambda one: _fits(one, job, clock, left=_for_proof(clock)))) is not None:
         options.append(part)
         chosen = part
     say(f"proving {chosen.name}")
     proof = prove(chosen.schedule)
-    kept = front(options)
+    best = front(options)
     answer = answer_of(chosen, job, searched, clock, rounds)
     return Plan(
         recommendation=chosen,
         proof=proof,
         reasons=[
             *reasons(chosen, options, job),
-            *quorum_reasons(chosen, options, job),
-            *gap_reasons(chosen, options, job),
+            *kinds.reasons(chosen, options, job),
             *late_and_small(chosen, options, job),
         ],
         cautions=[
             *cautions(chosen, job, answer.ended),
-            *quorum_cautions(chosen, job),
-            *gap_cautions(chosen, job),
-            *not_reached(left_out, not_run, not_started, unmeasured),
+            *kinds.cautions(chosen, job),
+            *not_reached({"the catalogue": left_out, **weighed.left_out}, unmeasured),
             *not_weighed(job),
         ],
-        front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
+        front=best if any(option is chosen for option in best) else sorted([*best, chosen], key=_by_communication),
         baselines=baselines(options),
         options=options,
         gain=gain_of(chosen, options, job),
@@ -194,28 +179,6 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     )
 
 
-def _keeping_a_gap(job: Job, clock: Clock, left_out: list[str], say: Callable[[str], None]) -> list[Option]:
-    """Neighbours that keep a gap, within their part of the time; all of it but the proof's if nothing else is asked."""
-    say("letting neighbours keep a gap in virtual time")
-    last = clock.limit - _for_proof(clock)
-    until = last if job.gap else min(last, clock.position() + GAP_SHARE * clock.limit)
-    return gap_options(job, clock, until, left_out.append)
-
-
-def _by_quorum(
-    job: Job, clock: Clock, known: list[Option], left_out: list[str], say: Callable[[str], None]
-) -> list[Option]:
-    """Rounds and groups that a quorum starts, in what is left of the time but for the proof.
-
-    Where nothing else is asked for groups are those of the catalogue, else those of what is `known`.
-    """
-    if not job.weighs_quorums:
-        return []
-    until = clock.limit - _for_proof(clock)
-    say("letting quorums start rounds in virtual time")
-    return quorum_options(job, clock, until, left_out.append, known=() if job.quorum else known)
-
-
 def load_searchers() -> None:
     """Import what planning needs, which takes a second or two once, so that no time limit pays for it."""
     for name in LOADED:
@@ -224,12 +187,15 @@ def load_searchers() -> None:
             import_module(name)
 
 
-def _search(job: Job, clock: Clock, options: list[Option], say: Callable[[str], None]) -> Front:
-    """Search for as long as what it finds can still be measured: a figure takes as long as the catalogue's did."""
+def _search(job: Job, clock: Clock, options: list[Option], left: float, say: Callable[[str], None]) -> Front:
+    """Search for as long as what it finds can still be measured, a figure in as long as the catalogue's were.
+
+    What is `left` of the time belongs to later stages.
+    """
     from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
 
     each = SETTINGS * clock.position() / max(1, len(options))
-    kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each) + _for_proof(clock) + _for_quorums(job, clock)
+    kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each) + left
     # The search is in lockstep; of late ones it takes the phases.
     spoken = (timed(option.schedule, LOCKSTEP, option.pace) for option in front(options))
     hints = tuple({hint.strategy: hint for hint in spoken}.values())
@@ -240,24 +206,19 @@ def _for_proof(clock: Clock) -> float:
     return min(PROOF_SHARE * clock.limit, PROOF_SECONDS)
 
 
-def _for_quorums(job: Job, clock: Clock) -> float:
-    """What the search and its figures leave to quorums."""
-    return QUORUM_SHARE * clock.limit if job.weighs_quorums else 0.0
-
-
-def _measure(searched: Front, job: Job, clock: Clock, options: list[Option]) -> int:
+def _measure(searched: Front, job: Job, clock: Clock, options: list[Option], left: float) -> int:
     """Add what the search found to the options, the best first; how many there was no time for."""
-    found, kept = _asked_first(searched), _for_quorums(job, clock)
+    found = _asked_first(searched)
     for index, candidate in enumerate(found):
-        if not _fits(candidate.schedule, job, clock, kept=kept) and index:
+        if not _fits(candidate.schedule, job, clock, left=left) and index:
             return len(found) - index
         options += options_of(candidate, job)
     return 0
 
 
-def _fits(schedule: Schedule, job: Job, clock: Clock, *, kept: float = 0.0) -> bool:
-    """Whether there is time for the figures of a schedule before the proof and what is kept; it is counted as spent."""
-    return payer(clock, clock.limit - _for_proof(clock) - kept)(work_of(schedule, job, SETTINGS))
+def _fits(schedule: Schedule, job: Job, clock: Clock, *, left: float) -> bool:
+    """Whether there is time for the figures of a schedule before what is left for others; it is counted as spent."""
+    return payer(clock, clock.limit - left)(work_of(schedule, job, SETTINGS))
 
 
 def _recommend(options: list[Option], job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Option:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fractions import Fraction
 
-from partreduce.schedulers.synthesis.problem import Objective
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from fractions import Fraction
-
-    from partreduce.schedulers.synthesis.problem import Limits
+from partreduce.schedulers.synthesis.problem import Limits, Objective
 
 MAX_STEPS_RATIO_WHEN_CHEAP = 1.25
 """`--objective communication` takes the cheapest option that is predicted to need at most a quarter more steps."""

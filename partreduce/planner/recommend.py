@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
 
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.gain import TIE, best_plain, decisive_time, gain, least_time, simplicity, unbeaten
-from partreduce.planner.job import Data
+from partreduce.planner.gain import TIE, Gain, best_plain, decisive_time, gain, least_time, simplicity, unbeaten
+from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
+from partreduce.planner.option import Option
 from partreduce.planner.preference import preference
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import PartreduceError, UnknownError
 from partreduce.topo.strategies.axes import Form
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
-    from partreduce.planner.gain import Gain
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
 
 
 def recommend(options: Sequence[Option], job: Job) -> Option:
@@ -66,8 +60,7 @@ def _waits_as(option: Option, job: Job) -> bool:
 
 def _held(option: Option) -> float:
     """Bytes that an option's queues take of a worker."""
-    facts = option.gap or option.quorum
-    return facts.memory_bytes if facts else 0.0
+    return option.facts.memory_bytes if option.facts else 0.0
 
 
 def most_queues(job: Job) -> float:

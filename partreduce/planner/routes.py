@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.console import seconds as in_seconds
 from partreduce.console import size as in_bytes
 from partreduce.planner.table_prices import APPLYING, HANDLING, IN_ORDER, Cost, Pricing, Table
 from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.routes import Route, Routes, TableWay
 from partreduce.topo.timing.tables import aggregates_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
 
 MAX_COMBINATIONS = 3**7
 """Ways of all tables together, up to which each is tried; of more, tables change theirs one by one."""

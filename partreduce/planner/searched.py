@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from partreduce.planner.axes import Axes
+from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, measure
+from partreduce.planner.option import Option
 from partreduce.planner.travel import timed
 from partreduce.schedulers.synthesis.candidates import LOCKSTEP_CLASS, TOLERANCE
+from partreduce.schedulers.synthesis.problem import Candidate
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.schedulers.synthesis.problem import Candidate
-    from partreduce.topo.strategies.base import Pace
+from partreduce.topo.strategies.base import Averaging, Pace
 
 LATE_CLASS = "late by one round"
 

@@ -6,25 +6,21 @@ a schedule of its own. Fewer phases are fewer communicators, and easier to read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.planner.axes import Axes
+from partreduce.planner.job import Job
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label
+from partreduce.planner.option import Option
 from partreduce.planner.preference import SLACK, preference
 from partreduce.planner.timings import Setting
 from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.topo.schedule import Schedule
 
 MAX_RUNS = 256
 """Runs of phases whose figures are computed."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from partreduce.planner.job import Job
+from partreduce.topo.round import Round
 from partreduce.topo.strategies.gap import Gap, Order, Skip
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Job
-    from partreduce.topo.round import Round
 
 SLOW = 1.25
 """Times as long as the median worker computes: from there on a worker is slow."""
@@ -62,6 +60,12 @@ class Slowdown:
         sampled = np.concatenate([even.step_seconds(count, step, rng) for step in range(SAMPLED_STEPS)])
         usual = float(np.median(sampled))
         return cls(slow, round(float(np.quantile(sampled, 1 - 1 / (4 * count))) / usual, 9) if usual > 0 else 1.0)
+
+    @property
+    def slowest(self) -> tuple[int, float, str]:
+        """The slowest worker, its factor, and the words for how many more are slow, if any."""
+        worker, factor = max(self.slow, key=lambda one: one[1])
+        return worker, factor, f" (and {len(self.slow) - 1} more)" if len(self.slow) > 1 else ""
 
     @property
     def has_spikes(self) -> bool:

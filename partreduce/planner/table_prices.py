@@ -11,22 +11,18 @@ table takes beside the strategy, since it changes numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from partreduce.planner.travel import WORTH
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.routes import Gradient, Route, TableWay
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.tables import ELEMENT_BYTES, Exchange, Touched, aggregates_in, exchange
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
 
 APPLYING = 5e-10
 """Seconds that gradient and optimizer take per byte of the rows that they visit, where nobody measured it: about what

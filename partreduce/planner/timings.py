@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Seconds, Sent, seconds_of
-from partreduce.planner.travel import cost_of, timed, travelling
+from partreduce.planner.travel import CostedHow, cost_of, timed, travelling
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import How, Sending
 from partreduce.topo.timing.event_graph import TimedPeriod
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Job
-    from partreduce.planner.travel import CostedHow
-    from partreduce.topo.schedule import Schedule
 
 
 class Setting(NamedTuple):

@@ -7,23 +7,16 @@ that communicate less than every finer one are taken, and `paying` decides among
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from partreduce.planner.preference import preference
+from partreduce.planner.job import Job
+from partreduce.planner.preference import Costs, preference
 from partreduce.schedulers.synthesis.problem import Objective
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending
-from partreduce.topo.timing.cost import communication
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.preference import Costs
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import When
-    from partreduce.topo.strategies.base import Pace
-    from partreduce.topo.timing.cost import Communication
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending, When
+from partreduce.topo.strategies.base import Pace
+from partreduce.topo.timing.cost import Communication, communication
 
 WORTH = 0.01
 """A coarser codec has to save more than this part of what the objective minimises; it changes numbers, after all."""

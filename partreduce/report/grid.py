@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.report.palette import NUM_STYLES, Style, style
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 MAX_WORKERS = 64
 MAX_PHASES = 48

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, Sending
-from partreduce.topo.strategies.routes import ALIKE
-
-if TYPE_CHECKING:
-    from partreduce.topo.strategies.axes import How, When
-    from partreduce.topo.strategies.base import Pace
-    from partreduce.topo.strategies.routes import Routes
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending, When
+from partreduce.topo.strategies.base import Pace
+from partreduce.topo.strategies.routes import ALIKE, Routes
 
 
 def runs(pace: Pace, when: When, how: How, form: Form | None = None, *, what: Routes = ALIKE) -> str:

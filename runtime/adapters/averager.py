@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,15 +13,9 @@ from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.alone import is_alone, say_alone
 from partreduce.runtime.transport.rendezvous import place
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-    from typing import Any
-
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 
 class ScheduleAverager:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
 from partreduce.runtime.adapters.averager import refuse_strategy
 from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.averaging.p_reduce import queue_p_reduce
+from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.runtime.transport.torch_api import GradBucket
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 
 class HookGradients(StrEnum):

@@ -1,6 +1,6 @@
 """Applier: the wrapped optimizer, as whoever holds a mean gradient asks it to take a step.
 
-The means of a step that all workers take alike come from `before_step`, late ones from the end of a pipeline; a
+The means of a step that all workers take alike come from a `GradientRunner`, late ones from the end of a pipeline; a
 strategy that gets means while nobody calls `step()` asks for the step itself. In all cases the same holds: a step whose
 gradients are not finite is taken by nobody where a GradScaler was at work, and one whose gradients turn out to be no
 means, which only a device knows, is undone.
@@ -8,17 +8,13 @@ means, which only a device knows, is undone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
 from partreduce.runtime.averaging.commit import replace_where
+from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradients import averaged_are_finite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.averaging.flat_model import FlatModel
 
 
 class Applier:

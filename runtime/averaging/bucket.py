@@ -1,17 +1,27 @@
-"""Bucket: one flat array that a group operation moves and commits as a whole, and where everything in it lies."""
+"""Bucket: one flat array that a group operation moves and commits as a whole, and where everything in it lies.
+
+A `Reduction` is such an operation on its way, with the arrays that it borrowed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH, Tail
+from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.topo.phase import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from partreduce.runtime.averaging.coded import CodedPart
+    from partreduce.runtime.averaging.reference import Reference
+
 
 ALIGN_BYTES = 64
 
@@ -63,6 +73,15 @@ class Piggybacked:
 
 
 @dataclass(slots=True)
+class _Parts:
+    """Parts of a lent array, made once; holding the array keeps its id from another's."""
+
+    array: torch.Tensor
+    views: list[torch.Tensor] | None = None
+    tail: Tail | None = None
+
+
+@dataclass(slots=True)
 class Bucket:
     """What is reduced as one array: the flat parameters of one (device, dtype), piggybacked tensors, the tag.
 
@@ -82,6 +101,7 @@ class Bucket:
     note: torch.Tensor | None = None
     """Numbers that averages of parameters carry along, from the place of presence on, and average (see `carry`)."""
     _spare: list[torch.Tensor] = field(default_factory=list)
+    _parts: dict[int, _Parts] = field(default_factory=dict)
     _home: torch.Tensor | None = None
 
     @property
@@ -112,8 +132,33 @@ class Bucket:
                 array = self._spare.pop()
             except IndexError:
                 return torch.zeros(self.array_length, dtype=self.dtype, device=self.device)
-            if len(array) == self.array_length:
+            if array.shape[0] == self.array_length:
                 return array
+            self.lose(array)
+
+    def views(self, array: torch.Tensor) -> list[torch.Tensor]:
+        """The parameters' parts of a lent array, in the order of the slots."""
+        parts = self._parts_of(array)
+        if parts.views is None:
+            parts.views = [slot.view(array) for slot in self.slots]
+        return parts.views
+
+    def tail_of(self, array: torch.Tensor) -> Tail:
+        """Presence and tag of a lent array in host memory."""
+        parts = self._parts_of(array)
+        if parts.tail is None:
+            parts.tail = array[self.tail :].numpy()
+        return parts.tail
+
+    def _parts_of(self, array: torch.Tensor) -> _Parts:
+        parts = self._parts.get(id(array))
+        if parts is None:
+            parts = self._parts[id(array)] = _Parts(array)
+        return parts
+
+    def lose(self, array: torch.Tensor) -> None:
+        """A lent array does not come back: something may still arrive in it."""
+        self._parts.pop(id(array), None)
 
     def give_back(self, array: torch.Tensor) -> None:
         """Take an array back of which nobody reads or writes any more, unless it holds the live parameters now."""
@@ -136,6 +181,61 @@ class Bucket:
         self.flat = array[: self.size]
         for slot in self.slots:
             slot.parameter.data = slot.window(self.flat)
+
+
+class Reduction:
+    """One running or finished group operation, with the scratch arrays that it borrowed until it is committed.
+
+    Several may be under way at once, and a finished one may be committed while others run.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        group: Group,
+        operation: Operation,
+        tag: tuple[int, ...],
+        buckets: Sequence[Bucket] = (),
+        *,
+        since: Reference | None = None,
+    ) -> None:
+        self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
+        self.buckets, self.since = tuple(buckets), since
+        self.arrays = [bucket.lend() for bucket in self.buckets]
+        """What is summed, one array for each bucket."""
+        self.absent: dict[int, frozenset[int]] = {}
+        """Of gradients, by bucket: the slots that had none here."""
+        self.works: list[RunningWork] = []
+        self.sides: dict[int, torch.Tensor] = {}
+        self.coded: dict[int, CodedPart] = {}
+        self.ok: torch.Tensor | None = None
+
+    @property
+    def num_members(self) -> int:
+        """k, the members of the group."""
+        return len(self.group.members)
+
+    def release(self) -> None:
+        """Give the arrays back: the sums are committed, or will not be. After a failure they are not: they are lost."""
+        for bucket, array in zip(self.buckets, self.arrays, strict=True):
+            bucket.give_back(array)
+        self.arrays = []
+
+    def load(self, index: int, part: slice) -> None:
+        """Put this worker's share of the parameters, or of what they added since the reference, into its array."""
+        values, share = self.buckets[index].flat[part], self.arrays[index][part]
+        if self.since is None:
+            torch.div(values, self.num_members, out=share)
+        else:
+            torch.sub(values, self.since.arrays[index][part], out=share).div_(self.num_members)
+
+    def complaint(self) -> str:
+        """What it means that the tags of its members differ, or, where the device finds that out, something else."""
+        what = "its members ran different operations at the same time"
+        if self.since is not None:
+            what += f", or measure their parameters from another reference than this worker's, {self.since}"
+        what += " (their tags differ)"
+        return f"{what}, or a finite number left the codec's range (use bfloat16)" if self.coded else what
 
 
 def aligned(count: int, dtype: torch.dtype) -> int:

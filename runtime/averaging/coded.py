@@ -9,23 +9,19 @@ from what they all have: the sum's bits and that number.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Slot
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.tags import TAG_LENGTH
+from partreduce.runtime.transport.waiting import RunningWork
 from partreduce.topo.codec_numbers import LARGEST
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket, Slot
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.waiting import RunningWork
 
 
 @dataclass(slots=True)

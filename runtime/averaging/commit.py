@@ -6,12 +6,9 @@ nothing changes. So the device decides, and the host never waits inside a step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucket import Bucket
 
 
 def commit_mean(

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import time
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.waiting import GoneError, Wait
 from partreduce.topo.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.recorder import Operation
 
 ADVICE = "call load_state_dict() on all workers at the same round, or on none"
 POLL_SECONDS = 0.005

@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import own_time
-from partreduce.runtime.transport.streams import DeviceClock
+from partreduce.runtime.transport.streams import DeviceClock, Marker, Streams
 from partreduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, pause_after
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.liveness.heartbeat import Heartbeat
-    from partreduce.runtime.recorder import Operation, Recorder
-    from partreduce.runtime.transport.streams import Marker, Streams
-    from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.transport.worlds import World
 
 MAX_IN_FLIGHT = 2
 IDLE_SECONDS = 10.0

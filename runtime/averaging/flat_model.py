@@ -6,8 +6,9 @@ commits it with one pass. BatchNorm buffers and optimizer state, where a policy 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,9 +17,6 @@ from partreduce.runtime.averaging.foreign import wrapped_by
 from partreduce.runtime.averaging.load_watch import count_loads
 from partreduce.runtime.averaging.optimizer_state import state_keys
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 
 class BufferPolicy(StrEnum):
@@ -84,6 +82,19 @@ class FlatModel:
             bucket.length = aligned(bucket.length, bucket.dtype)
         self._slots = [slot for bucket in self.buckets for slot in bucket.slots]
         self._known = {slot.parameter: slot for slot in self._slots}
+        # As plain as can be, since every step goes through them. Modules keep their dicts of parameters.
+        self._places = [
+            (
+                bucket,
+                [
+                    (module._parameters, name, slot.parameter, slot.start * bucket.dtype.itemsize)  # noqa: SLF001 - named_parameters() walks the whole model
+                    for slot in bucket.slots
+                    for module, name in slot.owners
+                ],
+            )
+            for bucket in self.buckets
+        ]
+        self._trained = {id(parameter) for parameter in (*self._known, *self._apart, *self._frozen)}
         self.loads = count_loads(model)
         """How often `load_state_dict` was called on the model or a part of it."""
 
@@ -103,18 +114,40 @@ class FlatModel:
         """The model's buffers of every dtype, each once."""
         return list(self.model.buffers())
 
-    def check(self) -> None:
-        """Notice parameters that were moved or replaced since wrapping. O(number of parameters).
+    def check(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Notice parameters that were moved or replaced since wrapping, or given to the optimizer. O(their number).
 
         Raises:
             InputError: naming the parameter.
         """
+        for bucket, places in self._places:
+            base = bucket.flat.data_ptr()
+            for held, attribute, parameter, offset in places:
+                is_there = parameter.data_ptr() == base + offset or not parameter.numel()
+                if not is_there or held.get(attribute) is not parameter:
+                    self._refuse_moved()
+        for parameter, name in self._frozen.items():
+            if parameter.requires_grad:
+                raise InputError(
+                    f"model: parameter {name!r} was frozen when DistributedOptimizer was made and is trainable now, so "
+                    "it would be trained without being averaged; wrap first and then freeze it for as long as you like"
+                )
+
+        for index, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
+            for parameter in group["params"]:
+                if id(parameter) not in self._trained:
+                    raise InputError(
+                        f"optimizer: group {index} holds a parameter of shape {list(parameter.shape)} that the model "
+                        "did not have when DistributedOptimizer was made, so it would be trained without being "
+                        "averaged; change the model first, then wrap"
+                    )
+
+    def _refuse_moved(self) -> None:
         for bucket in self.buckets:
             base, width = bucket.flat.data_ptr(), bucket.dtype.itemsize
             for slot in bucket.slots:
                 for module, attribute in slot.owners:
-                    # Walking named_parameters() in each step would cost far more
-                    if module._parameters.get(attribute) is not slot.parameter:  # noqa: SLF001 - as said
+                    if module._parameters.get(attribute) is not slot.parameter:  # noqa: SLF001 - as above
                         raise InputError(
                             f"model: parameter {slot.names[0]!r} was replaced by another after DistributedOptimizer "
                             "was made, so it would be trained without being averaged; "
@@ -128,28 +161,6 @@ class FlatModel:
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
                         f"was made{f'; {who}' if who else f' ({usual}); do it before'}"
-                    )
-
-        for parameter, name in self._frozen.items():
-            if parameter.requires_grad:
-                raise InputError(
-                    f"model: parameter {name!r} was frozen when DistributedOptimizer was made and is trainable now, so "
-                    "it would be trained without being averaged; wrap first and then freeze it for as long as you like"
-                )
-
-    def refuse_foreign(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notice parameters that the optimizer was given since wrapping. O(number of parameters).
-
-        Raises:
-            InputError: it trains one that is not averaged.
-        """
-        for index, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                if parameter not in self._known and parameter not in self._apart and parameter not in self._frozen:
-                    raise InputError(
-                        f"optimizer: group {index} holds a parameter of shape {list(parameter.shape)} that the model "
-                        "did not have when DistributedOptimizer was made, so it would be trained without being "
-                        "averaged; change the model first, then wrap"
                     )
 
     def refuse_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import torch
 
 WRITE_OTHERS: dict[str, str] = {
     "ZeroRedundancyOptimizer": "steps its share of the parameters and broadcasts them to all workers",

@@ -13,15 +13,12 @@ to the mean of all, and models would part unnoticed.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.hooks import RemovableHandle
-
-    from partreduce.runtime.averaging.flat_model import FlatModel
 
 WATCHED_STEPS = 8
 

@@ -7,53 +7,60 @@ correction changes gradients in place before a step; it never moves them.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from functools import cache
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.commit import only_where
+from partreduce.runtime.transport.tags import EXACT_DTYPES, Tail
 from partreduce.topo.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
-    from partreduce.runtime.averaging.bucket import Bucket, Slot
-
-
-def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int) -> frozenset[int]:
+def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None) -> frozenset[int]:
     """Fill the scratch array: each gradient's share, zeros for a parameter without one, and who has one.
 
-    Returns the slots whose parameters have none here.
+    `tail` is that of an array in host memory. Returns the slots whose parameters have none here.
 
     Raises:
         InputError: a gradient is sparse.
     """
-    load_some(bucket.slots, scratch, divisor)
-    return load_presence(bucket, scratch)
+    absent = load_some(bucket.slots, bucket.views(scratch), divisor)
+    load_presence(bucket, scratch, absent, tail)
+    return absent
 
 
-def load_some(slots: Sequence[Slot], scratch: torch.Tensor, divisor: int) -> None:
-    """Fill the places of some parameters with their gradients' shares, or zeros.
+def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) -> frozenset[int]:
+    """Fill the places of some parameters with their gradients' shares, or zeros; the places of those without one.
 
     Raises:
         InputError: a gradient is sparse.
     """
-    present: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for slot in slots:
-        gradient = slot.parameter.grad
-        if gradient is None:
-            slot.view(scratch).zero_()
-            continue
+    gradients = [slot.parameter.grad for slot in slots]
+    if absent := frozenset([place for place, gradient in enumerate(gradients) if gradient is None]):
+        for place in absent:
+            targets[place].zero_()
+        targets = [target for target, gradient in zip(targets, gradients, strict=True) if gradient is not None]
+    present = [gradient for gradient in gradients if gradient is not None]
+    for gradient in present:
         if gradient.layout is not torch.strided:
-            raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
-        present.append((slot.view(scratch), gradient))
-    if scratch.device.type == "cuda" and present:
-        targets = [target for target, _ in present]
-        torch._foreach_copy_(targets, [gradient for _, gradient in present])
+            name = next(slot.names[0] for slot in slots if slot.parameter.grad is gradient)
+            raise InputError(f"gradient of {name!r}: is sparse; use sparse=False in its embedding")
+    if present and present[0].device.type == "cuda":
+        torch._foreach_copy_(targets, present)
         torch._foreach_div_(targets, divisor)
-        return
-    for target, gradient in present:
-        torch.div(gradient, divisor, out=target)
+        return absent
+    by = _as_tensor(divisor, targets[0].dtype) if present and targets[0].dtype in EXACT_DTYPES else divisor
+    for target, gradient in zip(targets, present, strict=True):
+        torch.div(gradient, by, out=target)
+    return absent
+
+
+@cache
+def _as_tensor(divisor: int, dtype: torch.dtype) -> torch.Tensor:
+    """For whole small arrays a call with a number takes torch twice as long; the quotients are the same."""
+    return torch.tensor(divisor, dtype=dtype)
 
 
 def own_gradients(slots: Iterable[Slot]) -> None:
@@ -71,15 +78,17 @@ def own_gradients(slots: Iterable[Slot]) -> None:
             seen.add(id(gradient))
 
 
-def load_presence(bucket: Bucket, scratch: torch.Tensor) -> frozenset[int]:
-    """One number per parameter, 1 if it has a gradient here; the slots of those without."""
-    flags = [slot.parameter.grad is not None for slot in bucket.slots]
+def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int], tail: Tail | None = None) -> None:
+    """One number per parameter: 1, and 0 for the slots that are `absent`; `tail` as above."""
+    flags = [float(place not in absent) for place in range(len(bucket.slots))] if absent else [1.0]
+    if tail is not None:
+        tail[: len(bucket.slots)] = flags
+        return
     presence = scratch[bucket.tail : bucket.tail + len(bucket.slots)]
-    if all(flags):
+    if absent:
+        presence.copy_(torch.tensor(flags, dtype=bucket.dtype), non_blocking=True)
+    else:
         presence.fill_(1)
-        return frozenset()
-    presence.copy_(torch.tensor(flags, dtype=bucket.dtype), non_blocking=True)
-    return frozenset([index for index, is_there in enumerate(flags) if not is_there])
 
 
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
@@ -92,20 +101,20 @@ def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None
         absent: the slots without a gradient here when it was sent. Without one on any member they have none now; of the
             others somebody had one, so that the host need not ask the device.
     """
-    means = sums[: bucket.size]
     if ok is not None:
-        only_where(means, ok)
+        only_where(sums[: bucket.size], ok)
     presence = sums[bucket.tail : bucket.tail + len(bucket.slots)].tolist() if absent else ()
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []
-    for index, slot in enumerate(bucket.slots):
+    for index, (slot, average) in enumerate(zip(bucket.slots, bucket.views(sums), strict=True)):
+        gradient = slot.parameter.grad
         if index in absent and presence[index] == 0:
             slot.parameter.grad = None
-        elif slot.parameter.grad is None:
-            slot.parameter.grad = slot.view(sums).clone()
+        elif gradient is None:
+            slot.parameter.grad = average.clone()
         else:
-            gradients.append(slot.parameter.grad)
-            averages.append(slot.view(sums))
+            gradients.append(gradient)
+            averages.append(average)
     if gradients:
         torch._foreach_copy_(gradients, averages)
 

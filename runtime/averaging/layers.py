@@ -12,25 +12,20 @@ tag of its own, so that nobody can take its sums for gradients and the next oper
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction, Slot
 from partreduce.runtime.averaging.coded import Given, launch_beside
 from partreduce.runtime.averaging.gradients import load_presence, load_some
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.codecs.coding import Coding, Codings
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.topo.errors import InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket, Slot
-    from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.averaging.reduction import Reduction
-    from partreduce.runtime.codecs.coding import Coding, Codings
-    from partreduce.topo.phase import Group
+from partreduce.topo.phase import Group
 
 SEGMENT_BYTES = 128 * 2**10
 """Layers that are smaller share a segment: at 200 Mbit/s as much takes 5 ms, well above what an operation costs."""
@@ -73,16 +68,22 @@ class LayerSender:
         reducer: carries the operations out.
         order: the parameters from the first layer to the last.
         kind: of the operations, for reports and tags.
+        group: over which gradients are summed.
         divisor: of gradients, the number of workers by default.
     """
 
     def __init__(
-        self, reducer: Reducer, order: Iterable[torch.nn.Parameter], kind: str, *, divisor: int | None = None
+        self,
+        reducer: Reducer,
+        order: Iterable[torch.nn.Parameter],
+        kind: str,
+        group: Group,
+        *,
+        divisor: int | None = None,
     ) -> None:
-        self.reducer, self.kind, self._divisor = reducer, kind, divisor
+        self.reducer, self.kind, self.group, self._divisor = reducer, kind, group, divisor
         self.segments = segments_of(reducer.buckets, order)
         self.codings: Codings | None = None
-        self.group: Callable[[int], Group]
         self.clock: Callable[[], int] = lambda: 0
         """The step that backward works for."""
         self.may_begin: Callable[[], bool] = lambda: True
@@ -198,8 +199,8 @@ class LayerSender:
     def _opened(self, step: int) -> Reduction:
         """The step's operation, begun now if it was not."""
         if self._reduction is None:
-            self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group(step))
-            self._coded = None if self.codings is None else self.codings.in_round(step)
+            self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group)
+            self._coded = None if self.codings is None else self.codings.of_buckets
             self._sent, self._given = 0, {}
         return self._reduction
 
@@ -212,7 +213,8 @@ class LayerSender:
             if self._gives_up:
                 part.zero_()
             else:
-                load_some(slots, array, self._divisor or reduction.num_members)
+                views = bucket.views(array)
+                load_some(slots, [views[slot] for slot in segment.slots], self._divisor or reduction.num_members)
             coding = None if self._coded is None else self._coded[self._sent]
             if coding is not None:
                 given = Given.of(slots, array, part, coding, self.reducer.streams)
@@ -227,13 +229,16 @@ class LayerSender:
         streams, communicator = self.reducer.streams, reduction.communicator
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
             with self.reducer.stream(bucket.device), torch.no_grad():
-                reduction.absent[index] = load_presence(bucket, array)
+                absent = frozenset(place for place, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
+                beside = streams.runs_ahead or not bucket.exact
+                tail = None if beside else bucket.tail_of(array)
+                load_presence(bucket, array, absent, tail)
+                reduction.absent[index] = absent
                 load_piggybacked(
                     bucket, array, reduction.num_members, is_first=communicator.is_first, rank=self.reducer.world.rank
                 )
-                beside = streams.runs_ahead or not bucket.exact
-                if not beside:
-                    array[-TAG_LENGTH:].copy_(torch.tensor(tag, dtype=bucket.dtype))
+                if tail is not None:
+                    tail[-TAG_LENGTH:] = tag
                 if self._coded is not None:
                     given = self._given.get(index) or Given(torch.zeros(1, device=bucket.device))
                     reduction.coded[index], works = launch_beside(

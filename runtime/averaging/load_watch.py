@@ -5,11 +5,9 @@ Runners that count whatever changed since an exchange as progress would send a l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 class LoadCount:

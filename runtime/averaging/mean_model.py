@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.commit import commit_mean
+from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
+from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.flat_model import FlatModel
-    from partreduce.runtime.averaging.reducer import Reducer
 
 
 def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:

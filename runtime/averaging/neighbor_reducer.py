@@ -7,31 +7,27 @@ committed as a group's mean would be. Costs one receive array of model size for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.in_thread import InThread
-from partreduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree, tag_of
+from partreduce.runtime.transport.waiting import GoneError, RunningWork
 from partreduce.runtime.transport.weights import unit_weights
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
+from partreduce.topo.strategies.neighbor import Neighbor
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from fractions import Fraction
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reference import Reference
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.waiting import RunningWork
-    from partreduce.topo.strategies.neighbor import Neighbor
+APART = "its members were in different rounds at the same time (their tags differ)"
 
 
 class Neighbourhood:
@@ -83,7 +79,7 @@ class PeerReducer(Reducer):
         near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
-        self.heartbeat.doing(f"entered {operation}")
+        self.heartbeat.doing(operation.entered)
         tag = tag_of(self.key, kind, round_, "neighbours")
         everyone = self.world.everyone()
         reduction = PeerReduction(everyone, group, operation, tag, self.buckets, neighbourhood=near)
@@ -124,16 +120,20 @@ class PeerReducer(Reducer):
             for work in reduction.works:
                 self.wait_for(work, reduction.operation)
             reduction.works.clear()
-            checks = []
+            checks: list[torch.Tensor] = []
+            agree, streams = True, self.streams
             for index, bucket in enumerate(self.buckets):
                 with self.stream(bucket.device):
                     for place in range(len(near.sources)):
-                        heard = reduction.heard[index, place]
-                        checks.append(sums_agree(heard[-1][-TAG_LENGTH:], reduction.tag, 1, self.streams.upload))
+                        tags = reduction.heard[index, place][-1][-TAG_LENGTH:]
+                        if streams.runs_ahead:
+                            checks.append(agreement(tags, reduction.tag, 1, streams.upload))
+                        else:
+                            agree = sums_agree(tags, reduction.tag, 1) and agree
                     self._combine(reduction, index, bucket.length)
-                    if self.streams.runs_ahead and not checks:  # a worker that only sends has nothing to judge
-                        checks.append(self.streams.upload([1], torch.float32) > 0)
-            self._judge(reduction, checks, "its members were in different rounds at the same time (their tags differ)")
+                    if streams.runs_ahead and not checks:  # a worker that only sends has nothing to judge
+                        checks.append(streams.upload([1], torch.float32) > 0)
+            self._judge(reduction, agree, checks, lambda: APART)
         except (RuntimeError, GoneError) as error:
             raise self.failed(reduction, error) from None
 
@@ -145,7 +145,7 @@ class PeerReducer(Reducer):
             if self.streams.runs_ahead or not bucket.exact:
                 reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
             else:
-                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=bucket.dtype))
+                bucket.tail_of(scratch)[-TAG_LENGTH:] = reduction.tag
 
     def _arrays(
         self, reduction: PeerReduction, place: int, like: Sequence[torch.Tensor], index: int

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from fractions import Fraction
 from math import isfinite
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,14 +20,9 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.transport.alone import is_alone
 from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
-    from partreduce.runtime.transport.worlds import World
 
 SCRATCH_ARRAYS = 4
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.commit import replace_where
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.averaging.bucket import Bucket
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:

@@ -11,38 +11,50 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.coded import launch_coded
 from partreduce.runtime.averaging.device_checks import DeviceChecks
 from partreduce.runtime.averaging.gradients import load_gradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
-from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Wait, wait_a_while
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.recorder import Operation, Recorder
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.tags import TAG_LENGTH, Tail, agreement, sums_agree, tag_of
+from partreduce.runtime.transport.waiting import (
+    DIAGNOSE_SECONDS,
+    GoneError,
+    PeerWatch,
+    RunningWork,
+    Wait,
+    ends_soon,
+    wait_a_while,
+)
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PeerLostError, StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reference import Reference
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.liveness.heartbeat import Heartbeat
-    from partreduce.runtime.recorder import Operation, Recorder
-    from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.waiting import PeerWatch, RunningWork
-    from partreduce.runtime.transport.worlds import World
-
-    Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
-    """Takes a bucket's index, the bucket, its sums and the check `ok` on them."""
-
+Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
+"""Takes a bucket's index, the bucket, its sums and the check `ok` on them."""
 _NOTHING = contextlib.nullcontext()
 SPLIT_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What stays the same from one operation of a group to the next."""
+
+    group: Group
+    name: str
+    communicator: Communicator
 
 
 class Reducer:
@@ -63,6 +75,7 @@ class Reducer:
     ) -> None:
         self.world, self.buckets, self.recorder, self.heartbeat = world, buckets, recorder, heartbeat
         self.key, self.timeout = key, timeout
+        self._lines: dict[tuple[int, ...], _Line] = {}
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     @cached_property
@@ -141,6 +154,9 @@ class Reducer:
             reduction.works.clear()
             self.checks.drop(reduction.operation)
             self.recorder.end(reduction.operation, f"failed: {error}")
+            self._lines.pop(group.members, None)
+            for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
+                bucket.lose(array)
             self.heartbeat.doing(f"went on without {reduction.operation}")
             return None
         return reduction
@@ -150,12 +166,14 @@ class Reducer:
     ) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
         self._refuse_after_abort()
-        communicator = self.world.communicator(group.members)
-        num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
+        line = self._lines.get(group.members)
+        if line is None or line.communicator.is_closed or (line.group is not group and line.group != group):
+            line = self._lines[group.members] = _Line(group, str(group), self.world.communicator(group.members))
+        num_bytes = sum([bucket.num_bytes for bucket in self.buckets])
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
-        self.heartbeat.doing(f"entered {operation}")
-        tag = tag_of(self.key, kind, round_, group, "sum", *(() if since is None else (since.version,)))
-        return Reduction(communicator, group, operation, tag, self.buckets, since=since)
+        self.heartbeat.now = operation.entered, ()
+        tag = tag_of(self.key, kind, round_, line.name, "sum", *(() if since is None else (since.version,)))
+        return Reduction(line.communicator, group, operation, tag, self.buckets, since=since)
 
     def _start(
         self,
@@ -226,12 +244,12 @@ class Reducer:
                 return
             sums = streams.upload(tag, torch.float32)
             self.wait_for(communicator.all_reduce(sums), operation)
-            if not bool(sums_agree(sums, tag, reduction.num_members)):
+            if not sums_agree(sums, tag, reduction.num_members):
                 raise GoneError(complaint)
         except (RuntimeError, GoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         self.recorder.end(operation)
-        self.heartbeat.doing(f"finished {operation}")
+        self.heartbeat.doing(operation.finished)
 
     def _agree_on_device(self, reduction: Reduction, tag: tuple[int, ...], complaint: str) -> None:
         """Queue a comparison, and its check."""
@@ -242,7 +260,7 @@ class Reducer:
             work = reduction.communicator.all_reduce(sums)
         work.wait()
         with streams.side():
-            check = sums_agree(sums, tag, reduction.num_members, streams.upload)
+            check = agreement(sums, tag, reduction.num_members, streams.upload)
             reduction.ok = self.checks.add(reduction.operation, [check], streams, complaint)
         streams.rejoin()
 
@@ -271,26 +289,29 @@ class Reducer:
     def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
         for work in reduction.works:
             self.wait_for(work, reduction.operation, given_up)
-        checks = []
+        reduction.works.clear()
+        checks: list[torch.Tensor] = []
+        agree, streams = True, self.streams
         for index, bucket in enumerate(reduction.buckets):
             with self.stream(bucket.device):
                 tags = self._tags(reduction, index)
-                upload = self.streams.upload if self.streams.runs_ahead else None
-                checks.append(sums_agree(tags, reduction.tag, reduction.num_members, upload))
-                if index in reduction.coded and self.streams.runs_ahead:
+                if not streams.runs_ahead:
+                    agree = sums_agree(tags, reduction.tag, reduction.num_members) and agree
+                    continue
+                assert isinstance(tags, torch.Tensor), "a device's tags travel beside"
+                checks.append(agreement(tags, reduction.tag, reduction.num_members, streams.upload))
+                if index in reduction.coded:
                     checks.append(reduction.coded[index].stays_in_range())
-        reduction.works.clear()
-        complaint = reduction.complaint
-        if reduction.coded and self.streams.runs_ahead:
-            complaint += ", or a finite number left the codec's range (use bfloat16)"
-        self._judge(reduction, checks, complaint)
+        self._judge(reduction, agree, checks, reduction.complaint)
 
     @staticmethod
-    def _tags(reduction: Reduction, index: int) -> torch.Tensor:
+    def _tags(reduction: Reduction, index: int) -> torch.Tensor | Tail:
         """The sums of a bucket's tags."""
         if index in reduction.coded:
             return reduction.coded[index].take_back()
-        return reduction.sides[index] if index in reduction.sides else reduction.arrays[index][-TAG_LENGTH:]
+        if index in reduction.sides:
+            return reduction.sides[index]
+        return reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:]
 
     def _refuse_beyond_range(self, reduction: Reduction) -> None:
         """Where the host knows the sums: refuse what left its codec's range, on all members alike.
@@ -316,22 +337,25 @@ class Reducer:
         self.rejoin()
         reduction.release()
 
-    def _judge(self, reduction: Reduction, checks: list[torch.Tensor], complaint: str) -> None:
-        """Look at the tags, or leave that to the device.
+    def _judge(
+        self, reduction: Reduction, agree: bool, checks: list[torch.Tensor], complaint: Callable[[], str]
+    ) -> None:
+        """Go on where the tags `agree`, or leave that to the device, which has `checks`.
 
         Raises:
             GoneError: members ran different operations.
         """
         if self.streams.runs_ahead:
             with self.streams.side():
-                reduction.ok = self.checks.add(reduction.operation, checks, self.streams, complaint)
-        elif all(bool(check) for check in checks):
-            self._refuse_beyond_range(reduction)
+                reduction.ok = self.checks.add(reduction.operation, checks, self.streams, complaint())
+        elif agree:
+            if reduction.coded:
+                self._refuse_beyond_range(reduction)
             self.recorder.end(reduction.operation)
         else:
             operation = reduction.operation
-            raise GoneError(self.heartbeat.apart(operation.members, operation.rounds_before) or complaint)
-        self.heartbeat.doing(f"finished {reduction.operation}")
+            raise GoneError(self.heartbeat.apart(operation.members, operation.rounds_before) or complaint())
+        self.heartbeat.now = reduction.operation.finished, ()
 
     def refuse_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
         """For strategies in which nobody waits for all: now and then look whether the run can still end well.
@@ -395,9 +419,11 @@ class Reducer:
         # half precision does not overflow. A division, since multiplying by a rounded 1/k would drift in one direction.
         shares = reduction.num_members
         first = 0
+        beside = self.streams.runs_ahead or not bucket.exact
+        tail = None if beside else bucket.tail_of(scratch)
         with torch.no_grad():
             if gradients:
-                reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares)
+                reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares, tail)
             else:
                 if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
                     first = bucket.size // 8
@@ -408,16 +434,15 @@ class Reducer:
                 load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
-            beside = self.streams.runs_ahead or not bucket.exact
-            if not beside:
-                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=bucket.dtype))
+            if tail is not None:
+                tail[-TAG_LENGTH:] = reduction.tag
             if coding is not None:
                 reduction.coded[index], works = launch_coded(
                     bucket, scratch, reduction.tag, coding=coding, communicator=communicator, streams=self.streams
                 )
                 reduction.works += works
                 return
-            reduction.works.append(communicator.all_reduce(scratch[first:]))
+            reduction.works.append(communicator.all_reduce(scratch[first:] if first else scratch))
             if beside:
                 side = reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
                 reduction.works.append(communicator.all_reduce(side))
@@ -434,8 +459,12 @@ class Reducer:
         if self.streams.runs_ahead:
             work.wait()  # the user's stream waits, not the host
             return
-        start = time.monotonic()
-        members, round_ = operation.members, operation.rounds_before
+        members = operation.members
+        self.heartbeat.now = operation.entered, members
+        if ends_soon(work):
+            work.wait()
+            return
+        round_ = operation.rounds_before
 
         def why() -> str | None:
             if given_up is None:
@@ -446,7 +475,7 @@ class Reducer:
                 raise RuntimeError(reason)  # which may have a cause of its own
             return None
 
-        self.heartbeat.doing(f"entered {operation}", members)
+        start = time.monotonic()
         wait = Wait(self.heartbeat, members, self.timeout, why=why)
         while not work.is_completed():
             wait.look()

@@ -7,18 +7,14 @@ takes from it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.commit import replace_where
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket
 
 
 @dataclass(slots=True)

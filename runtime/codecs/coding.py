@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from partreduce.runtime.codecs.eight_bits import noise
-from partreduce.topo.strategies.axes import Codec, How, Rounding
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from partreduce.topo.strategies.axes import Codec, How
 
 DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
 
@@ -54,14 +50,9 @@ class Leftovers:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How one sum is coded.
-
-    `draw` names this sum among all of a run, alike on all members, also when the run is resumed: stochastic rounding
-    draws by it, and by the place and the worker that rounds.
-    """
+    """How one sum is coded."""
 
     how: How
-    draw: tuple[int, ...] = ()
     leftovers: Leftovers | None = None
 
     @property
@@ -73,15 +64,9 @@ class Coding:
     def in_eight_bits(self) -> bool:
         return self.how.codec is Codec.INT8
 
-    def noise(self, count: int, place: str, rank: int) -> torch.Tensor | None:
-        """What stochastic rounding adds at a place; None to round to nearest."""
-        if self.how.rounding is Rounding.NEAREST:
-            return None
-        return noise(count, "codec", *self.draw, place, rank)
-
 
 class Codings:
-    """The codings of the sums that one runner repeats, one for each bucket and round.
+    """The codings of the sums that one runner repeats, one for each bucket.
 
     Args:
         how: what the schedule asks for.
@@ -89,17 +74,13 @@ class Codings:
     """
 
     def __init__(self, how: How, num_buckets: int) -> None:
-        self.how, self.num_buckets = how, num_buckets
         self._leftovers = [Leftovers() for _ in range(num_buckets if how.error_feedback else 0)]
+        self.of_buckets = [Coding(how, left) for left in self._leftovers] or [Coding(how)] * num_buckets
 
     @classmethod
     def of(cls, how: How, num_buckets: int) -> Codings | None:
         """None where nothing is coded."""
         return None if how.codec is Codec.NONE else cls(how, num_buckets)
-
-    def in_round(self, round_: int) -> list[Coding]:
-        leftovers: list[Leftovers | None] = [*self._leftovers] or [None] * self.num_buckets
-        return [Coding(self.how, (round_, index), left) for index, left in enumerate(leftovers)]
 
     def clear(self) -> None:
         """Forget what is left over: the run goes on from other parameters."""

@@ -8,7 +8,6 @@ largest of a block, scale, round, narrow) and two decode them; they go in pieces
 from __future__ import annotations
 
 import math
-from hashlib import blake2b
 
 import torch
 
@@ -31,13 +30,12 @@ class EightBits:
         self._rows = max(1, PIECE // block)
         self._work = torch.empty(0, dtype=torch.float32)
 
-    def encode(self, values: torch.Tensor, encoded: torch.Tensor, noise: torch.Tensor | None = None) -> None:
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
         """Write the code of `values`.
 
         Args:
             values: one-dimensional; taken as float32, so what is beyond that counts as infinite.
             encoded: int8_bytes(len(values), block) bytes at an address that is a multiple of 4.
-            noise: numbers in [0, 1) to round stochastically, one for each value; to nearest without.
         """
         if not len(values):
             return
@@ -45,14 +43,12 @@ class EightBits:
         levels, scales = self._parts(encoded, len(values))
         for rows, first in self._pieces(len(values)):
             end = first + rows.numel()
-            draws = None if noise is None else noise[first:end].view_as(rows)
             at = first // self.block
             quantise(
                 values[first:end].view_as(rows),
                 levels[first:end].view_as(rows),
                 scales[at : at + len(rows)],
                 rows,
-                draws,
             )
 
     def decode(self, encoded: torch.Tensor, values: torch.Tensor) -> None:
@@ -89,17 +85,14 @@ class EightBits:
         return pieces
 
 
-def quantise(
-    values: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, work: torch.Tensor, noise: torch.Tensor | None
-) -> None:
-    """Write blocks of numbers as whole numbers and scales.
+def quantise(values: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, work: torch.Tensor) -> None:
+    """Write blocks of numbers as whole numbers and scales, rounded to nearest (ties to even).
 
     Args:
         values: [blocks, block], float32.
         levels: [blocks, block], int8; written. What stands in a block that is not finite has no meaning.
         scales: [blocks], float32; written.
         work: [blocks, block], float32; overwritten.
-        noise: [blocks, block] in [0, 1), or None to round to nearest (ties to even).
     """
     peaks = torch.maximum(values.amax(1), values.amin(1).neg_())  # [blocks]; NaN wins
     plain = (peaks >= LEAST_PEAK) & (peaks < math.inf)
@@ -107,16 +100,4 @@ def quantise(
     scales.masked_fill_(peaks < LEAST_PEAK, 0.0).masked_fill_(peaks == math.inf, math.nan)
     factors = torch.div(LEVELS, peaks).masked_fill_(~plain, 0.0)
     torch.mul(values, factors[:, None], out=work)
-    if noise is None:
-        work.round_()
-    else:
-        # The scaled largest number may be a rounding above 127, which noise could carry on to 128.
-        work.add_(noise).floor_().clamp_(-LEVELS, LEVELS)
-    levels.copy_(work)
-
-
-def noise(count: int, *names: object) -> torch.Tensor:
-    """Numbers in [0, 1) that are drawn alike whenever they are asked for by the same names."""
-    digest = blake2b("\x1f".join(map(str, names)).encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
-    return torch.rand(count, generator=generator)
+    levels.copy_(work.round_())

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.codecs.coding import DTYPES, Coding
 from partreduce.runtime.codecs.eight_bits import EightBits
 from partreduce.topo.codec_numbers import int8_bytes
 from partreduce.topo.strategies.axes import Codec
 
-if TYPE_CHECKING:
-    from partreduce.runtime.codecs.coding import Coding
 
-
-def encoded(values: torch.Tensor, coding: Coding, place: str, rank: int) -> torch.Tensor:
+def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     """The code of some numbers, uint8; with error feedback `values` change, and what is left over is kept.
 
     Args:
         values: one-dimensional.
         coding: how they are coded.
-        place: where this worker rounds (see `Coding.noise`, `Leftovers`).
-        rank: this worker.
+        place: where this worker rounds (see `Leftovers`).
     """
     if coding.leftovers is not None:
         coding.leftovers.add_to(place, values)
@@ -30,7 +24,7 @@ def encoded(values: torch.Tensor, coding: Coding, place: str, rank: int) -> torc
     if dtype is not None:
         return values.to(dtype).view(torch.uint8)
     code = torch.zeros(int8_bytes(len(values), coding.how.block), dtype=torch.uint8)
-    EightBits(coding.how.block).encode(values, code, coding.noise(len(values), place, rank))
+    EightBits(coding.how.block).encode(values, code)
     if coding.leftovers is not None:
         coding.leftovers.keep(place, values, decoded(code, len(values), coding.how.codec, coding.how.block))
     return code

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sized
+from pathlib import Path
 
 import torch
 
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
-    from pathlib import Path
-
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 
 class RoundSampler(torch.utils.data.Sampler[int]):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Data = TypeVar("Data")
 

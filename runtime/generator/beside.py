@@ -16,17 +16,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.launcher.orphans import die_with_parent
 from partreduce.runtime.launcher.signals import Terminated, held, let_through, terminable
 from partreduce.runtime.transport.background import Background
 from partreduce.topo.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 PREFIX = "partreduce-generator-"
 START_SECONDS = 30.0

@@ -12,9 +12,11 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import Deadline, own_time
@@ -36,11 +38,6 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     WorkerState,
 )
 from partreduce.topo.errors import FencedError, InputError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.generator.keys import JobKeys
 
 RETRY_SECONDS = 0.5
 COST_ROUNDS = 4

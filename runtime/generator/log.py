@@ -11,13 +11,10 @@ import fcntl
 import os
 import struct
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from partreduce.topo.errors import FileProblem, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAGIC = b"partreduce.generator.log 2\n"
 HEAD = struct.Struct(">III")

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.generator.log import Log
 from partreduce.runtime.generator.wire import (
     LEASE_SHARE,
@@ -28,16 +31,10 @@ from partreduce.runtime.generator.wire import (
 )
 from partreduce.runtime.transport.deadline import OwnTime
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.extras import load
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
-    from partreduce.runtime.generator.keys import JobKeys
-    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
 PATIENCE_SECONDS = 300.0
 """Taken for the timeout of a worker that did not say it."""

@@ -14,13 +14,10 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from partreduce.runtime.launcher.signals import held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ASKED_SECONDS = 2.0

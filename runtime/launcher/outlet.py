@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol, TextIO
+from collections.abc import Callable, Mapping
+from typing import Protocol, TextIO
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from partreduce.runtime.watch.published_progress import PublishedProgress
+from partreduce.runtime.watch.published_progress import PublishedProgress
 
 
 class Outlet(Protocol):

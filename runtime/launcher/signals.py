@@ -6,11 +6,8 @@ import contextlib
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import FrameType
+from collections.abc import Iterable, Iterator
+from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNALLED = 128

@@ -10,17 +10,13 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes, deaths_of
 from partreduce.runtime.transport.rendezvous import hosts_store
+from partreduce.runtime.transport.torch_api import Store
 from partreduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from partreduce.runtime.transport.torch_api import Store
 
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.2

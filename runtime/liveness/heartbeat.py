@@ -57,8 +57,9 @@ class Heartbeat:
         """Why workers end after different numbers of rounds, and the way out."""
         self._together = ""
         """What this worker does that is no round, and all have to do; empty in rounds."""
-        self._doing = "has not started a round"
-        self._waits: tuple[int, ...] = ()
+        self.now: tuple[str | Callable[[], str], Iterable[int]] = "has not started a round", ()
+        """What this worker does, and for whom it waits in that: one value, which any thread may set (see `doing`)."""
+        self.line = self._notes.line
         self._changes = 0
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
@@ -77,14 +78,18 @@ class Heartbeat:
         """Where this worker's heartbeat lies in the bare store."""
         return self._notes.place(f"beat/{self.rank}")
 
-    def doing(self, text: str, waits: Iterable[int] = ()) -> None:
-        """Say what this worker does now, and for whom it waits in that; the next heartbeat carries it."""
-        self._doing, self._waits = text, tuple([rank for rank in waits if rank != self.rank]) if waits else ()
+    def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
+        """Say what this worker does now, and for whom it waits in that; the next heartbeat carries it.
+
+        A text that is called is made when somebody reads it, which most never are.
+        """
+        self.now = text, waits
 
     @property
     def last(self) -> tuple[str, tuple[int, ...]]:
         """What this worker said last that it does, and for whom it waits in that."""
-        return self._doing, self._waits
+        text, waits = self.now
+        return text if isinstance(text, str) else text(), tuple(rank for rank in waits if rank != self.rank)
 
     def note(self, kind: str, text: str) -> None:
         """Leave a note of this worker: `failed`, `explained`, `left`, `finished`; the first of a kind stays."""
@@ -353,7 +358,7 @@ class Heartbeat:
         count = 0
         while not self._stop.is_set():
             count += 1
-            beat = json.dumps([count, self._doing, self._waits])
+            beat = json.dumps([count, *self.last])
             try:
                 self._notes.write(f"beat/{self.rank}", beat)
                 self._notes.has(f"beat/{self.rank}")  # a store that is frozen takes what is written and answers nothing

@@ -17,17 +17,13 @@ import socket
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
 
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes
 from partreduce.runtime.transport.own_host import own_host
 from partreduce.runtime.transport.store_line import root_store
-from partreduce.runtime.transport.torch_api import TCPStore
+from partreduce.runtime.transport.torch_api import Store, TCPStore
 from partreduce.topo.errors import StoreLostError, UnavailableError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.transport.torch_api import Store
 
 WATCHED = 2
 """Of how many workers one holds a connection; with two, neighbours may die together."""

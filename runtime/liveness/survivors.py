@@ -7,20 +7,16 @@ are there, and look between two looks at those notes whether it still makes sens
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.waiting import Wait
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.liveness.heartbeat import Heartbeat
-    from partreduce.runtime.transport.gloo import GlooWorld
 
 CONNECT_SECONDS = 15.0
 """How long members that are all there may take to connect; one that dies meanwhile costs the others this."""
@@ -28,7 +24,26 @@ LOOK_SECONDS = 0.5
 POLL_SECONDS = 0.002
 
 
-class Survivors:
+class Everyone:
+    """The workers of a run that ends with the first one that is lost."""
+
+    def __init__(self, members: tuple[int, ...]) -> None:
+        self._members = members
+
+    @property
+    def lost_workers(self) -> Callable[[], frozenset[int]] | None:
+        """Says which workers are gone for good, where the run outlives them: nothing waits for them any more."""
+        return None
+
+    def gathered(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
+        """Who takes part in a mean over all at `place`, connected; all of them have come when this returns."""
+        return self._members
+
+    def connect(self, members: tuple[int, ...], place: str) -> None:
+        """Have a communicator of these workers, all of whom call this."""
+
+
+class Survivors(Everyone):
     """What one worker knows of the others of a run that goes on without lost workers.
 
     Args:
@@ -48,12 +63,17 @@ class Survivors:
         key: str,
         timeout: float,
     ) -> None:
+        super().__init__(tuple(range(world.size)))
         self.world, self.heartbeat, self.key, self.timeout = world, heartbeat, key, timeout
         self._given_up = given_up
         self._noted: frozenset[int] = frozenset()
         self._looked = 0.0
         self._dropped: frozenset[int] = frozenset()
         self._gatherings = 0
+
+    @property
+    def lost_workers(self) -> Callable[[], frozenset[int]]:
+        return self.lost
 
     def lost(self) -> frozenset[int]:
         """The workers that are known to be gone for good; their groups are destroyed here."""

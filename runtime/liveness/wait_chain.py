@@ -7,11 +7,8 @@ rest: a worker that gives no sign of life, or else one that lives and waits for 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 SILENCE_SECONDS = 1.2
 """A worker whose heartbeat stood still this long is reported as giving no sign of life."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 MIN_STEPS = 24
 ROUNDS = 3

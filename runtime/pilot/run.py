@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,15 +17,11 @@ from partreduce.runtime.pilot.job import Curve, PilotJob
 from partreduce.runtime.pilot.probes import probes, reference
 from partreduce.runtime.profile.surroundings import cluster_of
 from partreduce.runtime.transport.rendezvous import default_world, place
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.schedule import Schedule
-
-    Build = Callable[[int], PilotJob]
+Build = Callable[[int], PilotJob]
 
 EVALUATION_BATCHES = 4
 POINTS = 20

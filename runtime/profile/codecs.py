@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 
 from partreduce.runtime.codecs.coding import DTYPES
 from partreduce.runtime.codecs.eight_bits import EightBits
 from partreduce.runtime.profile.measure import WARM_UP, settle
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.codec_numbers import int8_bytes
 from partreduce.topo.hardware import CodecSeconds
 from partreduce.topo.strategies.axes import RING, Codec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.transport.worlds import World
 
 MAX_NUMBERS = 2**24
 """Of a larger model a part is coded, which takes as long for each byte."""

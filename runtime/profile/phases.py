@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from partreduce.topo.cluster import Cluster
 
 
 def calibration_phases(cluster: Cluster) -> list[Phase]:

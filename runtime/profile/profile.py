@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,16 +16,12 @@ from partreduce.runtime.profile.fit import fit_hardware, predicted_seconds
 from partreduce.runtime.profile.measure import Measurement, measure_phases, settle
 from partreduce.runtime.profile.phases import calibration_phases, random_phases
 from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.runtime.transport.worlds import World
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Static
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.phase import Phase
 
 STEP_REPETITIONS = 10
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Switch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from partreduce.runtime.transport.worlds import World
 
 NEAR = {"PIX", "PXB"}
 """Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""

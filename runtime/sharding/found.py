@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 import torch
 
 from partreduce.runtime.sharding.layout import RowLayout
 from partreduce.runtime.sharding.modules import handle_of
 from partreduce.runtime.sharding.staging import DEVICES
-from partreduce.runtime.sharding.table import Table
+from partreduce.runtime.sharding.table import Embeddings, Table
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.routes import Gradient, TableWay
-
-if TYPE_CHECKING:
-    from partreduce.runtime.sharding.table import Embeddings
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.routes import Route
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.routes import Gradient, Route, TableWay
 
 ROUTABLE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")

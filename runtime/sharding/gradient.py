@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NORMS = (torch._foreach_norm, torch.linalg.vector_norm)  # noqa: SLF001 - what torch.nn.utils.clip_grad_norm_ calls
 

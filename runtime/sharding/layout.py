@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from partreduce.topo.strategies.routes import Route, Routes
+from partreduce.topo.strategies.routes import Route, Routes
 
 
 class Layout(Protocol):

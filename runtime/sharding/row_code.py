@@ -7,7 +7,6 @@ same bits. Rounding is to nearest. int8 has one scale for each row, behind its w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,9 +14,7 @@ from partreduce.runtime.codecs.coding import DTYPES
 from partreduce.runtime.codecs.eight_bits import quantise
 from partreduce.topo.codec_numbers import LARGEST
 from partreduce.topo.strategies.axes import Codec
-
-if TYPE_CHECKING:
-    from partreduce.topo.strategies.routes import Route
+from partreduce.topo.strategies.routes import Route
 
 COARSER = {Codec.FLOAT16: "bfloat16 or int8"}
 """Codecs that have a wider range than one."""
@@ -42,7 +39,7 @@ class RowCode:
             return rows.to(DTYPES[self.codec]).contiguous().view(torch.uint8)
         values = rows.to(torch.float32).contiguous()
         levels, scales = torch.empty(values.shape, dtype=torch.int8), torch.empty(len(values))
-        quantise(values, levels, scales, torch.empty_like(values), None)
+        quantise(values, levels, scales, torch.empty_like(values))
         return torch.cat([levels.view(torch.uint8), scales[:, None].view(torch.uint8)], dim=1)
 
     def decode(self, code: torch.Tensor) -> torch.Tensor:

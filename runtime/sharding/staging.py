@@ -8,17 +8,12 @@ queued in the current stream, so that what this one does next has them. Nothing 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from partreduce.runtime.transport.streams import await_mark, streams_of
+import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from partreduce.runtime.transport.streams import Marker, Streams
+from partreduce.runtime.transport.streams import Marker, Streams, await_mark, streams_of
 
 DEVICES = ("cpu", "cuda")
 """Where tables may lie."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from partreduce.runtime.sharding.columns import Part
 from partreduce.runtime.sharding.gradient import guarded_gradient
-from partreduce.runtime.sharding.staging import Staging
-from partreduce.topo.strategies.routes import Gradient
-
-if TYPE_CHECKING:
-    import weakref
-
-    from partreduce.runtime.sharding.layout import RowLayout
-    from partreduce.runtime.sharding.staging import Landing
-    from partreduce.topo.strategies.routes import Route
+from partreduce.runtime.sharding.layout import RowLayout
+from partreduce.runtime.sharding.staging import Landing, Staging
+from partreduce.topo.strategies.routes import Gradient, Route
 
 Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
 

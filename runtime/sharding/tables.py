@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from partreduce.runtime.sharding.exchange import Answer, Outcome, Source
     from partreduce.runtime.sharding.layout import Layout
     from partreduce.runtime.sharding.table import Table
-    from partreduce.runtime.worker.stepper import Stepper
+    from partreduce.runtime.worker.engine import Engine
     from partreduce.topo.cluster import Cluster
 
 
@@ -45,7 +45,7 @@ class Tables:
         self.rank, self.num_workers = 0, 1
         self._exchange: Exchange | None = None
         self._guard: Callable[[Callable[[], Outcome]], Outcome] = lambda action: action()
-        self._stepper: Stepper | None = None
+        self._engine: Engine[Any] | None = None
         self.clips = False
         """Whether the script clips by the norm over all workers, in which all of them take part."""
         self._step = 0
@@ -77,7 +77,7 @@ class Tables:
         return next((table for table in self.tables if table.parameter is parameter), None)
 
     def connect(
-        self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], stepper: Stepper
+        self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Engine[Any]
     ) -> None:
         """Meet the others; all workers call it, after their groups were made. Rows travel over the host.
 
@@ -85,13 +85,13 @@ class Tables:
             reducer: that of the parameters which are averaged; whose world it is.
             cluster: which worker is on which node.
             guard: ends the run where an operation fails.
-            stepper: knows the step that this worker is in, and tells those without data when it begins one.
+            engine: knows the step that this worker is in, and tells those without data when it begins one.
 
         Raises:
             UnavailableError: a worker did not connect.
         """
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
-        self._guard, self._stepper = guard, stepper
+        self._guard, self._engine = guard, engine
         if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
             _choose_sparse_checks()
         reducer.heartbeat.unequal = TOGETHER
@@ -111,7 +111,7 @@ class Tables:
             )
             for table in self.tables
         ]
-        self._exchange = Exchange(wire, shapes, lambda: stepper.round)
+        self._exchange = Exchange(wire, shapes, lambda: engine.round)
 
     def check(self) -> None:
         """Notice embeddings that no longer look their rows up here. O(number of modules).
@@ -320,9 +320,9 @@ class Tables:
 
     def _begun(self) -> int:
         """The step that this worker is in; those without data of their own are told that it has begun."""
-        assert self._stepper is not None, "tables are connected before they are used"
-        self._stepper.declare()
-        return self._stepper.steps
+        assert self._engine is not None, "tables are connected before they are used"
+        self._engine.declare()
+        return self._engine.steps
 
     def _perform(
         self,

@@ -8,27 +8,23 @@ import itertools
 import json
 import time
 import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from partreduce.runtime.liveness.wait_chain import listed
 from partreduce.runtime.sharding.found import embeddings_of
+from partreduce.runtime.sharding.table import Embeddings
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes, deaths_of
+from partreduce.runtime.transport.worlds import World
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
 from partreduce.topo.timing.tables import Touched
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.runtime.sharding.table import Embeddings
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.cluster import Cluster
 
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.2

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.overrides import TorchFunctionMode
 
 from partreduce.runtime.sharding.found import embeddings_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 LOOKUPS = (F.embedding, F.embedding_bag, torch.embedding, torch.embedding_bag)
 SHAPES_ONLY = ("new_", "_like")

@@ -8,29 +8,24 @@ for more, which all hear as well, the numbers travel by themselves afterwards.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
+from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
 from partreduce.runtime.sharding.columns import dealt, put_together, width_of
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.in_rounds import goes_in_rounds, rounds
 from partreduce.runtime.transport.in_thread import InThread
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import GoneError, RunningWork
+from partreduce.runtime.transport.worlds import World
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.timing.tables import ROOM
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.waiting import RunningWork
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.cluster import Cluster
-
-    Moment = tuple[int, int]
-    """The step and the round that something is part of, for reports."""
+Moment = tuple[int, int]
+"""The step and the round that something is part of, for reports."""
 
 NAME = "tables"
 """The name of the communicators that only tables use, so that nothing else comes between two of their messages."""

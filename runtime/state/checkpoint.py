@@ -68,7 +68,7 @@ def save_checkpoint(
     directory = _checked_arguments("save_checkpoint", optimizer, directory)
     ending = optimizer.ending
     ending.refuse_unless_running("save or load a checkpoint")
-    ending.guard(optimizer.stepper.gather)
+    ending.guard(optimizer.engine.gather)
     run = optimizer.run
     if optimizer.steps % run.pace:
         raise InputError(
@@ -128,9 +128,9 @@ def _saved(
 @contextlib.contextmanager
 def _assembled(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[int, ...]]:
     """Who takes part: nobody waits for this worker in a group any more, and all that are left have come."""
-    optimizer.ending.guard(optimizer.runner.leave)
+    optimizer.ending.guard(lambda: optimizer.runner.leave(place))
     with optimizer.run.reducer.heartbeat.gathering(place, optimizer.round):
-        yield optimizer.ending.guard(lambda: optimizer.runner.survivors(place))
+        yield optimizer.ending.guard(lambda: optimizer.runner.others.gathered(place))
 
 
 def load_checkpoint(
@@ -152,7 +152,7 @@ def load_checkpoint(
     """
     directory = _checked_arguments("load_checkpoint", optimizer, directory)
     optimizer.ending.refuse_unless_running("save or load a checkpoint")
-    optimizer.ending.guard(optimizer.stepper.gather)
+    optimizer.ending.guard(optimizer.engine.gather)
     with _assembled(optimizer, "load_checkpoint()") as members:
         return _loaded(optimizer, directory, members, other_run=other_run)
 
@@ -198,7 +198,7 @@ def _loaded(
     ending.guard(optimizer.runner.drain)
     _state_file(optimizer).restore(tensors, facts, own_random_states=source == optimizer.rank)
     steps = int(facts["steps"]) if source == optimizer.rank else int(manifest["round"]) * optimizer.run.pace
-    optimizer.stepper.steps = steps
+    optimizer.engine.go_on_from(steps)
     meeting.lineage = manifest["lineage"]
     ending.guard(lambda: optimizer.runner.resume(steps, optimizer.round))
     return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
@@ -206,9 +206,8 @@ def _loaded(
 
 def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, members: Sequence[int]) -> Resumed:
     """The first worker reads and averages all files; the others get the result from it."""
-    if lost := optimizer.runner.lost_at_load:
+    if lost := optimizer.ending.guard(optimizer.runner.drain):
         warnings.warn(lost, stacklevel=3)
-    optimizer.ending.guard(optimizer.runner.drain)
     facts: dict[str, Any] = {}
     if optimizer.rank == members[0]:
         try:
@@ -229,7 +228,7 @@ def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, membe
     if tables := optimizer.run.tables:
         tables.broadcast()
         deal_anew(tables, optimizer.optimizer, told["tables"], told["there"], reader(folder, file_of, unpack))
-    optimizer.stepper.steps = 0
+    optimizer.engine.go_on_from(0)
     return Resumed(folder, int(told["steps"]), int(told["round"]), int(told["num_workers"]), None)
 
 

@@ -12,15 +12,13 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from partreduce.topo.document.reader import read_json
 from partreduce.topo.errors import DocumentError, FileProblem, InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 FORMAT, VERSION = "partreduce.checkpoint", 1
 MANIFEST = "manifest.json"

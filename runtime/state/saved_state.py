@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from partreduce.runtime.state.saved_tables import gathered_of, layouts_of, shards_of
+from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
 from partreduce.topo.extras import load
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from partreduce.runtime.strategies.base import Run, Runner
 
 Tensors = dict[str, torch.Tensor]
 

@@ -7,23 +7,19 @@ that nobody holds more than two shards at a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from partreduce.runtime.sharding.blocks import blocks
-from partreduce.runtime.sharding.layout import RowLayout
+from partreduce.runtime.sharding.layout import Layout, RowLayout
+from partreduce.runtime.sharding.table import Table
+from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.sharding.whole import is_like, places_of
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from partreduce.runtime.sharding.layout import Layout
-    from partreduce.runtime.sharding.table import Table
-    from partreduce.runtime.sharding.tables import Tables
 
 
 def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

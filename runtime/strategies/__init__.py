@@ -1,33 +1,90 @@
-"""Runners of strategies, one file each; the table below names kinds (virtual time has its own, in `simulate.py`).
+"""Runners of strategies: which one carries out a schedule, by its kind, what it averages, and when.
 
-A new kind is one file with its runner and one line here.
+The table names kinds (virtual time has its own, in `simulate.py`). A new kind is a runner and one line there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
-from partreduce.runtime.strategies.all_reduce import all_reduce
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
+from partreduce.runtime.strategies.base import Run, Runner
+from partreduce.runtime.strategies.gap.means import GapMeans
 from partreduce.runtime.strategies.generated import GeneratedMeans
-from partreduce.runtime.strategies.neighbor import neighbor_means
+from partreduce.runtime.strategies.gradient_means import GradientMeans
+from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.runtime.strategies.neighbor import NeighborMeans
 from partreduce.runtime.strategies.pairwise import PairMeans
-from partreduce.runtime.strategies.server import parameter_server
-from partreduce.runtime.strategies.static import static
+from partreduce.runtime.strategies.pipeline import GradientPipeline
+from partreduce.runtime.strategies.progress_means import ProgressMeans
+from partreduce.runtime.strategies.quorum.gradients import QuorumGradients
+from partreduce.runtime.strategies.quorum.groups import QuorumGroups
+from partreduce.runtime.transport.through_servers import ServerCommunicator, ThroughServers
 from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Pipeline
+from partreduce.topo.strategies.gap import Gap
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.strategies.base import Run, Runner
-
 Kind = TypeVar("Kind")
+
+
+def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
+    """Gradients in each step, at once, late or by a quorum; parameters otherwise."""
+    if isinstance(strategy.when, Quorum):
+        return QuorumGradients(strategy.when, run)
+    if isinstance(strategy.when, Pipeline):
+        return GradientPipeline(strategy.when, run)
+    if strategy.averages_gradients:
+        return GradientMeans(run, divisor=None if strategy.what.average_dense else 1)
+    return _means_of_groups(strategy, run)
+
+
+def _static(strategy: Static, run: Run) -> Runner:
+    """Fixed groups: in lockstep, late by a round, or by a quorum of each."""
+    return QuorumGroups(strategy.when, run) if isinstance(strategy.when, Quorum) else _means_of_groups(strategy, run)
+
+
+def _means_of_groups(strategy: Static | AllReduce, run: Run) -> Runner:
+    kind = ProgressMeans if strategy.how.codec.rounds else GroupMeans
+    return kind(run, averaging=strategy.averaging, overlap=strategy.overlap)
+
+
+def _neighbor(strategy: Neighbor, run: Run) -> Runner:
+    """In rounds, or with a gap between neighbours."""
+    return GapMeans(strategy, run) if isinstance(strategy.when, Gap) else NeighborMeans(strategy, run)
+
+
+def _server(server: Server, run: Run) -> Runner:
+    """Asynchronous, or all-reduce whose sums pass through the hosts: gradients at pace 1 (which equals DDP)."""
+    if not server.synchronous:
+        return AsynchronousServer(server, run)
+    base = run.reducer
+    communicator = ServerCommunicator(
+        base.world,
+        server.hosts,
+        base.heartbeat,
+        key=f"{base.key} server",
+        max_bytes=sum(bucket.array_length * bucket.dtype.itemsize for bucket in base.buckets),
+        timeout=base.timeout,
+    )
+    base.recorder.attach("mailbox", communicator.mailbox.traffic_facts)
+    world = ThroughServers(base.world, communicator)
+    reducer = Reducer(world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
+    same = AllReduce(pace=server.pace, when=server.when, how=server.how, averaging=server.averaging)
+    schedule = Schedule(run.schedule.name, run.schedule.cluster, same)
+    runner = _all_reduce(same, replace(run, schedule=schedule, reducer=reducer))
+    runner.mailboxes.append(communicator.mailbox)
+    return runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +96,10 @@ class _Entry(Generic[Kind]):
 
 
 _RUNNERS: tuple[_Entry[Any], ...] = (
-    _Entry(AllReduce, all_reduce),
-    _Entry(Static, static),
-    _Entry(Neighbor, neighbor_means),
-    _Entry(Server, parameter_server),
+    _Entry(AllReduce, _all_reduce),
+    _Entry(Static, _static),
+    _Entry(Neighbor, _neighbor),
+    _Entry(Server, _server),
     _Entry(Generated, GeneratedMeans),
     _Entry(Pairwise, PairMeans),
 )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.through_servers import shard_bounds
 from partreduce.runtime.transport.waiting import GoneError, Wait, pause_after
-from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.base import Action, Note, Received, Send
 from partreduce.schedulers.protocols.shards import (
     CLOSED,
     Answer,
@@ -30,13 +33,7 @@ from partreduce.schedulers.protocols.shards import (
     shards_of,
 )
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.transport.mailbox import Mailbox, Message
-    from partreduce.schedulers.protocols.base import Action
-    from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.server import Server
 
 MESSAGES = {"open": Opened, "push": Progress, "pull": Ask}
 """To a shard, by their kinds; each has two numbers."""
@@ -69,11 +66,11 @@ class AsynchronousServer(OneSided):
             self._shard = _Shard(self.driver.machine, self.driver.machine.shards[own], [b[own] for b in self._bounds])
         self._mailbox.start()
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+    def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Before the first step: where progress is counted from."""
         self._open(round_)
 
-    def end_round(self, step: int, round_: int) -> None:
+    def end_round(self, step: int, round_: int) -> Further:
         """Send the round's progress and take the model that comes back."""
         self.run.reducer.refuse_if_gone(self._peer_watch, step, round_)
         self._open(round_)
@@ -90,13 +87,14 @@ class AsynchronousServer(OneSided):
         else:
             self._ask(Push(), step, round_, progress)
             self._take(None, Take())
+        return NO_FURTHER
 
     def settle(self) -> None:
         """Take the answer in flight and the newest model, keeping what was learned since."""
         if self._is_open:
             self._refresh()
 
-    def drain(self) -> None:
+    def drain(self) -> str:
         """Drop the answer in flight; afterwards the hosts start again from their workers' parameters."""
         if self._pending is not None:
             self._wait(self._pending)
@@ -105,10 +103,11 @@ class AsynchronousServer(OneSided):
             self._begin(self.driver.open_state.round)  # all count their generations alike
         self.driver.raised(Drain())
         self._base = []
+        return ""
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """From the first step on: whatever changed since the last answer is sent."""
-        return self._is_open
+        return ADDS_PROGRESS if self._is_open else ""
 
     @property
     def _is_open(self) -> bool:
@@ -175,7 +174,7 @@ class AsynchronousServer(OneSided):
         num_bytes = sum(part.nbytes for part in progress)
         members = tuple(sorted({self.run.rank, *self.server.hosts}))
         self._pending = base.recorder.begin(kind, step, round_, members, num_bytes)
-        base.heartbeat.doing(f"entered {self._pending}")
+        base.heartbeat.doing(self._pending.entered)
         self._answers = {}
         for action in self.driver.raised(event):
             match action:
@@ -223,7 +222,7 @@ class AsynchronousServer(OneSided):
 
     def _wait(self, operation: Operation) -> None:
         driver, missing = self.driver, [host for host in self.server.hosts if host not in self._answers]
-        self.run.reducer.heartbeat.doing(f"entered {operation}", missing)
+        self.run.reducer.heartbeat.doing(operation.entered, missing)
         self.until(lambda: not driver.open_state.missing, range(self.run.schedule.num_workers), operation)
 
     def _deliver(self, message: Message) -> None:

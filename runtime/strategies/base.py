@@ -1,27 +1,32 @@
-"""What every strategy's runner shares: the run it belongs to and the moments at which it is called."""
+"""Runner: how one worker averages as its schedule's strategy says, and the run that it belongs to.
 
-# ruff: noqa: B027 - most runners need few of these moments, and doing nothing is the right default
+An engine (see `worker.engine`) takes the steps and calls its runner at the moments that are declared here. There are
+two kinds: a `GradientRunner` puts mean gradients in place before each step, a `ParameterRunner` averages models at the
+end of a round. Most runners need few of these moments, and doing nothing is the right default.
+"""
+
+# ruff: noqa: B024, B027 - as said
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+import torch
+
+from partreduce.runtime.averaging.applier import Applier
+from partreduce.runtime.averaging.flat_model import FlatModel
+from partreduce.runtime.averaging.gradient_watch import GradientWatch
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.survivors import Everyone
+from partreduce.runtime.sharding.tables import Tables
+from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.watch.progress import Progress
+from partreduce.runtime.watch.status import GapStatus
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from partreduce.runtime.averaging.applier import Applier
-    from partreduce.runtime.averaging.flat_model import FlatModel
-    from partreduce.runtime.averaging.reducer import Reducer
-    from partreduce.runtime.sharding.tables import Tables
-    from partreduce.runtime.watch.status import GapStatus
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,88 +64,20 @@ class Run:
 
 
 class Runner(ABC):
-    """How one worker synchronises as its schedule's strategy says; one instance per optimizer.
-
-    `DistributedOptimizer.step` calls `before_step`, then the wrapped optimizer, and `end_round` after the last
-    step of a round. A worker whose data ended calls `end_round` alone. The other moments do nothing by default.
-    """
-
-    averages_gradients: bool = False
-    """Whether gradients are averaged in each step, before the wrapped optimizer, rather than parameters."""
-
-    drains_together: bool = False
-    """Whether no worker may begin to `drain` before all others are ready to: they still answer one another."""
-
-    needs_round_start: bool = False
-    """Whether what a round's end does depends on the parameters with which the round began."""
-
-    sends_early: bool = False
-    """Whether gradients leave while the backward pass goes on, so that nothing may change them after it."""
-
-    late_scaled: bool = False
-    """Whether the gradients that `before_step` put in place came from an earlier step under a GradScaler."""
-
-    harm_of_loading: str = "would send the difference to the others as progress"
-    """What would come of a model that is loaded by itself where `takes_for_progress` says so."""
-
-    jumped: int = 0
-    """Rounds by which the last `end_round` went further than the next one: a worker left behind may skip some."""
-
-    passed: int = 0
-    """Rounds that the last `end_round` took along beside its own, without steps of this worker for them."""
-
-    outlives_lost_workers: bool = False
-    """Whether the run goes on when workers are lost; means over all are then over those that are left."""
+    """What both kinds of runners have in common; one instance per optimizer."""
 
     agrees_on_end: bool = False
     """Whether workers learn from one another's operations who has no more data: nothing of it goes by the store."""
 
-    more: int = 0
-    """Steps that the last `before_step` has taken beside the one for which it put gradients in place."""
-
-    after_averaging: Callable[[], object] | None = None
-    """What the script does to a mean gradient before the step, where it said so; for those that it does not see."""
-
-    are_equal: bool = False
-    """Whether all workers are known to hold the same model now, although parameters are averaged."""
-
-    lost_at_load: str = ""
-    """What a load would drop of what this worker has sent already, in words; empty where there is nothing."""
-
-    enters_steps: bool = False
-    """Whether it says itself, in `run.progress`, which step it is in: where neighbours know one another's steps."""
+    drains_together: bool = False
+    """Whether no worker may begin to `drain` before all others are ready to: they still answer one another."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-
-    def status(self) -> GapStatus | None:
-        """What `partreduce run --watch` shows of its queues, if it has any.
-
-        Called by a thread of its own while the training goes on; it neither waits nor raises.
-        """
-        return None
-
-    @property
-    def rests(self) -> bool:
-        """Whether this worker takes no more steps until all meet, while the others' rounds go on. From any thread."""
-        return False
-
-    def follow(self, clock: Callable[[], int]) -> None:
-        """Learn where to ask for the step that comes next, for what begins before `before_step`."""
-
-    def refuse_unfinished(self, place: str) -> None:
-        """Refuse a call that comes between a backward pass and its step, where its gradients have left already.
-
-        Raises:
-            InputError: as said.
-        """
-
-    def refuse_changed_means(self) -> None:
-        """Called before a step whose mean gradients the script has changed after `average_gradients()`.
-
-        Raises:
-            InputError: workers would part.
-        """
+        self.others = Everyone(run.everyone)
+        """Who else is there still."""
+        self.mailboxes: list[Mailbox] = []
+        """Closed together with this runner."""
 
     def gather(self, *, apply: bool = True) -> int:  # noqa: ARG002 - for runners that go on without one another
         """Called where all workers meet, before anything else: come as far as all others; the steps that this took.
@@ -149,19 +86,12 @@ class Runner(ABC):
         """
         return 0
 
-    def refuse_late(self) -> None:
-        """Called before a step whose gradients were averaged earlier: refuse what was added to them since.
+    def leave(self, place: str) -> None:
+        """Called before a worker waits for all others at `place`: nobody's group may need it after this.
 
         Raises:
-            InputError: as said.
+            InputError: this worker has begun what only its next step ends.
         """
-
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:
-        """Called with fresh gradients, before the wrapped optimizer; `first` of its round."""
-
-    @abstractmethod
-    def end_round(self, step: int, round_: int) -> None:
-        """Called after the last step of a round."""
 
     def settle(self) -> None:
         """Wait for what is in flight, so that the live parameters of all workers may be averaged; the run goes on."""
@@ -169,15 +99,16 @@ class Runner(ABC):
     def conclude(self) -> None:
         """Called where all workers have ended their data after the same round: apply what is still late, if at all."""
 
-    def drain(self) -> None:
-        """Wait for what is in flight and drop it: the run ends, or goes on from other parameters."""
+    def drain(self) -> str:
+        """Wait for what is in flight and drop it: the run ends, or goes on from other parameters.
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - for runners that compare
-        """Whether a change of the live parameters before this step (`first` of its round) would count as progress."""
-        return False
+        Returns what was dropped that this worker had sent already, in words; empty where there was nothing.
+        """
+        return ""
 
-    def resume(self, step: int, round_: int) -> None:
-        """Called after a checkpoint was loaded, before the first step; all workers are there."""
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - for runners that compare
+        """The harm of a model that was loaded by itself before this step (`first` of its round), if any."""
+        return ""
 
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint must hold beside model and optimizer, by name; the live tensors."""
@@ -194,23 +125,109 @@ class Runner(ABC):
             "was it saved with drift_correction, or with a codec?"
         )
 
-    def leave(self) -> None:
-        """Called before a worker waits for all others at the end: nobody's group may need it after this."""
+    def resume(self, step: int, round_: int) -> None:
+        """Called after a checkpoint was loaded, before the first step; all workers are there."""
 
-    def lost(self) -> frozenset[int]:
-        """The workers that are gone for good, where the run outlives them: nothing waits for them any more."""
-        return frozenset()
+    def status(self) -> GapStatus | None:
+        """What `partreduce run --watch` shows of its queues, if it has any.
 
-    def survivors(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
-        """Who takes part in a mean over all at `place`, connected; all of them have come when this returns."""
-        return self.run.everyone
+        Called by a thread of its own while the training goes on; it neither waits nor raises.
+        """
+        return None
 
-    def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Have a communicator of these workers, all of whom call this."""
+    @property
+    def rests(self) -> bool:
+        """Whether this worker takes no more steps until all meet, while the others' rounds go on. From any thread."""
+        return False
 
     def close(self) -> None:
         """End threads and sockets of this runner, after success and after failure; may be called twice."""
+        for mailbox in self.mailboxes:
+            mailbox.close()
 
     def abandon(self) -> None:
         """The same after a failure: nothing that is still on its way is waited for."""
+        mailboxes, self.mailboxes = self.mailboxes, []
+        for mailbox in mailboxes:
+            mailbox.abandon()
         self.close()
+
+
+class Arrived(NamedTuple):
+    """What came of averaging the gradients of a step."""
+
+    more: int = 0
+    """Steps that were taken beside the one whose gradients are in place now."""
+    scaled: bool = False
+    """Whether a GradScaler was at work on these gradients in an earlier step."""
+
+
+class GradientRunner(Runner):
+    """Averages gradients in each step: `average`, then the wrapped optimizer's step, then `end_step`."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.watch: GradientWatch | None = GradientWatch(run.flat)
+        """Warns of gradients that were changed too early; None where that is refused, or was watched long enough."""
+        self.after_averaging: Callable[[], object] | None = None
+        """What the script does to a mean gradient before the step, where it said so; for those that it does not see."""
+
+    @abstractmethod
+    def average(self, step: int) -> Arrived:
+        """Put mean gradients in the place of this worker's own."""
+
+    def end_step(self, step: int) -> None:
+        """Called after the wrapped optimizer's step."""
+
+    def refuse_unfit(self, *, skip: bool, scaled: bool) -> None:
+        """Called before a step that is to be skipped, or whose gradients a GradScaler has scaled.
+
+        Raises:
+            InputError: that does not go with how and when gradients travel.
+        """
+
+    def refuse_late(self) -> None:
+        """Called before a step whose gradients were averaged earlier: refuse what was added to them since.
+
+        Raises:
+            InputError: as said.
+        """
+
+    def refuse_changed_means(self) -> None:
+        """Called before a step whose mean gradients the script has changed after `average_gradients()`.
+
+        Raises:
+            InputError: workers would part.
+        """
+
+
+class Further(NamedTuple):
+    """Rounds that the end of a round took beside its own."""
+
+    rounds: int = 0
+    skipped: int = 0
+    """Those of them that nobody took: a worker left behind may skip some."""
+
+
+NO_FURTHER = Further()
+ADDS_PROGRESS = "would send the difference to the others as progress"
+
+
+class ParameterRunner(Runner):
+    """Averages models: `begin` is called before a step, `end_round` after the last one of a round.
+
+    A worker whose data ended calls `end_round` alone. As it stands it averages nothing, for a script that runs alone.
+    """
+
+    needs_round_start: bool = False
+    """Whether what a round's end does depends on the parameters with which the round began."""
+
+    are_equal: bool = False
+    """Whether all workers are known to hold the same model now."""
+
+    def begin(self, step: int, round_: int, *, first: bool) -> None:
+        """Called before the wrapped optimizer's step; `first` of its round."""
+
+    def end_round(self, step: int, round_: int) -> Further:  # noqa: ARG002 - for runners that average
+        """Called after the last step of a round."""
+        return NO_FURTHER

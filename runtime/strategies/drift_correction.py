@@ -16,24 +16,20 @@ meeting. Factors that are everybody's keep the sum of corrections zero; they cos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.commit import only_where, replace_where
 from partreduce.runtime.averaging.gradients import own_gradients
+from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.correction import best_alpha, correction_radius, refuse_schedule
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reduction import Reduction
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.schedule import Schedule
 
 
 def chosen_alpha(asked: float | str | None, schedule: Schedule, optimizer: torch.optim.Optimizer) -> float | None:
@@ -114,6 +110,7 @@ class CorrectedMeans(GroupMeans):
             hook.remove()
         for bucket in self.run.flat.buckets:
             bucket.note = None
+        super().close()
 
     def state(self) -> dict[str, torch.Tensor]:
         """The corrections and the sums of rates, for checkpoints."""

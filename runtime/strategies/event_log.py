@@ -7,11 +7,9 @@ the protocol object, compares two different things; and who has the gradients ca
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 MAX_EVENTS = 200_000
 

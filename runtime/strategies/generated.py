@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -13,15 +12,12 @@ from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.liveness.survivors import Survivors
-from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.generated import Generated
 
 ADDRESS = "PARTREDUCE_GENERATOR"
 KEYS = "PARTREDUCE_GENERATOR_KEYS"
@@ -30,7 +26,7 @@ KEYS = "PARTREDUCE_GENERATOR_KEYS"
 _running: WeakKeyDictionary[GlooWorld, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
 
 
-class GeneratedMeans(Runner):
+class GeneratedMeans(ParameterRunner):
     """x ← mean over the granted group, after the last step of each round; alone, x stays.
 
     The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
@@ -44,8 +40,8 @@ class GeneratedMeans(Runner):
         InputError: no generator is named, or a policy that cannot be kept.
     """
 
-    outlives_lost_workers = True
     client: GeneratorClient
+    others: Survivors
 
     def __init__(self, strategy: Generated, run: Run) -> None:
         super().__init__(run)
@@ -77,14 +73,14 @@ class GeneratedMeans(Runner):
         )
         others.add(self)
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+    def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Ask for the round's group, and remember where the round began."""
         if first:
             self.client.begin()
             if self.normalises:
                 self._starts = [bucket.flat.clone() for bucket in self.run.flat.buckets]
 
-    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - as above
+    def end_round(self, step: int, round_: int) -> Further:  # noqa: ARG002 - as above
         """Average with the round's group, if there is one, and ask for the next."""
         self.client.begin()
         group = self._group()
@@ -93,6 +89,7 @@ class GeneratedMeans(Runner):
             self._average(step, *group)
         self._starts = []  # a round without data has learned nothing
         self.client.begin()
+        return NO_FURTHER
 
     def _group(self) -> tuple[int, tuple[int, ...]] | None:
         """The round's group; a generator that is silent may be so because the run ends, and then it is said why."""
@@ -104,34 +101,24 @@ class GeneratedMeans(Runner):
 
     def settle(self) -> None:
         """Take part in groups that wait for this worker, then in none until the next round."""
-        self.leave()
+        self.leave("settle")
 
-    def leave(self) -> None:
+    def leave(self, place: str) -> None:  # noqa: ARG002 - the signature of all
         """Be let go by the generator; groups that were granted with this worker in them run first."""
         while (group := self.client.leave()) is not None:
             self._average(0, *group)
 
-    def drain(self) -> None:
+    def drain(self) -> str:
         """Nothing is in flight after `settle`."""
-        self.leave()
+        self.leave("drain")
+        return ""
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """Inside a round whose progress will be scaled."""
-        return self.normalises and not first and bool(self._starts)
-
-    def lost(self) -> frozenset[int]:
-        """The workers that are gone for good: nothing waits for them any more."""
-        return self.others.lost()
-
-    def survivors(self, place: str) -> tuple[int, ...]:
-        """Who takes part in a mean over all, connected; everybody who is not lost has come when this returns."""
-        return self.others.gathered(place)
-
-    def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Have a communicator of the survivors."""
-        self.others.connect(members, place)
+        return ADDS_PROGRESS if self.normalises and not first and self._starts else ""
 
     def close(self) -> None:
+        super().close()
         _running.get(self.world, WeakSet()).discard(self)
         self.client.close()
 
@@ -154,7 +141,7 @@ class GeneratedMeans(Runner):
                 for bucket, values in zip(buckets, own, strict=bool(own)):
                     bucket.flat.copy_(values)
             self.world.destroy([members])  # also where it never began here: another member may have begun it
-            self.lost()
+            self.others.lost()
             self.client.failed()
             return
         reducer.commit(reduction, commit_plain_mean)
@@ -170,5 +157,5 @@ class GeneratedMeans(Runner):
         """Why a granted group shall not be waited for any longer."""
         if self.client.is_void(seq):
             return "was declared void by the generator"
-        gone = sorted(self.lost().intersection(members))
+        gone = sorted(self.others.lost().intersection(members))
         return f"worker {gone[0]} is lost" if gone else None

@@ -2,59 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.gradients import commit_gradients
 from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.codecs.coding import Codings
-from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.axes import Sending
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reduction import Reduction
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.phase import Group
-
 KIND = "gradient average"
+ON_TIME = Arrived()
+TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other parameters"
 
 
-class GradientMeans(Runner):
+class GradientMeans(GradientRunner):
     """Every worker steps with the mean gradient, so that all stay equal, for every optimizer.
 
     Nothing is ever in flight between steps, except, where they are sent by layers, the gradients of a backward pass
     whose step has not come. With a `divisor` of 1 the step is taken with the sum instead.
     """
 
-    averages_gradients = True
-
     def __init__(self, run: Run, *, divisor: int | None = None) -> None:
         super().__init__(run)
         self._divisor = divisor
         group = run.schedule.group_of(run.rank, 0)
         assert group is not None, "all-reduce has every worker in its group"
-        self._group = group
+        self.group = group
         how = run.schedule.strategy.how
-        self.sends_early = how.sending is Sending.LAYERS
         self.layers: LayerSender | None = None
-        if self.sends_early:
-            self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, divisor=divisor)
-            self.layers.group = self.group
+        if how.sending is Sending.LAYERS:
+            self.watch = None  # what is changed after it has left is refused and not warned of
+            self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, group, divisor=divisor)
+            self.layers.clock = lambda: run.progress.step
         num_parts = len(run.flat.buckets) if self.layers is None else len(self.layers.segments)
         self._codings = Codings.of(how, num_parts)
         if self.layers is not None:
             self.layers.codings = self._codings
 
-    def group(self, round_: int) -> Group:  # noqa: ARG002 - the face of all
-        return self._group
-
-    def send(self, step: int, round_: int) -> Reduction:
+    def send(self, step: int) -> Reduction:
         """Start the sum of the gradients as they are, or what is left to start of it.
 
         Raises:
@@ -63,17 +51,16 @@ class GradientMeans(Runner):
         """
         if self.layers is not None:
             return self.layers.finish(step)
-        codings = None if self._codings is None else self._codings.in_round(round_)
+        codings = None if self._codings is None else self._codings.of_buckets
         # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part unnoticed.
         kind = f"{KIND} after a changed mean" if self.run.applier.changes_means else KIND
         return self.run.reducer.begin(
-            kind, step, round_, self.group(round_), gradients=True, divisor=self._divisor, codings=codings
+            kind, step, step, self.group, gradients=True, divisor=self._divisor, codings=codings
         )
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:
+    def average(self, step: int) -> Arrived:
         """Replace the gradients by their means over all workers."""
-        assert first, "gradients are averaged in each step"
-        reduction = self.send(step, round_)
+        reduction = self.send(step)
         self.run.reducer.wait(reduction)
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
@@ -84,24 +71,34 @@ class GradientMeans(Runner):
         self.run.reducer.commit(reduction, commit)
         if reduction.ok is not None:
             self.run.applier.remember(reduction.ok)
+        return ON_TIME
 
-    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
+    def end_step(self, step: int) -> None:  # noqa: ARG002 - the signature of all
         """Undo the step where the device found that the gradients are no means; on CPU nothing is left to undo."""
         if self.run.reducer.streams.runs_ahead:
             self.run.applier.undo()
         if self.layers is not None:
             self.layers.reopen()
 
-    def follow(self, clock: Callable[[], int]) -> None:
-        """For gradients that leave before the step."""
-        if self.layers is not None:
-            self.layers.clock = clock
-
-    def refuse_unfinished(self, place: str) -> None:
-        """Refuse a call that comes between a backward pass and its step, where its gradients have left already.
+    def refuse_unfit(self, *, skip: bool, scaled: bool) -> None:
+        """Where gradients leave during the backward pass, nothing changes them afterwards.
 
         Raises:
             InputError: as said.
+        """
+        if skip:
+            self.leave("skip")
+        if scaled and self.layers is not None:
+            raise InputError(
+                "GradScaler: divides gradients after backward(), when they have left already, since they are sent by "
+                "layers; let gradients travel whole, or use bfloat16, which needs no scaler"
+            )
+
+    def leave(self, place: str) -> None:
+        """The others could not tell whether the step of a backward pass still comes.
+
+        Raises:
+            InputError: its gradients have left, and it has not come.
         """
         if self.layers is not None and self.layers.is_under_way:
             raise InputError(
@@ -118,34 +115,23 @@ class GradientMeans(Runner):
         if self.layers is not None:
             self.layers.refuse_late()
 
-    def leave(self) -> None:
-        """The others could not tell whether the step of a backward pass still comes.
-
-        Raises:
-            InputError: it has not come.
-        """
-        self.refuse_unfinished("finish, join or checkpoint")
-
     def settle(self) -> None:
-        """Hear the device's checks.
-
-        Raises:
-            InputError: the step of a backward pass has not come.
-        """
-        self.refuse_unfinished("mean_model or checkpoint")
+        """Hear the device's checks."""
         self.run.reducer.flush()
 
-    def drain(self) -> None:
+    def drain(self) -> str:
         """Give up what a backward pass has sent; what roundings left over belongs to other parameters, too."""
         if self.layers is not None:
             self.layers.drop()
         self.settle()
         if self._codings is not None:
             self._codings.clear()
+        return ""
 
     def close(self) -> None:
         if self.layers is not None:
             self.layers.close()
+        super().close()
 
     def state(self) -> dict[str, torch.Tensor]:
         """What roundings left over, with error feedback."""
@@ -157,7 +143,7 @@ class GradientMeans(Runner):
         Raises:
             InputError: this run feeds no errors back.
         """
-        if not self.state():
+        if self._codings is None or not self._codings.state():
             super().load_state(state)
-        elif self._codings is not None:
+        else:
             self._codings.load_state(state)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
-from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
+from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 
-if TYPE_CHECKING:
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.averaging.reduction import Reduction
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.phase import Group
 
-
-class GroupMeans(Runner):
+class GroupMeans(ParameterRunner):
     """x ← x + relax · (mean − x) over `schedule.group_of(rank, round)` after the last step of each round.
 
     With overlap the mean is that of snapshots taken when the round began, and it runs while the round computes:
@@ -37,13 +31,13 @@ class GroupMeans(Runner):
         self._waited = False
         self._started = -1
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:
+    def begin(self, step: int, round_: int, *, first: bool) -> None:
         """Remember where the round began; in the very first round also start its operation."""
         self.are_equal = False
         if first and self._started < round_:
             self._begin_round(step, round_)
 
-    def end_round(self, step: int, round_: int) -> None:
+    def end_round(self, step: int, round_: int) -> Further:
         """Run or complete the round's group operation and commit it."""
         if self._started < round_:
             self._begin_round(step, round_)
@@ -58,6 +52,7 @@ class GroupMeans(Runner):
             self.run.reducer.wait(reduction)
             self._commit(reduction)
             self.are_equal = self._makes_equal(group)
+        return NO_FURTHER
 
     def settle(self) -> None:
         """Wait for the operation in flight, which keeps its sums for the end of the round."""
@@ -66,7 +61,7 @@ class GroupMeans(Runner):
             self._waited = True
         self.run.reducer.flush()
 
-    def drain(self) -> None:
+    def drain(self) -> str:
         """Wait for the operation in flight and drop it: every member started it, none commits it.
 
         The next round begins with the parameters that its first step finds, also if it is an earlier one than the last.
@@ -76,10 +71,12 @@ class GroupMeans(Runner):
             self._pending.release()
         self._pending = None
         self._started = -1
+        return ""
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:
         """Where a round is measured from its beginning, and has begun."""
-        return self._started >= round_ and (self.overlap or (self.normalises and not first))
+        is_measured = self.overlap or (self.normalises and not first)
+        return ADDS_PROGRESS if is_measured and self._started >= round_ else ""
 
     def resume(self, step: int, round_: int) -> None:
         """Start the operation that was in flight when a checkpoint was saved: from the buffers as they were then."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Wait
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-
-    from partreduce.runtime.transport.waiting import SignsOfLife
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, SignsOfLife, Wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from partreduce.runtime.averaging.neighbor_reducer import Neighbourhood, PeerReducer
-from partreduce.runtime.strategies.gap.means import GapMeans
+from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.gap import Gap
-
-if TYPE_CHECKING:
-    from partreduce.runtime.strategies.base import Run, Runner
-    from partreduce.topo.phase import Group
-    from partreduce.topo.strategies.neighbor import Neighbor
-
-
-def neighbor_means(strategy: Neighbor, run: Run) -> Runner:
-    """The runner of a neighbor schedule: in rounds, or with a gap between neighbours.
-
-    Raises:
-        InputError: as the runner.
-    """
-    return GapMeans(strategy, run) if isinstance(strategy.when, Gap) else NeighborMeans(strategy, run)
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.neighbor import Neighbor
 
 
 class NeighborMeans(GroupMeans):

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from partreduce.runtime.strategies.base import Runner
-from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.strategies.base import ParameterRunner, Run
+from partreduce.runtime.transport.credit import Bound
+from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.runtime.transport.waiting import GoneError, PeerWatch
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.transport.credit import Bound
-    from partreduce.runtime.transport.mailbox import Message
-    from partreduce.topo.strategies.base import Strategy
+from partreduce.topo.strategies.base import Averaging, Strategy
 
 
-class OneSided(Runner):
+class OneSided(ParameterRunner):
     """A runner whose workers write to each other's mailboxes; `deliver` takes what comes, in the side thread.
 
     Args:
@@ -64,6 +57,7 @@ class OneSided(Runner):
             bound=bound,
             heartbeat=reducer.heartbeat,
         )
+        self.mailboxes.append(self._mailbox)
         reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)
 
     def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
@@ -80,11 +74,4 @@ class OneSided(Runner):
             raise reducer.failure(operation, error) from None
         if operation is not None:
             reducer.recorder.end(operation)
-            reducer.heartbeat.doing(f"finished {operation}")
-
-    def close(self) -> None:
-        self._mailbox.close()
-
-    def abandon(self) -> None:
-        """The same after a failure, at once."""
-        self._mailbox.abandon()
+            reducer.heartbeat.doing(operation.finished)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, PairState, pairing_of
 from partreduce.schedulers.protocols.base import Note, Received, Send
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.transport.mailbox import Mailbox, Message
-    from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class PairMeans(OneSided):
@@ -54,11 +51,11 @@ class PairMeans(OneSided):
         self.pair.mailbox = self._mailbox
         self._mailbox.start()
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+    def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Before the first step: the model starts from the live parameters."""
         self._open()
 
-    def end_round(self, step: int, round_: int) -> None:
+    def end_round(self, step: int, round_: int) -> Further:
         """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
         self.run.reducer.refuse_if_gone(self._peer_watch, step, round_)
         self._open()
@@ -71,6 +68,7 @@ class PairMeans(OneSided):
                 self._choose(step, round_)
                 self._wait()
         self._adopt(())
+        return NO_FURTHER
 
     def settle(self) -> None:
         """Nobody of this worker's neighbours has an exchange under way afterwards; the newest model is live."""
@@ -85,16 +83,17 @@ class PairMeans(OneSided):
             self.until(lambda: all(self.pair.pauses.get(v, 0) >= self._pauses for v in self.neighbors), self._near)
         self._adopt(self._progress())
 
-    def drain(self) -> None:
+    def drain(self) -> str:
         """Wait for the exchange in flight; afterwards the model starts again from the live parameters."""
         self._wait()
         self._starts = []
         self._generation += 1
         self._pauses = 0
+        return ""
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """From the first step on: whatever changed since the last adoption is added to the model."""
-        return bool(self._starts)
+        return ADDS_PROGRESS if self._starts else ""
 
     def _open(self) -> None:
         if self._starts:
@@ -131,7 +130,7 @@ class PairMeans(OneSided):
         num_bytes = sum(bucket.num_bytes for bucket in self.run.flat.buckets)
         members = tuple(sorted((self.rank, partner)))
         self._pending = reducer.recorder.begin("pair average", step, round_, members, num_bytes)
-        reducer.heartbeat.doing(f"entered {self._pending}", () if self.strategy.overlap else (partner,))
+        reducer.heartbeat.doing(self._pending.entered, () if self.strategy.overlap else (partner,))
         self._mailbox.send(self.rank, "choose", (self._generation, self._number, partner))
 
     def _wait(self) -> None:

@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.gradients import clear_gradients, commit_gradients
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
-from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.strategies.base import Runner
-from partreduce.runtime.strategies.gradient_means import KIND, GradientMeans
+from partreduce.runtime.strategies.base import Arrived, Run
+from partreduce.runtime.strategies.gradient_means import KIND, ON_TIME, TAKEN_ELSEWHERE, GradientMeans
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.axes import WIDER, Drain, GradientTotal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from partreduce.runtime.averaging.bucket import Bucket
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.strategies.axes import Pipeline
+from partreduce.topo.strategies.axes import WIDER, Drain, GradientTotal, Pipeline
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +36,7 @@ class _Flight:
     waited: bool = False
 
 
-class GradientPipeline(Runner):
+class GradientPipeline(GradientMeans):
     """Every worker steps with the mean gradient of K - 1 steps ago, whose sum ran while it computed.
 
     A step waits for the oldest sum, lets the newest gradients go and then applies the oldest: at most K - 1 operations
@@ -53,77 +46,39 @@ class GradientPipeline(Runner):
     ride with every (K - 1)-th gradient, as correcting them again before a correction has arrived would oscillate.
     """
 
-    averages_gradients = True
-    harm_of_loading = "would apply gradients to it that were taken at other parameters"
-
     def __init__(self, when: Pipeline, run: Run) -> None:
-        super().__init__(run)
+        super().__init__(run, divisor=1 if when.total is GradientTotal.SUM else None)
         self.when = when
-        self._lockstep = GradientMeans(run, divisor=1 if when.total is GradientTotal.SUM else None)
         self._flights: deque[_Flight] = deque()
-        self.sends_early = self._lockstep.sends_early
-        if self._lockstep.layers is not None:
-            self._lockstep.layers.may_begin = self._has_room
+        if self.layers is not None:
+            self.layers.may_begin = self._has_room
         if when.width > 2 and run.rank == 0:
             text = f"partreduce: schedule {run.schedule.name!r} has a pipeline of {when.width}: {WIDER}"
             warnings.warn(text, stacklevel=5)
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:
+    def average(self, step: int) -> Arrived:
         """Let this step's gradients go and put those of K - 1 steps ago in their place; in lockstep in the warm-up."""
-        assert first, "gradients are averaged in each step"
-        if round_ < self.when.warm_up:
-            self._lockstep.before_step(step, round_, first=True)
-            return
+        if step < self.when.warm_up:
+            return super().average(step)
         arrived = None
         if len(self._flights) == self.when.lag:
             arrived = self._flights.popleft()
             self._wait(arrived)
             # Before this step's leave: they are to be what the others will see corrected.
             self._commit_piggybacked(arrived)
-        self._send(step, round_)
+        self._send(step)
         if arrived is None:
             clear_gradients(self.run.flat.buckets)
-            self.late_scaled = False
-        else:
-            self._commit(arrived)
-            self.run.applier.remember(arrived.reduction.ok)
-            self.late_scaled = arrived.scaled
+            return ON_TIME
+        self._commit(arrived)
+        self.run.applier.remember(arrived.reduction.ok)
+        return Arrived(scaled=arrived.scaled)
 
-    def end_round(self, step: int, round_: int) -> None:
+    def end_step(self, step: int) -> None:
         """Undo the step where the device found that the gradients are no means."""
         if self._flights and self._flights[-1].step == step:
             self._flights[-1].scaled = self.run.applier.scaled
-        self._lockstep.end_round(step, round_)
-
-    def follow(self, clock: Callable[[], int]) -> None:
-        self._lockstep.follow(clock)
-
-    def refuse_unfinished(self, place: str) -> None:
-        """As in lockstep.
-
-        Raises:
-            InputError: as said there.
-        """
-        self._lockstep.refuse_unfinished(place)
-
-    def refuse_late(self) -> None:
-        """As in lockstep.
-
-        Raises:
-            InputError: as said there.
-        """
-        self._lockstep.refuse_late()
-
-    def leave(self) -> None:
-        """As in lockstep.
-
-        Raises:
-            InputError: as said there.
-        """
-        self._lockstep.leave()
-
-    def close(self) -> None:
-        self._lockstep.close()
+        super().end_step(step)
 
     def _has_room(self) -> bool:
         """Whether another sum may begin: fewer than K - 1 are in flight, or the oldest has arrived."""
@@ -136,9 +91,7 @@ class GradientPipeline(Runner):
 
         Raises:
             PeerLostError: a worker is gone.
-            InputError: the step of a backward pass that has sent its gradients has not come.
         """
-        self.refuse_unfinished("mean_model or checkpoint")
         for flight in list(self._flights):
             self._wait(flight)
         self.run.reducer.flush()
@@ -154,35 +107,32 @@ class GradientPipeline(Runner):
             else:
                 flight.reduction.release()
 
-    def drain(self) -> None:
+    def drain(self) -> str:
         """Drop the gradients in flight: what is loaded next has not seen them."""
-        if self._lockstep.layers is not None:
-            self._lockstep.layers.drop()
-        self.settle()
+        lost = self._in_flight()
+        super().drain()
         for flight in self._flights:
             flight.reduction.release()
         self._flights.clear()
-        self.late_scaled = False
-        self._lockstep.drain()
+        return lost
 
-    @property
-    def lost_at_load(self) -> str:  # type: ignore[override]
-        """The steps whose gradients are in flight."""
+    def _in_flight(self) -> str:
+        """That the steps whose gradients are in flight are dropped."""
         if not self._flights:
             return ""
         first, last = self._flights[0].step, self._flights[-1].step
         which = f"step {first}" if first == last else f"steps {first} to {last}"
         return f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them"
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """While gradients are in flight, which a model that was loaded by itself has not seen."""
-        return bool(self._flights)
+        return TAKEN_ELSEWHERE if self._flights else ""
 
     def state(self) -> dict[str, torch.Tensor]:
         """The sums in flight, which are waited for, with all that belongs to them."""
         for flight in list(self._flights):
             self._wait(flight)
-        named = self._lockstep.state()
+        named = super().state()
         for place, flight in enumerate(self._flights):
             named[f"late/{place}/facts"] = torch.tensor([flight.step, int(flight.scaled), len(flight.piggybacked)])
             for index, (bucket, sums) in enumerate(zip(flight.reduction.buckets, flight.reduction.arrays, strict=True)):
@@ -201,7 +151,7 @@ class GradientPipeline(Runner):
         """
         late = {name: tensor for name, tensor in state.items() if name.startswith("late/")}
         if rest := {name: tensor for name, tensor in state.items() if name not in late}:
-            self._lockstep.load_state(rest)
+            super().load_state(rest)
         try:
             count = len({name.split("/")[1] for name in late})
             flights = [self._restored(state, f"late/{place}") for place in range(count)]
@@ -219,7 +169,7 @@ class GradientPipeline(Runner):
 
     def _restored(self, state: Mapping[str, torch.Tensor], prefix: str) -> _Flight:
         step, scaled, with_piggybacked = map(int, state[f"{prefix}/facts"])
-        reducer, group = self.run.reducer, self._lockstep.group(step)
+        reducer, group = self.run.reducer, self.group
         operation = reducer.recorder.begin(KIND, step, step, group.members, 0)
         reducer.recorder.end(operation, "restored")
         communicator = reducer.world.communicator(group.members)
@@ -233,11 +183,11 @@ class GradientPipeline(Runner):
                 piggybacked.append([None if value is None else value.to(bucket.device) for value in values])
         return _Flight(step, reduction, piggybacked, scaled=bool(scaled), waited=True)
 
-    def _send(self, step: int, round_: int) -> None:
+    def _send(self, step: int) -> None:
         """Let the gradients go as they are."""
         rides = step % self.when.lag == 0
         piggybacked = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets] if rides else []
-        self._flights.append(_Flight(step, self._lockstep.send(step, round_), piggybacked))
+        self._flights.append(_Flight(step, self.send(step), piggybacked))
 
     def _wait(self, flight: _Flight) -> None:
         """Wait for a sum.

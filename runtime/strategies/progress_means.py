@@ -33,23 +33,17 @@ parameters.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
+from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.common_start import common_start
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
-
-if TYPE_CHECKING:
-    import torch
-
-    from partreduce.runtime.averaging.reduction import Reduction
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.topo.phase import Group
-    from partreduce.topo.strategies.allreduce import AllReduce
-    from partreduce.topo.strategies.base import Averaging
-    from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.base import Averaging
 
 
 class ProgressMeans(GroupMeans):
@@ -67,14 +61,14 @@ class ProgressMeans(GroupMeans):
         self._starts_made = 0
         self.reference: Reference | None = None
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:
         """Whatever changes while there is a reference is a difference to it."""
-        return self.reference is not None or super().takes_for_progress(round_, first=first)
+        return super().harm_of_loading(round_, first=first) if self.reference is None else ADDS_PROGRESS
 
-    def drain(self) -> None:
+    def drain(self) -> str:
         """As `GroupMeans`; whatever comes next is measured from a new reference."""
-        super().drain()
         self.reference = None
+        return super().drain()
 
     def state(self) -> dict[str, torch.Tensor]:
         """The reference, for checkpoints."""
@@ -98,7 +92,7 @@ class ProgressMeans(GroupMeans):
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
         if not self._is_coded(group):
             return super()._start_sum(step, round_, group)
-        codings = self._codings.in_round(round_)
+        codings = self._codings.of_buckets
         return self.run.reducer.begin(
             "average", step, round_, group, lag=int(self.overlap), codings=codings, since=self.reference
         )
@@ -117,9 +111,3 @@ class ProgressMeans(GroupMeans):
     def _is_coded(self, group: Group) -> bool:
         """Whether anything that this group sends is rounded."""
         return self._nodes is None or len({self._nodes[member] for member in group.members}) > 1
-
-
-def means_of_groups(strategy: Static | AllReduce, run: Run) -> GroupMeans:
-    """The runner of strategies whose schedule names a worker's group in each round."""
-    kind = ProgressMeans if strategy.how.codec.rounds else GroupMeans
-    return kind(run, averaging=strategy.averaging, overlap=strategy.overlap)

@@ -8,13 +8,11 @@ counts is there.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import Any, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from partreduce.runtime.transport.mailbox import Message
-    from partreduce.schedulers.protocols.base import Action, Machine
+from partreduce.runtime.transport.mailbox import Message
+from partreduce.schedulers.protocols.base import Action, Machine
 
 State = TypeVar("State")
 

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 
 from partreduce.runtime.transport.rendezvous import VARIABLES, place
-from partreduce.runtime.transport.streams import streams_of
+from partreduce.runtime.transport.streams import Streams, streams_of
+from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import SignsOfLife
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.runtime.transport.waiting import SignsOfLife
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """What other launchers say of their size: with more than one process each would train by itself, unnoticed."""

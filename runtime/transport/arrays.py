@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import pause_after
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
 
 MAX_SPARE = 2
 """So many snapshots that nobody uses are kept for the next ones."""

@@ -10,10 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 ENDING_LOOKS, LOOK_SECONDS = 20, 0.05
 """For all threads together: a second, and longer where the machine is so busy that this thread, too, hardly runs.

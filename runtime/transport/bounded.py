@@ -8,14 +8,12 @@ returns or the process ends.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Result = TypeVar("Result")
 

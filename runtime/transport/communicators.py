@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, sum_options
-from partreduce.runtime.transport.waiting import LimitedWork
+from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.transport.staged import StagedSums
+from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, Work, sum_options
+from partreduce.runtime.transport.waiting import LimitedWork, RunningWork
 from partreduce.topo.errors import MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.staged import StagedSums
-    from partreduce.runtime.transport.torch_api import Work
-    from partreduce.runtime.transport.waiting import RunningWork
 
 SHORTEST_WAIT = 1e-3
 """Seconds; torch counts whole milliseconds."""
@@ -41,13 +35,18 @@ class Communicator:
         backend: Any,  # noqa: ANN401 - as in _live
         timeout: timedelta | None = None,
     ) -> None:
-        self.members, self.timeout = members, timeout
-        self.place = members.index(rank)
+        self.members, self.place = members, members.index(rank)
         self._backend: Any = backend
+        self.limit_to(timeout)
+        self.is_closed = False
         self.eight_bits: StagedSums | None = None
         """Sums in eight bits, where the world made a second group for them."""
         self.is_inside_a_node = False
         """Whether the world knows that nothing of this group crosses from one node to another."""
+
+    def limit_to(self, timeout: timedelta | None) -> None:
+        """Let gloo itself end operations from now on that take longer."""
+        self.timeout, self._sum_options = timeout, sum_options(timeout)
 
     @property
     def size(self) -> int:
@@ -70,7 +69,7 @@ class Communicator:
         if coding is not None and not (self.is_inside_a_node and coding.how.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
         try:
-            work: Work = self._live().allreduce([tensor], sum_options(self.timeout))
+            work: Work = self._live().allreduce([tensor], self._sum_options)
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
         return _limited(work, tensor)
@@ -169,7 +168,7 @@ class Communicator:
 
     def close(self) -> list[object]:
         """Let go of what lies below and return it; when the last reference to it goes, its sockets close."""
-        backend, self._backend = self._backend, None
+        backend, self._backend, self.is_closed = self._backend, None, True
         if self.eight_bits is not None:
             self.eight_bits.close()
         return [backend]

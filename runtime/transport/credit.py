@@ -12,11 +12,9 @@ a socket that has reached one blocks or drops whatever comes next, the answers b
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 

@@ -84,7 +84,7 @@ class EightBitStages:
         bounds = block_bounds(len(values), group.size, coding.how.block)
         sizes = [int8_bytes(end - start, coding.how.block) for start, end in bounds]
         sent = self._room(f"{stage.room} sent", sum(sizes))
-        self.encode(values, bounds, list(torch.split(sent, sizes)), coding=coding, place=stage.place, group=group)
+        self.encode(values, bounds, list(torch.split(sent, sizes)), coding=coding, place=stage.place)
         received = self._room(f"{stage.room} received", sizes[group.place] * group.size)
         start, end = bounds[group.place]
         work = group.all_to_all(received, sent, [sizes[group.place]] * group.size, sizes) if len(values) else None
@@ -110,15 +110,13 @@ class EightBitStages:
         *,
         coding: Coding,
         place: str,
-        group: Communicator,
     ) -> None:
         """Write the codes of parts of `values`; with error feedback what was left over goes in and the rest is kept."""
         codec, left = self._codec(coding.how.block), coding.leftovers
         if left is not None:
             left.add_to(place, values)
-        noise = coding.noise(len(values), place, group.members[group.place])
         for (start, end), code in zip(bounds, codes, strict=True):
-            codec.encode(values[start:end], code, None if noise is None else noise[start:end])
+            codec.encode(values[start:end], code)
         if left is not None:
             decoded = torch.empty_like(values)
             self.decode(bounds, codes, decoded, coding.how.block)
@@ -130,13 +128,11 @@ class EightBitStages:
         for (start, end), code in zip(bounds, codes, strict=True):
             codec.decode(code[: int8_bytes(end - start, block)], values[start:end])
 
-    def own_code(
-        self, total: torch.Tensor, size: int, coding: Coding, stage: Stage, group: Communicator
-    ) -> torch.Tensor:
+    def own_code(self, total: torch.Tensor, size: int, coding: Coding, stage: Stage) -> torch.Tensor:
         """The code of a shard's sum, at the beginning of an array of `size` bytes, which is the same for all."""
         code = self._room(f"{stage.room} code", size)
         own = code[: int8_bytes(len(total), coding.how.block)]
-        self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum", group=group)
+        self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum")
         return code
 
     def gather(self, group: Communicator, code: torch.Tensor, stage: Stage) -> torch.Tensor:
@@ -170,5 +166,5 @@ class FlatEightBitStages(Stages):
         group, stages, block = self.group, self._eight_bits, coding.how.block
         bounds = block_bounds(len(tensor), group.size, block)
         total = stages.total(stages.scatter(group, tensor, coding, FLAT), block)
-        code = stages.own_code(total, code_size(bounds, block), coding, FLAT, group)
+        code = stages.own_code(total, code_size(bounds, block), coding, FLAT)
         stages.decode(bounds, list(stages.gather(group, code, FLAT)), tensor, block)

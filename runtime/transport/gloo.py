@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
-from partreduce.runtime.transport.communicators import first_line
+from partreduce.runtime.transport.communicators import Communicator, first_line
 from partreduce.runtime.transport.eight_bit_sums import FlatEightBitStages
 from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.notes import deaths_of
 from partreduce.runtime.transport.staged import StagedSums
-from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, PeerWatch
-from partreduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
+from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo, Store
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, PeerWatch, SignsOfLife
+from partreduce.runtime.transport.worlds import MAX_GROUPS, GroupTable, World
 from partreduce.topo.errors import StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.runtime.transport.waiting import SignsOfLife
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.schedule import Schedule
 
 IN_EIGHT_BITS = "int8"
 """The name of the second communicators of groups that sum in eight bits."""

@@ -14,27 +14,22 @@ A codec is for everything, or for what crosses the nodes only; what came across 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 
+from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.eight_bit_sums import EightBitStages, Stage, block_bounds, code_size
+from partreduce.runtime.transport.eight_bit_sums import Bounds, EightBitStages, Stage, block_bounds, code_size
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.staged import StagedSums, Stages
 from partreduce.runtime.transport.through_servers import shard_bounds
+from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.worlds import World
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from partreduce.topo.strategies.axes import CodecScope, Form
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import timedelta
-
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.eight_bit_sums import Bounds
-    from partreduce.runtime.transport.waiting import RunningWork
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.cluster import Cluster
 
 RUNNABLE = (Form.RING, Form.HIERARCHICAL)
 SMALL_BYTES = 1024
@@ -263,7 +258,7 @@ class _Levels(Stages):
         def end() -> None:
             finer = [block_bounds(end - start, across.size, block) for start, end in bounds]
             size = max(code_size(shard, block) for shard in finer)
-            code = stages.own_code(stages.total(crossing, block), size, coding, crosses, across)
+            code = stages.own_code(stages.total(crossing, block), size, coding, crosses)
             row = stages.gather(across, code, crosses)  # [nodes, bytes]
             codes = stages.gather(inside, row.view(-1), within).view(inside.size, across.size, size)
             for (start, stop), shard, mine in zip(bounds, finer, codes, strict=True):

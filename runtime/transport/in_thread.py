@@ -5,15 +5,10 @@ Point to point over gloo a wait has no limit that would leave the connection ali
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.waiting import LimitedWork
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.waiting import LimitedWork, RunningWork
 
 
 class InThread(LimitedWork):

@@ -23,8 +23,9 @@ import json
 import queue
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.runtime.transport.admission import Admission
 from partreduce.runtime.transport.background import Background
@@ -33,15 +34,10 @@ from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.doorbell import Doorbell
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.own_host import own_host
-from partreduce.runtime.transport.waiting import GoneError, LateError, NoSigns, Wait
+from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import GoneError, LateError, NoSigns, SignsOfLife, Wait
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.extras import load
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.runtime.transport.waiting import SignsOfLife
 
 POLL_SECONDS = 0.005
 LINGER_MILLISECONDS = 1000

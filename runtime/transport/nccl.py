@@ -5,28 +5,23 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
 
 import torch
 
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
-from partreduce.runtime.transport.communicators import first_line
+from partreduce.runtime.transport.communicators import Communicator, first_line
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.torch_api import PrefixStore, nccl_backend
+from partreduce.runtime.transport.torch_api import PrefixStore, Store, nccl_backend
 from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from datetime import timedelta
-
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 PATIENCE = 10
 """NCCL's own watchdog ends the process without a word; it waits this many times longer than we do."""

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.store_line import line_to, root_store
+from partreduce.runtime.transport.torch_api import Store
 from partreduce.topo.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from partreduce.runtime.transport.torch_api import Store
 
 Answer = TypeVar("Answer")
 
@@ -42,7 +39,7 @@ class Notes:
         self._store, self._prefix = store, prefix
         known = None if own_server else line_to(store)
         # The line speaks to the bare server, so the prefixes of the store that was given stand in its keys.
-        self._line = None if known is None else known[0]
+        self.line = None if known is None else known[0]
         self._keys_begin = prefix if known is None else known[1] + prefix
 
     def write(self, key: str, text: str) -> None:
@@ -62,7 +59,7 @@ class Notes:
             UnavailableError: it did not come within the store's timeout.
         """
         bare: Any = self._store  # torch's stubs lack its timeout
-        limit = bare.timeout.total_seconds() if self._line is None else self._line.timeout
+        limit = bare.timeout.total_seconds() if self.line is None else self.line.timeout
         deadline = Deadline(limit)
         while (text := self.read(key)) is None:
             if deadline.is_over:
@@ -88,7 +85,7 @@ class Notes:
     @property
     def problem(self) -> str | None:
         """Why the store is gone, as a sentence; None while nothing is known against it."""
-        line = self._line
+        line = self.line
         return None if line is None or line.problem is None else str(line.error())
 
     def place(self, key: str) -> str:
@@ -96,7 +93,7 @@ class Notes:
         return f"{self._keys_begin}/{key}"
 
     def _ask(self, action: Callable[[Store], Answer]) -> Answer:
-        return action(self._store) if self._line is None else self._line.ask(action)
+        return action(self._store) if self.line is None else self.line.ask(action)
 
 
 def deaths_of(store: Store, members: Iterable[int]) -> str | None:

@@ -6,14 +6,11 @@ import fcntl
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.runtime.transport.store_line import root_store
-from partreduce.runtime.transport.torch_api import TCPStore
+from partreduce.runtime.transport.torch_api import Store, TCPStore
 from partreduce.topo.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.transport.torch_api import Store
 
 
 def own_host(store: Store) -> tuple[str, bool]:

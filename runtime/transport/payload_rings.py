@@ -15,18 +15,15 @@ has the memory.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from partreduce.runtime.transport.arrays import frame_of, tensor_of
+from partreduce.runtime.transport.updates import Layout
 from partreduce.topo.errors import PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import torch
-
-    from partreduce.runtime.transport.updates import Layout
 
 
 class PlaceTakenError(PartreduceError):

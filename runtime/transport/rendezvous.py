@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
@@ -13,17 +16,9 @@ from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
 from partreduce.runtime.transport.served_store import let_forks_go_without
 from partreduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, root_store
-from partreduce.runtime.transport.torch_api import TCPStore, default_store
+from partreduce.runtime.transport.torch_api import Store, TCPStore, default_store
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
-    import torch
-
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.runtime.transport.worlds import World
 
 STORE_GRACE_SECONDS = 1.0
 """How much longer than the timeout we wait for torch to say by itself that the store does not answer."""

@@ -11,18 +11,14 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.torch_api import PrefixStore, TCPStore
+from partreduce.runtime.transport.torch_api import PrefixStore, Store, TCPStore
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS
 from partreduce.topo.errors import StoreLostError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.transport.torch_api import Store
 
 Answer = TypeVar("Answer")
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
 from partreduce.runtime.transport.waiting import pause_after
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Marker(Protocol):

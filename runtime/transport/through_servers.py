@@ -12,27 +12,24 @@ where the first one arrived.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
 import torch
 
+from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.codecs.frames import decoded, encoded
 from partreduce.runtime.transport.arrays import frame_of, tensor_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox, Message
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import RunningWork, SignsOfLife
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.codec_numbers import SCALE_BYTES
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import timedelta
-
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.runtime.transport.waiting import RunningWork, SignsOfLife
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.schedule import Schedule
 
 
 def shard_bounds(length: int, num_hosts: int) -> list[tuple[int, int]]:
@@ -67,7 +64,7 @@ class ServerCommunicator(Communicator):
                 kind, frame = f"push {tensor.dtype}".replace("torch.", ""), frame_of(piece)
             else:
                 kind = f"push coded {coding.how.codec} {coding.how.block}"
-                frame = frame_of(encoded(piece, coding, f"to host {host}", self.members[self.place]))
+                frame = frame_of(encoded(piece, coding, f"to host {host}"))
             self.mailbox.send(host, kind, (number, end - start), [frame])
         return work
 
@@ -82,7 +79,7 @@ class ServerCommunicator(Communicator):
             del self._sums[number]
             assert total.value is not None, "something was added"
             coding = self._running[number].coding  # this worker has pushed, too
-            value = total.value if coding is None else encoded(total.value, coding, "sum", self.members[self.place])
+            value = total.value if coding is None else encoded(total.value, coding, "sum")
             frame = frame_of(value)
             for rank in self.members:
                 self.mailbox.send(rank, "sum", (number,), [frame])

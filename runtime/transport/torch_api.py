@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import socket
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, GradBucket, Store, Work
-
-if TYPE_CHECKING:
-    import socket
-    from datetime import timedelta
 
 __all__ = [
     "AllgatherOptions",

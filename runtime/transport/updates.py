@@ -15,21 +15,17 @@ Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is kept of an updat
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fractions import Fraction
 
 import torch
 
 from partreduce.runtime.transport.arrays import Snapshots
 from partreduce.runtime.transport.credit import Bound
+from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.streams import Streams, await_mark
 from partreduce.runtime.transport.weights import unit_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from fractions import Fraction
-
-    from partreduce.runtime.transport.mailbox import Mailbox
 
 PART_BYTES = 16 * 2**20
 """The most that one message holds of an update."""

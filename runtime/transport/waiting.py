@@ -9,17 +9,14 @@ over gloo, where a limit breaks the connection, and everything over NCCL.
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from partreduce.runtime.transport.deadline import Deadline
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterable
-
-    from partreduce.topo.errors import UnavailableError
+from partreduce.topo.errors import UnavailableError
 
 LOOK_SECONDS = 1.0
 """Between two looks at what the others have noted."""
@@ -56,7 +53,7 @@ class SignsOfLife(Protocol):
     def news(self) -> int:
         """How much was noted of failures and ends so far."""
 
-    def doing(self, text: str, waits: Iterable[int] = ()) -> None:
+    def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
         """Say what this worker does now, and for whom it waits in that."""
 
     def watch(self, members: Iterable[int]) -> None:
@@ -84,7 +81,7 @@ class NoSigns:
     def news(self) -> int:
         return 0
 
-    def doing(self, text: str, waits: Iterable[int] = ()) -> None:
+    def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
         """Nobody asks."""
 
     def watch(self, members: Iterable[int]) -> None:
@@ -231,6 +228,17 @@ class LimitedWork(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Wait until it has ended, and raise what went wrong."""
+
+
+def ends_soon(work: RunningWork) -> bool:
+    """Wait for an operation until it would be time to look at the others; whether it has ended by then."""
+    waited, start = 0.0, time.monotonic()
+    while not work.is_completed():
+        if waited >= GLANCE_SECONDS:
+            return False
+        wait_a_while(work, GLANCE_SECONDS - waited, waited)
+        waited = time.monotonic() - start
+    return True
 
 
 def wait_a_while(work: RunningWork, seconds: float, waited: float) -> None:

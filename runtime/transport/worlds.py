@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Protocol
 
 import torch
 
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.communicators import Communicator, first_line
-from partreduce.runtime.transport.streams import streams_of
+from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.tags import sums_agree, tag_of
+from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import SignsOfLife
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from datetime import timedelta
-
-    from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.runtime.transport.waiting import SignsOfLife
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 MAX_GROUPS = 64
 """Groups that one worker may belong to; each costs it about one file descriptor per other member."""
@@ -195,9 +191,9 @@ class GroupTable(ABC):
             communicator.close()
             reason = first_line(error)
             raise UnavailableError(f"group {Group(members)}: its first operation failed ({reason})") from None
-        if not bool(sums_agree(numbers, tag, len(members))):
+        if not sums_agree(numbers, tag, len(members)):
             raise UnavailableError(f"group {Group(members)}: workers of different groups answered the first operation")
-        communicator.timeout = timeout
+        communicator.limit_to(timeout)
         return communicator
 
 

@@ -7,20 +7,15 @@ noise of which the outcome is known (`replay`), gradients of a network, or nothi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.protocols.hop_weights import weights_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
-    import numpy.typing as npt
-
-    from partreduce.topo.round import Round
-    from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.round import Round
+from partreduce.topo.strategies.gap import Gap
 
 
 class Carrying:

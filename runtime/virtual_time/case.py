@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.stages import size_or_one
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form
-    from partreduce.topo.timing.compute import ComputeTimes
-    from partreduce.topo.timing.tables import Exchange
+from partreduce.topo.timing.tables import Exchange
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,28 +12,25 @@ instant of the skip. Nobody sends an update of step num_rounds, and nobody needs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.in_turn import InTurn
-from partreduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
-from partreduce.runtime.virtual_time.record import GapRecord, Observed
+from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
+from partreduce.runtime.virtual_time.record import GapRecord
+from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Told
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.base import Note
 from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.round import Round
 from partreduce.topo.strategies.gap import Gap, Order
 from partreduce.topo.timing.cost import round_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.topo.round import Round
 
 
 class Listener(Protocol):
@@ -49,18 +46,18 @@ class Listener(Protocol):
         """A worker has entered a step."""
 
 
-class GapTiming(Timing):
-    """How long the steps of a `Hop` take; records them.
+class GapTiming(Recorder):
+    """How long the steps of a `Hop` take.
 
     Args:
         hop: the protocol.
-        seconds: that each worker computes in each step, shape (num_rounds, num_workers); after them it rests.
+        seconds: as `Recorder` says, of steps.
         links: what updates and tokens travel on.
         num_bytes: of an update.
         listeners: told of every update, reduce and step.
 
-    All records have shape (num_rounds, num_workers): when a step was entered, its computing had ended, it was reduced
-    and left, and the number of that last instant. `fill` (num_workers,) is the most updates that a queue held.
+    It also records when each step was `reduced`, and in `order` the number of the instant at which it was left. `fill`
+    (num_workers,) is the most updates that a queue held.
     """
 
     sees_messages = False
@@ -75,10 +72,10 @@ class GapTiming(Timing):
         num_bytes: float,
         listeners: Sequence[Listener] = (),
     ) -> None:
+        super().__init__(seconds)
         self.hop, self._links, self._num_bytes, self._listeners = hop, links, num_bytes, listeners
-        self._seconds: list[list[float]] = seconds.tolist()
         self._is_parallel = hop.setting.order is Order.PARALLEL
-        self.begun, self.computed, self.reduced, self.finish = np.full((4, *seconds.shape), np.nan)
+        self.reduced = np.full(seconds.shape, np.nan)
         self.order = np.zeros(seconds.shape, dtype=np.int64)
         count = seconds.shape[1]
         self.skipped, self.fill = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -90,12 +87,12 @@ class GapTiming(Timing):
     def work(self, process: int, state: HopState, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
         """A step's computing: before the worker sends, or beside what it waits for."""
         if isinstance(event, SendUpdate):
-            if state.step >= len(self._seconds):
+            if state.step >= len(self.seconds):
                 return None
-            return 0.0 if self._is_parallel else self._seconds[state.step][process]
+            return 0.0 if self._is_parallel else self.seconds[state.step][process]
         if not (self._is_parallel and isinstance(event, Reduce)):
             return 0.0
-        seconds, entered, sent = self._seconds[state.step][process], self._entered[process], self._sent[process]
+        seconds, entered, sent = self.seconds[state.step][process], self._entered[process], self._sent[process]
         # It computes since it entered; under NOTIFY-ACK its update leaves later.
         return seconds if sent == entered else max(0.0, entered + seconds - sent)
 
@@ -119,7 +116,7 @@ class GapTiming(Timing):
                     listener.sends(worker, row, adds_own=not self._is_parallel)
             case Reduce():
                 if self._is_parallel:
-                    self.computed[row, worker] = self._entered[worker] + self._seconds[row][worker]
+                    self.computed[row, worker] = self._entered[worker] + self.seconds[row][worker]
                 self.reduced[row, worker] = now
                 self._follow(step, adds_own=self._is_parallel)
             case Advance(by):
@@ -163,7 +160,7 @@ class GapTiming(Timing):
         """
         steps = [state.step for state in machine.states]
         worker = min(range(len(steps)), key=steps.__getitem__)
-        if steps[worker] < len(self._seconds):
+        if steps[worker] < len(self.seconds):
             raise ScheduleError(
                 f"when.gap: worker {worker} waits for ever in step {steps[worker]}; `partreduce verify --gaps` says "
                 "of a setting whether it is live"
@@ -197,22 +194,13 @@ def run_gaps(case: Case, *, listeners: Sequence[Listener] = ()) -> Timeline:
     machine = VirtualMachine(hop, timing, seed=case.seed, keep_notes=False)
     machine.run()
     timing.check_ended(machine)
-    finish, computed = timing.finish, timing.computed
+    begun, computed, finish = timing.begun, timing.computed, timing.finish
     wire = round_seconds(graph, cluster, case.hardware, model_bytes=size)  # (n,)
     is_parallel = setting.order is Order.PARALLEL
     # Whatever a worker waited longer than an exchange of all at once takes, it waited for others.
-    busy = np.minimum(wire, finish - timing.begun if is_parallel else finish - computed)
+    busy = np.minimum(wire, finish - begun if is_parallel else finish - computed)
     late = (finish > computed) if is_parallel else np.ones(finish.shape, dtype=bool)
-    start = np.where(late, finish - busy, timing.begun)
-    observed = Observed.of(links.nic_bytes, None if told is None else told.ages, timing.record(graph))
-    return Timeline(
-        paces,
-        timing.begun,
-        computed,
-        start,
-        start + busy,
-        finish,
-        overlap=is_parallel,
-        free_running=True,
-        observed=observed,
-    )
+    timing.start = np.where(late, finish - busy, begun)
+    timing.end = timing.start + busy
+    ages = None if told is None else told.ages
+    return timing.timeline(case, links.nic_bytes, ages, overlap=is_parallel, gaps=timing.record(graph))

@@ -1,19 +1,22 @@
 """The group generator in virtual time: the system of service and workers that is explored, with seconds for its events.
 
 A worker's request and its answer take no time, since the real request leaves a round ahead. A group begins when its
-last member has computed and is out of older groups.
+last member has computed and is out of older groups, and shares the links with the groups that run then (`network`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
-from partreduce.runtime.virtual_time.record import Observed
+from partreduce.runtime.virtual_time.network import Network
+from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
@@ -22,11 +25,7 @@ from partreduce.schedulers.protocols.group_generator.worker import Computed, Ent
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.timing import loads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from partreduce.runtime.virtual_time.case import Case
+from partreduce.topo.timing.loads import Loads
 
 COST_UNIT = 1e-6
 """Seconds in which workers tell the generator what a round takes them to compute, as at run time."""
@@ -54,7 +53,7 @@ class GroupTiming(Timing):
 
     Args:
         compute: (worker, round) → seconds that it computes; asked once for each.
-        group: members → seconds that their operation takes.
+        group: members → seconds that their operation takes, or what it puts on `network`.
         on_round: called with every round that a worker has ended, in order of time. Groups that are still owed to a
             worker after its last round belong to no round.
     """
@@ -62,10 +61,11 @@ class GroupTiming(Timing):
     def __init__(
         self,
         compute: Callable[[int, int], float],
-        group: Callable[[tuple[int, ...]], float],
+        group: Callable[[tuple[int, ...]], float | Loads],
         on_round: Callable[[WorkerRound], None],
+        network: Network | None = None,
     ) -> None:
-        self.compute, self.group, self.on_round = compute, group, on_round
+        self.compute, self.group, self.on_round, self.network = compute, group, on_round, network
         self._late: dict[int, Step] = {}
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float:  # noqa: ANN401, ARG002
@@ -110,29 +110,23 @@ def group_machine(
 
 
 def run_groups(case: Case) -> Timeline:
-    """Every worker's rounds under the group generator. O(num_rounds · n) requests of O(n) each."""
+    """Every worker's rounds under the group generator. O(num_rounds · n) requests of O(n) each, and groups at once."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Generated), "the registry chose this function"
-    count, num_rounds, paces = cluster.num_workers, case.num_rounds, case.paces()
-    size, seconds = case.size(), case.seconds()
-    records = np.full((4, num_rounds, count), np.nan)
-    nic_bytes, done_rounds = np.zeros(cluster.num_nodes), np.zeros(count, dtype=np.int64)
-    heard = Hearsay(paces) if count <= MAX_WORKERS else None
+    count, size, seconds = cluster.num_workers, case.size(), case.seconds()
+    record, done_rounds = Recorder(seconds), np.zeros(count, dtype=np.int64)
+    heard = Hearsay(case.paces()) if count <= MAX_WORKERS else None
     left: dict[int, int] = {}
 
     @cache
-    def loaded(members: tuple[int, ...]) -> tuple[float, loads.Loads]:
+    def group(members: tuple[int, ...]) -> Loads:
         phase = Phase.from_groups(count, [members])
-        one = loads.of_phase(phase, cluster, case.hardware, model_bytes=size, form=case.form.value)
-        return float(one.seconds()[0]), one
+        return loads.of_phase(phase, cluster, case.hardware, model_bytes=size, form=case.form.value)
 
-    def group(members: tuple[int, ...]) -> float:
-        seconds, one = loaded(members)
-        np.add.at(nic_bytes, one.node, one.bytes_)  # asked once for each group that begins
-        return seconds
-
-    def record(done: WorkerRound) -> None:
-        records[:, done.round, done.worker] = done.begun, done.computed, done.start, done.end
+    def note(done: WorkerRound) -> None:
+        row = done.round, done.worker
+        record.begun[row], record.computed[row], record.start[row] = done.begun, done.computed, done.start
+        record.end[row] = record.finish[row] = done.end
         done_rounds[done.worker] += 1
         if not done.members or heard is None:
             return
@@ -141,12 +135,10 @@ def run_groups(case: Case) -> Timeline:
             del left[done.seq]
             heard.meet(done.members, done_rounds)
 
-    timing = GroupTiming(lambda worker, round_: float(seconds[round_, worker]), group, record)
+    network = Network(cluster, case.hardware)
+    timing = GroupTiming(lambda worker, round_: float(seconds[round_, worker]), group, note, network)
     # At run time a worker reports the least of its last rounds, so that a disturbance does not make it a slow one.
     costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
     setting = GeneratorSetting.of(strategy, cluster)
-    group_machine(setting, timing, rounds=num_rounds, costs=costs, seed=case.seed).run()
-    assert not np.isnan(records).any(), "the protocol never halts before the end: see docs/explorer.md"
-    begun, computed, start, end = records
-    observed = Observed.of(nic_bytes, None if heard is None else heard.ages)
-    return Timeline(paces, begun, computed, start, end, end, overlap=False, free_running=True, observed=observed)
+    group_machine(setting, timing, rounds=case.num_rounds, costs=costs, seed=case.seed).run()
+    return record.timeline(case, network.nic_bytes, None if heard is None else heard.ages)

@@ -9,17 +9,14 @@ them. O(places on the way) for a message.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.runtime.virtual_time.network import Ways
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware
 
 
 class _Line(NamedTuple):

@@ -7,18 +7,16 @@ things happen, and a `Timing` tells it how long they take.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from partreduce.runtime.virtual_time.network import Network
 from partreduce.schedulers.protocols.base import Action, Machine, Note, Received, Send
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from partreduce.runtime.virtual_time.network import Network
+from partreduce.topo.timing.loads import Loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +30,14 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """An operation of several processes: it begins when the last of `members` has come and takes `seconds`."""
+    """An operation of several processes: it begins when the last of `members` has come, and takes so many seconds.
+
+    Or it is put on the timing's `network`, which says when it is over.
+    """
 
     key: Hashable
     members: tuple[int, ...]
-    seconds: float
+    takes: float | Loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Timing:
     keeps_order = False
     """Whether `way` itself lets no message overtake those that it must not; else the driver holds them back."""
     network: Network | None = None
-    """The links that messages share of which `way` says None; `sends` puts those on them."""
+    """The links that share messages of which `way` says None, having put them there, and meetings with loads."""
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
         """Seconds that the work before an event takes; None if the process has no work left and rests."""
@@ -113,6 +114,14 @@ class _Offer(NamedTuple):
     number: int
     work_start: float
     work_end: float
+
+
+class _Begun(NamedTuple):
+    """A meeting that is under way since `start`, and for which event each member came."""
+
+    members: tuple[int, ...]
+    events: dict[int, Hashable]
+    start: float
 
 
 @dataclass(slots=True)
@@ -186,8 +195,12 @@ class VirtualMachine:
 
     def _is_due(self, at: float, network: Network) -> bool:
         """Let time pass on the links, and queue what leaves them; whether an event of the queue falls due then."""
-        for moment, (process, to, message) in network.go_to(at):
-            self._push(moment, 0.0, to, Received(process, message))
+        for moment, gone in network.go_to(at):
+            if isinstance(gone, _Begun):
+                self._leave(gone, moment)
+            else:
+                process, to, message = gone
+                self._push(moment, 0.0, to, Received(process, message))
         return bool(self._queue) and self._queue[0][0] <= at
 
     def _next(self) -> None:
@@ -234,12 +247,21 @@ class VirtualMachine:
         if len(present) < len(meeting.members):
             return
         del self._present[meeting.key]
-        end = self.now + _time(meeting.seconds)
-        for place, member in enumerate(meeting.members):  # they leave at one instant, in this order
-            own, wanted = self._processes[member], present[member]
-            own.waits_in = None
-            tie = 1.0 + place / len(meeting.members)
-            self._push(end, tie, member, wanted, offer=own.offers[wanted].number, start=self.now)
+        for member in meeting.members:
+            self._processes[member].waits_in = None
+        begun = _Begun(meeting.members, present, self.now)
+        if isinstance(meeting.takes, float | int):
+            self._leave(begun, self.now + _time(meeting.takes))
+        else:
+            assert self._network is not None, "a timing whose meetings have loads has links for them"
+            self._network.sum(meeting.takes, begun)
+
+    def _leave(self, begun: _Begun, end: float) -> None:
+        """All members of a meeting leave it at one instant, in their order."""
+        for place, member in enumerate(begun.members):
+            wanted = begun.events[member]
+            tie, number = 1.0 + place / len(begun.members), self._processes[member].offers[wanted].number
+            self._push(end, tie, member, wanted, offer=number, start=begun.start)
 
     def _carry_out(self, process: int, actions: tuple[Action, ...]) -> None:
         for action in actions:

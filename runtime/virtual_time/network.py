@@ -1,27 +1,25 @@
-"""Messages between single workers in virtual time: those that are on the same link at the same time share it evenly.
+"""Messages and sums of groups in virtual time: those that are on the same link at the same time share it evenly.
 
-Groups share links by closed equations (`topo.timing.loads`). Where each message goes at its own time, shares change
-whenever one is sent or is through, as those of TCP's streams do: a message goes as fast as the place on its way allows
-that has the least for each (not what one place leaves over, so a little slower than max-min fairness). A NIC, and an
-uplink, works in both directions at once; a message uses one of a node's NICs.
+Groups of a phase share links by closed equations (`topo.timing.loads`). Where each message and each group goes at its
+own time, shares change whenever one begins or is through, as those of TCP's streams do: it goes as fast as the place on
+its way allows that has the least for each (not what one place leaves over, so a little slower than max-min fairness). A
+NIC, and an uplink, works in both directions at once; a message uses one of a node's NICs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware
 from partreduce.topo.timing.links import Uplinks, inside_arrays, nic_arrays
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
+from partreduce.topo.timing.loads import Loads
 
 Place = tuple[str, int]
-"""What a message passes: `bus`, `out` and `in` of a node, `up` and `down` of a switch, `inside` towards a worker."""
+"""What is passed: `bus`, `out` and `in` of a node, `up` and `down` of a switch, `inside` towards a worker."""
 CLOSE = 1e-12
 """Messages whose ends differ by less than this part of the clock end together."""
 
@@ -43,10 +41,8 @@ class Ways:
         self._bus, self._num_nics = hardware.bus, hardware.num_nics
         self._numbers: dict[Place, int] = {}
         self.inverse, self.lanes = [0.0], [1]
-        """Of each place; place 0 takes no time and fills up ways that have fewer places than others."""
+        """Of each place; place 0 takes no time."""
         self._known: dict[tuple[int, int], Way] = {}
-        self.longest = 3 + 2 * (0 if self._uplinks is None else len(self._uplinks.above))
-        """The most places on a way."""
 
     def between(self, source: int, to: int) -> Way:
         """The way from a worker to a worker."""
@@ -59,14 +55,14 @@ class Ways:
         if source == to:
             return Way((), 0.0)
         here, there = self.node_of[source], self.node_of[to]
-        bus = self._place(("bus", here), self._bus.seconds_per_byte)
+        bus = self.place(("bus", here), self._bus.seconds_per_byte)
         if here == there:
-            inside = self._place(("inside", to), float(self._inside[1][here]))
+            inside = self.place(("inside", to), float(self._inside[1][here]))
             return Way((bus, inside), self._bus.latency + float(self._inside[0][here]))
         places = [
             bus,
-            self._place(("out", here), float(self._nic[1][here]), self._num_nics),
-            self._place(("in", there), float(self._nic[1][there]), self._num_nics),
+            self.nic_of(here),
+            self.place(("in", there), float(self._nic[1][there]), self._num_nics),
         ]
         up, down = float(self._nic[0][here]), float(self._nic[0][there])
         if self._uplinks is not None:
@@ -74,14 +70,19 @@ class Ways:
                 if row[here] == row[there]:
                     continue
                 if row[here] >= 0:
-                    places.append(self._place(("up", int(row[here])), float(self._uplinks.inverse[row[here]])))
+                    places.append(self.place(("up", int(row[here])), float(self._uplinks.inverse[row[here]])))
                     up += float(self._uplinks.latency[row[here]])
                 if row[there] >= 0:
-                    places.append(self._place(("down", int(row[there])), float(self._uplinks.inverse[row[there]])))
+                    places.append(self.place(("down", int(row[there])), float(self._uplinks.inverse[row[there]])))
                     down += float(self._uplinks.latency[row[there]])
         return Way(tuple(places), self._bus.latency + max(up, down))
 
-    def _place(self, place: Place, inverse: float, lanes: int = 1) -> int:
+    def nic_of(self, node: int) -> int:
+        """The NICs of a node, on the way out."""
+        return self.place(("out", node), float(self._nic[1][node]), self._num_nics)
+
+    def place(self, place: Place, inverse: float, lanes: int = 1) -> int:
+        """The number of a place, which takes `inverse` seconds for a byte on each of its lanes."""
         number = self._numbers.get(place)
         if number is None:
             number = self._numbers[place] = len(self.inverse)
@@ -90,16 +91,33 @@ class Ways:
         return number
 
 
+class _Flow(NamedTuple):
+    """What is on the links: its places, with what goes through a lane of each and over how many lanes.
+
+    `least` is the seconds that all of it takes however free these are, and `latency` comes on top.
+    """
+
+    key: Any
+    latency: float
+    least: float
+    places: list[int]
+    amounts: list[float]
+    lanes: list[float]
+
+
 class Network:
-    """The messages that are on the links of a cluster. `nic_bytes` (num_nodes,) counts what left each node."""
+    """What is on the links of a cluster. `nic_bytes` (num_nodes,) counts what left each node.
+
+    A message passes its places with all its bytes. The operation of a group passes a NIC of each of its nodes, several
+    at once where it has a lane for each, and the uplinks and buses on its way; alone it takes what `Loads` says. What
+    is on a place has an even share of it for each lane.
+    """
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
         self._ways = Ways(cluster, hardware)
         self.nic_bytes: npt.NDArray[np.float64] = np.zeros(cluster.num_nodes)
         self._now = 0.0
-        self._keys: list[Any] = []
-        self._latencies: list[float] = []
-        self._on: npt.NDArray[np.int64] = np.zeros((0, self._ways.longest), dtype=np.int64)
+        self._flows: list[_Flow] = []
         self._left: npt.NDArray[np.float64] = np.zeros(0)
         self._pace: npt.NDArray[np.float64] | None = None
 
@@ -109,35 +127,54 @@ class Network:
         here = node_of[source]
         if here != node_of[to]:
             self.nic_bytes[here] += num_bytes
-        row = np.zeros((1, self._on.shape[1]), dtype=np.int64)
-        row[0, : len(way.places)] = way.places
-        self._on, self._left = np.concatenate([self._on, row]), np.append(self._left, num_bytes)
-        self._keys.append(key)
-        self._latencies.append(way.latency)
-        self._pace = None
+        ones = [1.0] * len(way.places)
+        self._put(_Flow(key, way.latency, 0.0, list(way.places), ones, ones), num_bytes)
+
+    def sum(self, loads: Loads, key: Any) -> None:  # noqa: ANN401 - as above
+        """Let the operation of one group begin now, to be told of by its key."""
+        np.add.at(self.nic_bytes, loads.node, loads.bytes_)
+        latency, lanes = float(loads.latency[0]), np.minimum(loads.lanes, loads.num_nics)
+        places = [self._ways.nic_of(node) for node in loads.node.tolist()]
+        amounts = (loads.bytes_ / lanes).tolist()
+        busy = lanes.tolist()
+        for index, other in enumerate(loads.besides):
+            # In seconds, with another latency than the group's own: alone the slowest way of all decides.
+            seconds = np.maximum(0.0, other.latency[other.group] + other.bytes_ * other.inverse - latency)
+            places += [self._ways.place((f"beside {index}", number), 1.0) for number in other.node.tolist()]
+            amounts += seconds.tolist()
+            busy += [1.0] * len(seconds)
+        self._put(_Flow(key, latency, float(loads.inside[0]), places, amounts, busy), 1.0)
 
     def next_end(self) -> float:
-        """When the next message leaves the links, if none is sent before; infinity if there is none. O(messages)."""
-        return self._now + float((self._left * self._seconds_per_byte()).min(initial=float("inf")))
+        """When the next of them leaves the links, if nothing is sent before; infinity if there is none. O(flows)."""
+        return self._now + float((self._left * self._paces()).min(initial=float("inf")))
 
     def go_to(self, now: float) -> list[tuple[float, Any]]:
         """Let time pass, no further than `next_end`: when those are there that have left the links, and their keys."""
-        paces, passed = self._seconds_per_byte(), now - self._now
+        paces, passed = self._paces(), now - self._now
         is_through = self._left * paces <= passed + CLOSE * now
         self._left = np.maximum(self._left - passed / np.where(paces > 0, paces, 1.0), 0.0)
         self._now = now
-        ended = [(now + self._latencies[index], self._keys[index]) for index in np.flatnonzero(is_through)]
+        ended = [(now + self._flows[index].latency, self._flows[index].key) for index in np.flatnonzero(is_through)]
         if ended:
-            keep = np.flatnonzero(~is_through)
-            self._on, self._left, self._pace = self._on[keep], self._left[keep], None
-            self._keys = [self._keys[index] for index in keep]
-            self._latencies = [self._latencies[index] for index in keep]
+            self._left, self._pace = self._left[~is_through], None
+            self._flows = [flow for flow, is_gone in zip(self._flows, is_through, strict=True) if not is_gone]
         return ended
 
-    def _seconds_per_byte(self) -> npt.NDArray[np.float64]:
-        """Of every message, shape (messages,)."""
+    def _put(self, flow: _Flow, amount: float) -> None:
+        self._flows.append(flow)
+        self._left, self._pace = np.append(self._left, amount), None
+
+    def _paces(self) -> npt.NDArray[np.float64]:
+        """Seconds for a unit of what is left of each flow, shape (flows,)."""
         if self._pace is None:
-            inverse, lanes = np.array(self._ways.inverse), np.array(self._ways.lanes)
-            shared = inverse * np.maximum(1.0, np.bincount(self._on.ravel(), minlength=len(inverse)) / lanes)
-            self._pace = shared[self._on].max(axis=1, initial=0.0)
+            inverse, num_lanes = np.array(self._ways.inverse), np.array(self._ways.lanes)
+            # Place 0 takes no time; with it every flow has a place.
+            place = np.array([place for flow in self._flows for place in (0, *flow.places)], dtype=np.int64)
+            amount = np.array([amount for flow in self._flows for amount in (0.0, *flow.amounts)])
+            lanes = np.array([lanes for flow in self._flows for lanes in (0.0, *flow.lanes)])
+            crowd = np.maximum(1.0, np.bincount(place, weights=lanes, minlength=len(inverse)) / num_lanes)
+            first = np.cumsum([0, *(1 + len(flow.places) for flow in self._flows)])[:-1]
+            shared = np.maximum.reduceat(inverse[place] * amount * crowd[place], first) if len(first) else np.zeros(0)
+            self._pace = np.maximum(shared, [flow.least for flow in self._flows])
         return self._pace

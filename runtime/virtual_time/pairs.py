@@ -1,66 +1,62 @@
-"""AD-PSGD in virtual time: the pairing that is explored, with seconds for computing and for models on the wire.
+"""AD-PSGD in virtual time: the pairing that is explored, with seconds for computing and for models on the links.
 
-A passive worker only computes: it answers beside its computing and never waits. A message carries the model and takes
-what it takes alone on the links.
+A passive worker only computes: it answers beside its computing and never waits. A question and its answer carry the
+model, and share the links with all others that are under way (`network`).
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
-from partreduce.runtime.virtual_time.record import Observed
+from partreduce.runtime.virtual_time.case import Case
+from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
+from partreduce.runtime.virtual_time.network import Network
+from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
 from partreduce.schedulers.protocols.base import Received
-from partreduce.topo.round import Round
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.timing.cost import round_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.case import Case
 
 
-class PairTiming(Timing):
-    """How long the rounds of the active workers of a `Pairing` take; records them.
+class PairTiming(Recorder):
+    """How long the rounds of the active workers of a `Pairing` take.
 
     Args:
-        seconds: that each worker computes in each round, shape (num_rounds, num_workers); after them it rests.
-        way: (source, to) → seconds that a model is on its way.
+        seconds: as `Recorder` says.
+        network: what models travel on; None if that takes no time.
+        num_bytes: of a model.
         overlap: the next round computes while the exchange runs, instead of after it.
         on_exchange: called with who asked, who answered, and when the answer was there.
-
-    `records` (4, num_rounds, num_workers) holds when computing and communicating began and ended.
     """
 
     def __init__(
         self,
         seconds: npt.NDArray[np.float64],
-        way: Callable[[int, int], float],
+        network: Network | None = None,
         *,
+        num_bytes: float = 0.0,
         overlap: bool,
         on_exchange: Callable[[int, int, float], None] = lambda asker, partner, now: None,  # noqa: ARG005
     ) -> None:
-        self.seconds, self.wire, self.overlap, self.on_exchange = seconds, way, overlap, on_exchange
-        self.records = np.zeros((4, *seconds.shape))
+        super().__init__(seconds)
+        self.network, self._num_bytes, self.overlap, self.on_exchange = network, num_bytes, overlap, on_exchange
         self.done = [0] * seconds.shape[1]
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
         round_ = self.done[process]
-        return float(self.seconds[round_, process]) if round_ < len(self.seconds) else None
+        return self.seconds[round_][process] if round_ < len(self.seconds) else None
 
-    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
+    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
         """Questions and answers both carry the model."""
-        return self.wire(source, to)
+        if self.network is None:
+            return 0.0
+        self.network.send(source, to, self._num_bytes, (source, to, message))
+        return None
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
         """Without overlap a worker computes on when it has the mean."""
@@ -79,71 +75,44 @@ class PairTiming(Timing):
 
     def happened(self, step: Step) -> None:
         """A worker picks its neighbour at the end of its computing; the exchange is over when the answer comes."""
-        worker, records = step.process, self.records
+        worker, is_answer = step.process, isinstance(step.event, Received) and isinstance(step.event.message, Answer)
         if isinstance(step.event, Choose):
-            records[:2, self.done[worker], worker] = step.work_start, step.work_end
+            self.begun[self.done[worker], worker] = step.work_start
+            self.computed[self.done[worker], worker] = step.work_end
             self.done[worker] += 1
+        if is_answer:
+            self.on_exchange(worker, step.event.source, step.end)
         # Under overlap an exchange stands in the row of the round that computes meanwhile; the last one in none.
         row = self.done[worker] - (not self.overlap)
-        if isinstance(step.event, Received) and isinstance(step.event.message, Answer):
-            self.on_exchange(worker, step.event.source, step.end)
-        if row == len(self.seconds):
-            return
-        if isinstance(step.event, Choose):
-            records[2:, row, worker] = step.end
-        elif isinstance(step.event, Received) and isinstance(step.event.message, Answer):
-            records[3, row, worker] = step.end
+        if row < len(self.seconds) and isinstance(step.event, Choose):
+            self.start[row, worker] = self.end[row, worker] = step.end
+        elif row < len(self.seconds) and is_answer:
+            self.end[row, worker] = step.end
 
 
 def run_pairs(case: Case) -> Timeline:
-    """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbours)."""
+    """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbours), and messages on the links."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Pairwise), "the registry chose this function"
-    count, paces = cluster.num_workers, case.paces()
-    size, seconds = case.size(), case.seconds()
-
-    ends, node_of = np.cumsum(seconds, axis=0), cluster.node_of()  # (num_rounds, n), (n,)
-    nic_bytes = np.zeros(cluster.num_nodes)
+    count, paces, seconds = cluster.num_workers, case.paces(), case.seconds()
+    ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), of who never waits
+    passive = np.setdiff1d(np.arange(count), strategy.active)
     heard = Hearsay(paces) if count <= MAX_WORKERS else None
-
-    @cache
-    def seconds_of(source: int, to: int) -> float:
-        edge = Round.from_edges(count, [(source, to, Fraction(1, 2))])
-        return float(round_seconds(edge, cluster, case.hardware, model_bytes=size)[to])
-
-    def way(source: int, to: int) -> float:
-        nic_bytes[node_of[source]] += size * (node_of[source] != node_of[to])  # asked once for each message
-        return seconds_of(source, to)
 
     def exchanged(asker: int, partner: int, now: float) -> None:
         if heard is not None:
             done = np.array(timing.done)
-            for passive in np.flatnonzero(~is_active):
-                done[passive] = np.searchsorted(ends[:, passive], now, side="right")
+            for worker in passive:
+                done[worker] = np.searchsorted(ends[:, worker], now, side="right")
             heard.meet((asker, partner), done)
 
-    is_active = np.isin(np.arange(count), strategy.active)
-    pairing = pairing_of(strategy, count)
-    timing = PairTiming(seconds, way, overlap=strategy.overlap, on_exchange=exchanged)
-    VirtualMachine(pairing, timing, seed=case.seed).run()
-    records = timing.records
-    for worker in range(count):
-        if not timing.done[worker]:  # a passive worker, or one without neighbours: computes and never waits
-            records[0, :, worker] = ends[:, worker] - seconds[:, worker]
-            records[1:, :, worker] = ends[:, worker]
+    network = Network(cluster, case.hardware)
+    timing = PairTiming(seconds, network, num_bytes=case.size(), overlap=strategy.overlap, on_exchange=exchanged)
+    VirtualMachine(pairing_of(strategy, count), timing, seed=case.seed, keep_notes=False).run()
+    alone = [worker for worker in range(count) if not timing.done[worker]]  # passive, or without neighbours
+    timing.begun[:, alone] = (ends - seconds)[:, alone]
+    timing.computed[:, alone] = timing.start[:, alone] = timing.end[:, alone] = ends[:, alone]
     if strategy.overlap:
-        records[2:, 0] = records[0, 0]
-    begun, computed, start, end = records
-    finish = np.maximum(computed, end)
-    observed = Observed.of(nic_bytes, None if heard is None else heard.ages)
-    return Timeline(
-        paces,
-        begun,
-        computed,
-        start,
-        end,
-        finish,
-        overlap=strategy.overlap,
-        free_running=True,
-        observed=observed,
-    )
+        timing.start[0] = timing.end[0] = timing.begun[0]
+    timing.finish = np.maximum(timing.computed, timing.end)
+    return timing.timeline(case, network.nic_bytes, None if heard is None else heard.ages, overlap=strategy.overlap)

@@ -6,12 +6,15 @@ between real workers, and what is counted there is the prediction.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from partreduce.runtime.virtual_time.simulate import simulate
-from partreduce.schedulers.protocols.hop import hop_of
-from partreduce.topo.strategies.base import Averaging
+from partreduce.schedulers.protocols.hop import Hop, hop_of
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.base import Averaging, Strategy
 from partreduce.topo.strategies.gap import Gap
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.neighbor import Neighbor
@@ -23,20 +26,10 @@ from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import sample
 from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
-from partreduce.topo.timing.tables import Exchange
+from partreduce.topo.timing.tables import Exchange, Touched
 from partreduce.verify.gaps.one_worker import capacities_of
 from partreduce.verify.meetings import NeverMeetError, TooManyRoundsError, rounds_to_meet
 from partreduce.verify.memory import prove_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from partreduce.schedulers.protocols.hop import Hop
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form
-    from partreduce.topo.strategies.base import Strategy
-    from partreduce.topo.timing.tables import Touched
 
 ROUNDS = 200
 

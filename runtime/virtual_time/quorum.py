@@ -15,29 +15,26 @@ the other rows are empty.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.in_turn import InTurn
-from partreduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
-from partreduce.runtime.virtual_time.record import Observed, QuorumRecord
+from partreduce.runtime.virtual_time.machine import Meeting, Step, VirtualMachine
+from partreduce.runtime.virtual_time.record import QuorumRecord
+from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.timeline import Timeline
-from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import MEETING, Begin, Call, Finish, Here, partial_of
+from partreduce.schedulers.protocols.base import Action, Machine, Note, Outcome, Received, Send
+from partreduce.schedulers.protocols.partial import Here, partial_of
 from partreduce.schedulers.protocols.partial_groups import partial_groups_of
+from partreduce.schedulers.protocols.partial_sides import MEETING, Begin, Call, Finish
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.timing import loads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.schedulers.protocols.base import Action, Machine, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +92,8 @@ class Waiting:
         return after, tuple(one for one in actions if not (isinstance(one, Send) and isinstance(one.message, Here)))
 
 
-class QuorumTiming(Timing):
-    """How long the calls and the rounds of a quorum take; records them.
+class QuorumTiming(Recorder):
+    """How long the calls and the rounds of a quorum take.
 
     Args:
         seconds: that each worker computes for each of its calls, shape (num_rounds, num_workers).
@@ -124,11 +121,10 @@ class QuorumTiming(Timing):
         mean_seconds: float = 0.0,
         grace: float = 0.0,
     ) -> None:
-        self._seconds: list[list[float]] = seconds.tolist()
+        super().__init__(seconds)
         self._way, self._sum_seconds, self._mean_seconds, self._grace = way, sum_seconds, mean_seconds, grace
         self._everybody = tuple(range(seconds.shape[1]))
         self._group_of = group_of or (lambda worker, round_: self._everybody)  # noqa: ARG005
-        self.begun, self.computed, self.finish = np.full((3, *seconds.shape), np.nan)
         self.sums = np.full((2, *seconds.shape), np.nan)
         self.gradients = np.zeros(seconds.shape, dtype=np.int64)
         self.ages: list[int] = []
@@ -140,7 +136,7 @@ class QuorumTiming(Timing):
         """A call's computing, or a thread's waiting for one; everything else is done at once."""
         if not isinstance(event, Call):
             return self._grace if isinstance(event, BeginWithout) else 0.0
-        return self._seconds[state.calls][process] if state.version < len(self._seconds) else None
+        return self.seconds[state.calls][process] if state.version < len(self.seconds) else None
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
         return self._way(source, to)
@@ -164,11 +160,11 @@ class QuorumTiming(Timing):
         if isinstance(step.event, Call):
             self._called[worker] = step.work_start, step.work_end
             self._versions[worker].append(state.version)
-        elif isinstance(step.event, Finish) and state.done < len(self._seconds):
+        elif isinstance(step.event, Finish) and state.done < len(self.seconds):
             self.sums[:, state.done, worker] = step.start, step.end
         for action in step.actions:
             match action:
-                case Note(("begun", int(row), tuple(gradients))) if row < len(self._seconds):
+                case Note(("begun", int(row), tuple(gradients))) if row < len(self.seconds):
                     self.gradients[row, worker] = len(gradients)
                     self.ages += [row - self._versions[worker][number] for number in gradients]
                     self.rounds += [row] * len(gradients)
@@ -176,9 +172,9 @@ class QuorumTiming(Timing):
                     first = state.version
                     self.begun[first:version, worker] = self.computed[first:version, worker] = step.end
                     self.finish[first:version, worker] = step.end
-                    if first < len(self._seconds):
+                    if first < len(self.seconds):
                         self.begun[first, worker], self.computed[first, worker] = self._called[worker]
-                case Note(("synchronised", int(version))) if version <= len(self._seconds):
+                case Note(("synchronised", int(version))) if version <= len(self.seconds):
                     self.finish[version - 1, worker] = step.end
 
     @property
@@ -186,24 +182,9 @@ class QuorumTiming(Timing):
         """When the first sum of each round began and the last ended, shape (2, num_rounds)."""
         return np.array([np.nanmin(self.sums[0], axis=1), np.nanmax(self.sums[1], axis=1)])
 
-    def timeline(self, paces: npt.NDArray[np.int64], nic_bytes: npt.NDArray[np.float64]) -> Timeline:
-        """What is recorded, once the machine has run; `nic_bytes` (num_nodes,) left each node meanwhile."""
-        assert not np.isnan(self.finish).any(), "the protocol never halts before the end: see docs/explorer.md"
-        record = QuorumRecord(self.summed, self.gradients, np.array(self.rounds), np.array(self.ages))
-        observed = Observed(nic_bytes, float(record.ages.max()), float(record.ages.mean()), quorum=record)
-        # Of a sum a worker sees what runs after its call; of one that it missed nothing.
-        start = np.minimum(np.maximum(self.sums[0], self.computed), self.finish)
-        return Timeline(
-            paces,
-            self.begun,
-            self.computed,
-            start,
-            self.finish,
-            self.finish,
-            overlap=False,
-            free_running=True,
-            observed=observed,
-        )
+    def record(self) -> QuorumRecord:
+        """What the run showed of rounds."""
+        return QuorumRecord(self.summed, self.gradients, np.array(self.rounds), np.array(self.ages))
 
 
 def run_quorum(case: Case) -> Timeline:
@@ -251,4 +232,7 @@ def _run(case: Case, machine: Waiting, group_of: Callable[[int, int], tuple[int,
     times = Counter(map(place, range(case.num_rounds))) + Counter({0: means})
     for phase, count in times.items():
         np.add.at(nic_bytes, loaded[phase].node, loaded[phase].bytes_ * count)
-    return timing.timeline(case.paces(), nic_bytes)
+    # Of a sum a worker sees what runs after its call; of one that it missed nothing.
+    timing.start = np.minimum(np.maximum(timing.sums[0], timing.computed), timing.finish)
+    timing.end = timing.finish
+    return timing.timeline(case, nic_bytes, None, quorum=timing.record())

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.staleness import Ages
+import numpy.typing as npt
 
 
 class GapsOverTime(NamedTuple):
@@ -154,9 +150,3 @@ class Observed:
     mean_age: float | None = None
     gaps: GapRecord | None = None
     quorum: QuorumRecord | None = None
-
-    @classmethod
-    def of(cls, nic_bytes: npt.NDArray[np.float64], ages: Ages | None, gaps: GapRecord | None = None) -> Observed:
-        """What left each node, the ages where they were followed, and the gaps."""
-        largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
-        return cls(nic_bytes, largest, mean, gaps)

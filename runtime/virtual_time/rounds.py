@@ -8,17 +8,14 @@ too, stand in `topo.timing.rounds`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.topo.timing.rounds import Rounds
 from partreduce.topo.timing.stages import of_period, of_prologue
 from partreduce.topo.timing.table_steps import TableRounds
-
-if TYPE_CHECKING:
-    from partreduce.runtime.virtual_time.case import Case
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,16 @@ one pushes what the round before has brought.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
+from partreduce.runtime.virtual_time.case import Case
+from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
 from partreduce.runtime.virtual_time.network import Network
-from partreduce.runtime.virtual_time.record import Observed
+from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Ages
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.base import Note, Received, Send
@@ -22,27 +25,19 @@ from partreduce.schedulers.protocols.shards import Answer, Opened, Plan, Push, S
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.timing.coding import Coding
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable
 
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.case import Case
-
-
-class ShardsTiming(Timing):
-    """How long the rounds of `Shards` take; records them.
+class ShardsTiming(Recorder):
+    """How long the rounds of `Shards` take.
 
     Args:
         machine: the protocol, with a plan of as many rounds.
-        seconds: that each worker computes in each round, shape (num_rounds, num_workers).
+        seconds: as `Recorder` says.
         network: what shards travel on.
         num_bytes: of a shard.
         pushes_first: a round's push leaves when it begins.
         ages: how old what progress was computed with is when it is added; None where that is not followed.
 
-    `records` (4, num_rounds, num_workers) holds when a round had computed, pushed, its last answer, and ended. Under
-    overlap a round's push and answers are those that run beside its computing.
+    A round communicates from its push to its last answer. Under overlap these are those that run beside its computing.
     """
 
     network: Network
@@ -57,11 +52,11 @@ class ShardsTiming(Timing):
         pushes_first: bool,
         ages: Ages | None,
     ) -> None:
-        self.machine, self.seconds, self.network = machine, seconds, network
+        super().__init__(seconds)
+        self.machine, self.network = machine, network
         self._num_bytes, self._ages = num_bytes, ages
         self._pushes_first = pushes_first
         self.pushes_late = machine.overlap and not pushes_first
-        self.records = np.zeros((4, *seconds.shape))
         hosts, count = len(machine.hosts), machine.num_workers
         self._added = np.zeros((hosts, count), dtype=np.int64)
         """Everybody's rounds that are in each shard."""
@@ -80,7 +75,7 @@ class ShardsTiming(Timing):
         if self.pushes_late and isinstance(event, Take):
             return None
         round_ = self._computes(state, event)
-        return 0.0 if round_ is None else float(self.seconds[round_, process])
+        return 0.0 if round_ is None else self.seconds[round_][process]
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
         """Shards go through the links; a worker's word to the shard beside it takes no time."""
@@ -100,24 +95,24 @@ class ShardsTiming(Timing):
         match step.event:
             case Received(source, Answer()):
                 if step.before.missing == {source}:
-                    self._record(2, round_ - (not self.pushes_late), worker, step.end)
+                    self._record(self.end, round_ - (not self.pushes_late), worker, step.end)
                 return
             case Push():
-                self._record(1, round_ + self.pushes_late, worker, step.end)
+                self._record(self.start, round_ + self.pushes_late, worker, step.end)
                 if self._ages is not None:
                     self._sent[:, worker] = self._began[:, worker]
         computed = self._computes(step.before, step.event)
         if computed is not None:
-            self._record(0, computed, worker, step.work_end)
+            self._record(self.computed, computed, worker, step.work_end)
         if self.machine.overlap or isinstance(step.event, Take):
             ended = round_ - 1 if computed is None else computed
-            self._record(3, ended, worker, step.end)
+            self._record(self.finish, ended, worker, step.end)
             if self._ages is not None:
                 self._began[:, worker] = self._answered[:, worker]
 
-    def _record(self, what: int, round_: int, worker: int, now: float) -> None:
+    def _record(self, row: npt.NDArray[np.float64], round_: int, worker: int, now: float) -> None:
         if 0 <= round_ < len(self.seconds):  # the answer to a late push of the last round belongs to none
-            self.records[what, round_, worker] = now
+            row[round_, worker] = now
 
     def _follow(self, step: Step, shard: int, ages: Ages) -> None:
         for action in step.actions:
@@ -146,20 +141,13 @@ def run_servers(case: Case) -> Timeline:
     pushes_first = strategy.synchronous and strategy.overlap
     timing = ShardsTiming(machine, seconds, network, num_bytes=shard, pushes_first=pushes_first, ages=ages)
     VirtualMachine(machine, timing, seed=case.seed, keep_notes=False).run()
-    computed, pushed, answered, finish = timing.records
     if timing.pushes_late:
-        pushed[0] = answered[0] = finish[0]  # nothing is under way yet
+        timing.start[0] = timing.end[0] = timing.finish[0]  # nothing is under way yet
     alone = _undisturbed(strategy, paces, Network(schedule.cluster, case.hardware), shard)
-    return Timeline(
-        paces,
-        np.concatenate([np.zeros((1, count)), finish[:-1]]),
-        computed,
-        np.maximum(pushed, answered - alone),
-        answered,
-        finish,
-        overlap=strategy.overlap,
-        free_running=not strategy.synchronous,
-        observed=Observed.of(network.nic_bytes, ages),
+    timing.begun = np.concatenate([np.zeros((1, count)), timing.finish[:-1]])
+    timing.start = np.maximum(timing.start, timing.end - alone)
+    return timing.timeline(
+        case, network.nic_bytes, ages, overlap=strategy.overlap, free_running=not strategy.synchronous
     )
 
 

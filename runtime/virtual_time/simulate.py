@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.gaps import run_gaps
@@ -11,21 +11,17 @@ from partreduce.runtime.virtual_time.pairs import run_pairs
 from partreduce.runtime.virtual_time.quorum import run_quorum, run_quorum_of_groups
 from partreduce.runtime.virtual_time.rounds import run_rounds
 from partreduce.runtime.virtual_time.servers import run_servers
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.topo.errors import InputError, MissingFeatureError
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.table_steps import exchange_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from partreduce.runtime.virtual_time.timeline import Timeline
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form
-    from partreduce.topo.timing.tables import Touched
+from partreduce.topo.timing.tables import Touched
 
 MAX_CELLS = 50_000_000
 PROTOCOLS = {
@@ -52,9 +48,9 @@ def simulate(
 ) -> Timeline:
     """Run a schedule in virtual time. Deterministic for a seed.
 
-    O(num_rounds · n) for fixed phases. The kinds `generated` and `pairwise` run the protocol objects of the run-time;
-    groups cost there what they would cost alone on the links. Messages of a `server` stand in line on them. Tables that
-    go their own way are exchanged in each step, in which all workers meet.
+    O(num_rounds · n) for fixed phases. Other kinds run the protocol objects of the run-time: what `generated`,
+    `pairwise` and `server` send at the same time shares the links, and updates between neighbours stand in line on
+    them. Tables that go their own way are exchanged in each step, in which all workers meet.
 
     Args:
         schedule: static, allreduce or neighbor, whose prologue is run first; generated, pairwise or server.

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.runtime.virtual_time.record import Observed
+from partreduce.runtime.virtual_time.record import Observed
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from partreduce.runtime.watch.published_progress import Slot
-
-if TYPE_CHECKING:
-    from partreduce.runtime.watch.published_progress import Report
+from partreduce.runtime.watch.published_progress import Report, Slot
 
 
 class Progress:
@@ -17,6 +12,9 @@ class Progress:
     """
 
     def __init__(self) -> None:
+        self.counts_rounds = False
+        """Whether the runner says its rounds here in place of steps: where neighbours know one another's."""
+        self.is_watched = False
         self.step = self._generation = 0
         self._slot: Slot | None = None
 
@@ -24,7 +22,7 @@ class Progress:
         """Publish from now on how far this is; False where nobody watches, or another optimizer publishes."""
         if Slot.own is None or Slot.own.is_taken:
             return False
-        self._slot, Slot.own.is_taken = Slot.own, True
+        self._slot, Slot.own.is_taken, self.is_watched = Slot.own, True, True
         self._slot.enter(self.step, self._generation)
         return True
 

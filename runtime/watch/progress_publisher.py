@@ -28,7 +28,7 @@ def publish(run: Run, runner: Runner, ending: Ending) -> None:
 
 def _tell(run: Run, runner: Runner, ending: Ending, pause: threading.Event) -> None:
     beat = 0
-    pace = 1 if runner.enters_steps else run.pace  # where neighbours count rounds, a step is a round
+    pace = 1 if run.progress.counts_rounds else run.pace
     said, since = run.reducer.heartbeat.last, run.progress.step
     while ending.is_running and not pause.is_set():
         beat += 1

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.runtime.watch.status import GapStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SLOT_BYTES = 4096
 """One page for each worker."""

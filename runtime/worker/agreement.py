@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
-from partreduce.runtime.averaging.flat_model import BufferPolicy, StatePolicy
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.liveness.handshake import handshake
-from partreduce.runtime.liveness.lifelines import lifelines_of
+from partreduce.runtime.liveness.lifelines import Lifelines, lifelines_of
 from partreduce.runtime.transport.alone import AloneWorld, is_alone
 from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from partreduce.runtime.averaging.flat_model import FlatModel
-    from partreduce.runtime.liveness.lifelines import Lifelines
-    from partreduce.runtime.transport.torch_api import Store
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 E = TypeVar("E", bound=StrEnum)
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import torch
 
 from partreduce.topo.errors import InputError, MissingFeatureError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec, CodecScope, How
-
-if TYPE_CHECKING:
-    import torch
-
-    from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
 
 
 def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.device) -> Schedule:
@@ -85,6 +81,6 @@ def fact_of(how: How) -> str:
         return f"none, sending {how.sending}"
     text = f"{how.codec} {how.where}"
     if how.codec is Codec.INT8:
-        text += f", rounding {how.rounding}, block {how.block}"
+        text += f", block {how.block}"
         text += ", error feedback" if how.error_feedback else ", no error feedback"
     return f"{text}, sending {how.sending}"

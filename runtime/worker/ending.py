@@ -5,17 +5,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.rendezvous import forget, hosts_store
+from partreduce.runtime.worker.engine import Engine
+from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.topo.errors import InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from partreduce.runtime.strategies.base import Run, Runner
-    from partreduce.runtime.worker.stepper import Stepper
 
 Result = TypeVar("Result")
 
@@ -31,8 +29,8 @@ class Ending:
     With `own_process` the interpreter's exit without `finish` tells the others why.
     """
 
-    def __init__(self, run: Run, runner: Runner, stepper: Stepper, *, own_process: bool) -> None:
-        self.run, self.runner, self.stepper = run, runner, stepper
+    def __init__(self, run: Run, engine: Engine[Any], *, own_process: bool) -> None:
+        self.run, self.engine = run, engine
         self.state = RUNNING
         self._own_process = own_process
         if own_process:
@@ -70,19 +68,18 @@ class Ending:
                 self.run.reducer.heartbeat.refuse_without_store()
             yield
         except PartreduceError as error:
-            if not isinstance(error, InputError) and self.state != FINISHED:
-                self._fail(error)
+            self.after(error)
             raise
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Inside, no step may be taken."""
         self.state = EVALUATING
-        self.stepper.model_use.detach()
+        self.engine.model_use.detach()
         try:
             yield
         finally:
-            self.stepper.model_use.attach()
+            self.engine.model_use.attach()
             if self.state == EVALUATING:
                 self.state = RUNNING
 
@@ -94,35 +91,36 @@ class Ending:
             UnavailableError: a worker did not finish within the timeout.
         """
         self.refuse_unless_running("finish")
-        self.stepper.gather()
-        run, runner, round_ = self.run, self.runner, self.stepper.round
+        self.engine.gather()
+        run, runner, round_ = self.run, self.engine.runner, self.engine.round
         run.flat.check()
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
-        runner.leave()
-        lost = runner.lost if runner.outlives_lost_workers else None
-        members = self.stepper.uneven_inputs.meet(round_, lost)
+        runner.leave("finish")
+        members = self.engine.uneven_inputs.meet(round_, runner.others.lost_workers)
         runner.conclude()
         runner.settle()
         runner.drain()
-        runner.connect(members, "finish")
+        runner.others.connect(members, "finish")
         # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
-        average_everywhere(run.mean_reducers, members, self.stepper.steps, round_ - 1)
+        average_everywhere(run.mean_reducers, members, self.engine.steps, round_ - 1)
         self.state = FINISHED
-        self.stepper.model_use.detach()
+        self.engine.model_use.detach()
         runner.close()
         run.reducer.heartbeat.stop()
         run.reducer.recorder.write_trace()
         if self._own_process:
             atexit.unregister(self.leave)
 
-    def _fail(self, error: PartreduceError) -> None:
-        """Destroy the groups first, so that peers learn at once; then say what happened."""
+    def after(self, error: PartreduceError) -> None:
+        """Where an error is one of the run: destroy the groups first, so that peers learn at once; then say it."""
+        if isinstance(error, InputError) or self.state == FINISHED:
+            return
         self.state = BROKEN
-        self.stepper.model_use.detach()
+        self.engine.model_use.detach()
         world, heartbeat = self.run.reducer.world, self.run.reducer.heartbeat
         world.abandon()
-        self.runner.abandon()
-        heartbeat.note("failed", f"gave up in round {self.stepper.round}")
+        self.engine.runner.abandon()
+        heartbeat.note("failed", f"gave up in round {self.engine.round}")
         heartbeat.record_failure(str(error)[:300])
         heartbeat.note("explained", "")
         heartbeat.stop()
@@ -134,17 +132,17 @@ class Ending:
         heartbeat = self.run.reducer.heartbeat
         if self.state in (RUNNING, EVALUATING):
             error = getattr(sys, "last_value", None)
-            reason = f"stopped in round {self.stepper.round}"
+            reason = f"stopped in round {self.engine.round}"
             text = "" if error is None else f"{type(error).__name__}: {error}".strip().removesuffix(":")
             reason += f" with {text}" if text else " without calling finish()"
             heartbeat.note("left", " ".join(reason.split())[:300])
-            if error is None and self.stepper.steps and not self.runner.averages_gradients:
+            if error is None and self.engine.steps and not isinstance(self.engine, GradientEngine):
                 sys.stderr.write(
-                    f"partreduce: worker {self.run.rank} ended in round {self.stepper.round} without "
+                    f"partreduce: worker {self.run.rank} ended in round {self.engine.round} without "
                     "optimizer.finish(), so it kept its own model, not the mean of all; call finish() before saving\n"
                 )
             self.run.reducer.recorder.write_trace()
-        self.runner.abandon()
+        self.engine.runner.abandon()
         self.run.reducer.world.abandon()
         if self.state != FINISHED and hosts_store(self.run.rank, self.run.reducer.world.store):
             heartbeat.linger(len(self.run.everyone))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from partreduce.topo.errors import PartreduceError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 def end_in_one_line(*, own_process: bool = True) -> None:

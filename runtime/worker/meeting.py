@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
+from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.worker.ending import Ending
 from partreduce.topo.phase import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.worker.ending import Ending
 
 
 class Meeting:

@@ -7,28 +7,26 @@ nothing. Evaluating or saving the live model gives one worker's own, where the s
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.foreign import averaged_elsewhere, refuse_averaged_gradients
 from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
+from partreduce.runtime.strategies.base import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.utils.hooks import RemovableHandle
-
-    from partreduce.runtime.strategies.base import Run, Runner
-    from partreduce.runtime.worker.stepper import Stepper
+    from partreduce.runtime.worker.engine import Engine
 
 
 class ModelUse:
     """Watches one model from `attach` to `detach`; a model is watched for the newest optimizer around it."""
 
-    def __init__(self, run: Run, runner: Runner, stepper: Stepper) -> None:
-        self.run, self.runner, self.stepper = run, runner, stepper
+    def __init__(self, run: Run, engine: Engine[Any]) -> None:
+        self.run, self.engine = run, engine
         self.is_due = True
         """Whether step() is to call `refuse`: in the first steps, and once a wrapper has averaged its gradients."""
         self._averaged_elsewhere = self._warned = False
@@ -94,11 +92,11 @@ class ModelUse:
 
     def own_model(self, what: str) -> None:
         """Say once that `what` is done with this worker's own model, where it may differ from the mean."""
-        if self._warned or not self.stepper.steps or self.runner.averages_gradients or self.runner.are_equal:
+        if self._warned or not self.engine.steps or not self.engine.differs:
             return
         self._warned = True
         warnings.warn(
-            f"partreduce: step {self.stepper.steps}: {what} worker {self.run.rank}'s own model, not the mean of all; "
+            f"partreduce: step {self.engine.steps}: {what} worker {self.run.rank}'s own model, not the mean of all; "
             "do it inside `with optimizer.mean_model():`, which all workers enter, or after optimizer.finish()",
             stacklevel=6,
         )

@@ -10,11 +10,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from partreduce.runtime.optimizer import DistributedOptimizer
-    from partreduce.runtime.transport.worlds import World
+
 
 _running: WeakKeyDictionary[World, WeakSet[DistributedOptimizer]] = WeakKeyDictionary()
 

@@ -1,8 +1,8 @@
-"""Another graph or other groups in each round, and what is listed for comparison only."""
+"""Another graph or other groups in each round."""
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import base_graph, ceca_2p, matcha, moshpit, shifts, sizes
+from partreduce.schedulers.constructions import base_graph, matcha, moshpit, shifts, sizes
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.schedulers.rules import grids
 
@@ -186,19 +186,5 @@ PER_ROUND = (
         degree="1",
         period="sweeps × ⌈log₂ n⌉",
         figures="exact for n = 2^c",
-    ),
-    Entry(
-        name="ceca-2p",
-        summary=(
-            "Exact consensus in ⌈log₂ n⌉ rounds for any n, at twice the memory: two vectors a worker. Analysis only."
-        ),
-        source="Ding et al., DSGD-CECA: decentralized SGD with communication-optimal exact consensus, ICML 2023",
-        kind="analysis",
-        make=ceca_2p.ceca_2p,
-        refuse=ceca_2p.ceca_2p_refusal,
-        condition="analysis only: needs two vectors a worker",
-        degree="1",
-        period="⌈log₂ n⌉",
-        figures="exact (contraction 0)",
     ),
 )

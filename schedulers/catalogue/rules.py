@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from partreduce.schedulers.constructions import sizes
 from partreduce.schedulers.entry import Entry, Parameter
 from partreduce.schedulers.rules import grids, nested, prague
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.strategies.allreduce import AllReduce
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 
 def _all_reduce(cluster: Cluster, every: int) -> AllReduce:

@@ -10,22 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.static import GroupPhases, Static
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-
-    Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 
 def base_k_plus_1(cluster: Cluster, k: int) -> Static | Neighbor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import log
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.constructions import sizes
 from partreduce.schedulers.constructions.matcha import likely_connected
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.graphs.base import Graph
 from partreduce.topo.graphs.classic import hypercube
 from partreduce.topo.graphs.clustered import clustered
 from partreduce.topo.graphs.directed import de_bruijn, kautz
@@ -16,12 +18,6 @@ from partreduce.topo.graphs.hop import hop_figure_21
 from partreduce.topo.graphs.random_graphs import erdos_renyi
 from partreduce.topo.graphs.weights import constant, weigh
 from partreduce.topo.strategies.neighbor import Neighbor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.graphs.base import Graph
 
 MAX_COMPLETE = 5000
 """A complete graph has n²/2 edges; all-reduce gives the same mean."""

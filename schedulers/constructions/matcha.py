@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import log
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.schedulers.constructions.sizes import sides
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.graphs.base import Graph
 from partreduce.topo.graphs.classic import complete, ring, torus
 from partreduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
 from partreduce.topo.graphs.random_graphs import erdos_renyi
 from partreduce.topo.strategies.neighbor import Neighbor
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.graphs.base import Graph
 
 MAX_WORKERS = 500
 MAX_EDGES = 2000

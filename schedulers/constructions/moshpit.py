@@ -6,17 +6,13 @@ heterogeneous unreliable devices, NeurIPS 2021. Prague draws random groups as we
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from partreduce.schedulers.rules.grids import grid_phases
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs.base import Graph
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.static import GroupPhases, Static
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 
 def moshpit_grid(cluster: Cluster, side: int | None) -> Static:

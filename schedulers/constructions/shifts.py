@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 from math import ceil, gcd, log
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.schedulers.constructions.sizes import MAX_PERIOD_EDGES
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.neighbor import Neighbor
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 HALF = Fraction(1, 2)
 ETA = Fraction(1, 2)

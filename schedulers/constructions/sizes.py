@@ -5,17 +5,13 @@ The functions that end in a `Refusal` are what `Entry.refuse` takes: one sentenc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from partreduce.schedulers.rules.algebra import local_ranks
 from partreduce.topo.arithmetic.whole_numbers import divisors
+from partreduce.topo.cluster import Cluster
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.topo.cluster import Cluster
-
-    Refusal = Callable[..., str | None]
+Refusal = Callable[..., str | None]
 
 MAX_BASE = 64
 """De Bruijn graphs with more edges a worker than this are not chosen by themselves."""

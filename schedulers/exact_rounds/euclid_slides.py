@@ -18,17 +18,14 @@ out first, by `is_exact_slide`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import gcd
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound
 
-    from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound
-
-    Slide = tuple[int, Fraction]
-    """Shift and weight of one round."""
+Slide = tuple[int, Fraction]
+"""Shift and weight of one round."""
 
 HALF = Fraction(1, 2)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
+from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound
 from partreduce.schedulers.exact_rounds.lower_bounds import (
     RoundsBound,
     pair_bound,
@@ -20,9 +20,6 @@ from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases
 from partreduce.topo.strategies.static import Static
-
-if TYPE_CHECKING:
-    from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound
 
 MAX_WORKERS = 4096
 

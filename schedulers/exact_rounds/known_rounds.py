@@ -1,7 +1,7 @@
 """Small exact schedules of relaxed pairs that a search found; every one is checked exactly by a test.
 
 Each line is a round, each item a pair `i-j:a`: both workers move by the weight a towards each other (relax t = 2a).
-Found by `benchmarks.matchings.search.search_pairs` (number of workers, rounds, seed): (5, 4, 1), (9, 5, 1), (11, 6, 1).
+Found by least squares over the weights of random matchings, a script that stood in benchmarks/ up to a6821423.
 For 5 and 9 workers the number of rounds meets the gossip bound.
 """
 

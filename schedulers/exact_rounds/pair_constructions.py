@@ -7,7 +7,7 @@ from functools import cache
 
 from partreduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, slide_rounds, slides
 from partreduce.schedulers.exact_rounds.known_rounds import WeightedRound, known_rounds
-from partreduce.topo.arithmetic.whole_numbers import divisors, valuation
+from partreduce.topo.arithmetic.whole_numbers import divisors
 
 Rounds = tuple[WeightedRound, ...]
 HALF = Fraction(1, 2)
@@ -57,14 +57,6 @@ def product_rounds(outer: Rounds, num_outer: int, inner: Rounds, num_inner: int)
         for pairs in inner
     )
     return across + along
-
-
-@cache
-def base_2_length(num_workers: int) -> int:
-    """Rounds of the published Base-2 graph: the split of n, or of its odd part times pairs if shorter."""
-    twos = valuation(num_workers, 2)
-    odd = num_workers >> twos
-    return min(len(split_rounds(num_workers)), twos + (len(split_rounds(odd)) if odd > 1 else 0))
 
 
 def glued_rounds(inner: Rounds, num_inner: int, outer: Rounds, num_outer: int) -> Rounds:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.schedulers.imports.base import from_edges
+from partreduce.schedulers.imports.base import Imported, from_edges
 from partreduce.schedulers.imports.exact import exact
 from partreduce.topo.errors import DocumentError, ScheduleError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.schedulers.imports.base import Imported
 
 MAX_WORKERS = 20_000
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.imports.exact import balanced, check_own_weights, exact
 from partreduce.topo.cluster import Cluster
@@ -15,12 +17,6 @@ from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.neighbor import Neighbor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-    from fractions import Fraction
-
-    import numpy.typing as npt
 
 MAX_WORKERS = 1_000_000
 

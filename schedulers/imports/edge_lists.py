@@ -6,19 +6,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from partreduce.schedulers.imports.base import EdgeTable, from_edges
+from partreduce.schedulers.imports.base import EdgeTable, Imported, from_edges
 from partreduce.schedulers.imports.exact import say
 from partreduce.topo.document.reader import decode
 from partreduce.topo.errors import DocumentError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from partreduce.schedulers.imports.base import Imported
 
 _ATTRIBUTES = re.compile(r"\{(?:[^{}]*['\"]weight['\"]\s*:\s*([^,{}\s]+))?[^{}]*\}\s*$")
 """The dictionary of edge attributes that networkx writes; its weight, if it has one, is group 1."""

@@ -5,19 +5,16 @@ Whatever is not taken as it stands is noted (`notes`), once for all weights of a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.topo.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 TOLERANCE = Fraction(1, 10**7)
 """Imbalances below this come from rounding; larger ones are real."""

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import os
+from collections.abc import Callable
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.imports import adjacency, edge_lists, networkx_graphs, schedule_files
 from partreduce.schedulers.imports.base import Imported, round_of, schedule
 from partreduce.schedulers.imports.bluefog import one_peer_rounds
 from partreduce.schedulers.imports.exact import notes as gathering
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.descriptors import descriptor_to_read
 from partreduce.topo.document.reader import parse_json, read_bytes
 from partreduce.topo.document.schedule import parse_schedule
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.graphs.weights import refuse_unknown
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 _GRAPHS: dict[str, Callable[..., Imported]] = {
     "node-link": networkx_graphs.read_node_link,

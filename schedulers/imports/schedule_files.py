@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,10 +15,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.errors import DocumentError, ScheduleError
 from partreduce.topo.graphs.base import Graph
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
-
+from partreduce.topo.schedule import Schedule
 
 MAX_ROUNDS = 10_000
 

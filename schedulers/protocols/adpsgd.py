@@ -7,18 +7,14 @@ workers do both, and may wait for one another in a circle (Prague, Figure 2a).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class Role(StrEnum):

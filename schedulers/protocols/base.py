@@ -14,11 +14,9 @@ A driver keeps one state per process and does three things, in any order that it
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 State = TypeVar("State")
 Value = TypeVar("Value")

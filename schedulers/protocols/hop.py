@@ -8,18 +8,13 @@ takes, and whether a worker computes before it sends (serial order) or between s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
 from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
-from partreduce.topo.strategies.gap import Reducing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.topo.round import Round
-    from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.round import Round
+from partreduce.topo.strategies.gap import Gap, Reducing
 
 SENDING, REDUCING, ENTERING = range(3)
 

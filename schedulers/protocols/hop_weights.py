@@ -6,15 +6,10 @@ are those of D-PSGD, so that without staleness, backup workers and skips the ave
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-from partreduce.topo.strategies.gap import Weights
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.gap import Gap, Weights
 
 
 def weights_of(

@@ -13,49 +13,27 @@ number, and workers may end.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from hashlib import shake_256
-from itertools import permutations
 from operator import add
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
-from partreduce.topo.strategies.quorum import Counting, MissedResults, QuorumStart
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.topo.strategies.quorum import Quorum
-
-COMPUTING, CALLED, MEETING = range(3)
-"""What the training does: it computes, has called and waits for a result, or synchronises its model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Activate:
-    """Message: round `round` may start; so may all before it."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Message (quorum of a number): the sender counts for round `round`."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a worker brings to the sum of a round: the numbers of its gradients, and whether it has ended.
-
-    `oldest` is how many rounds the oldest of them had taken when its computing began (−1: there is none).
-    A driver with a collective starts that when shares are to be sent, and hands in what it says of the others.
-    """
-
-    round: int
-    gradients: tuple[int, ...]
-    oldest: int = -1
-    ended: bool = False
+from partreduce.schedulers.protocols.partial_sides import (
+    COMPUTING,
+    MEETING,
+    Activate,
+    Arrived,
+    Begin,
+    Call,
+    End,
+    Finish,
+    OwnEvent,
+    Result,
+    Share,
+    Sides,
+    Take,
+    TwoSided,
+)
+from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,82 +43,29 @@ class Here:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Event: a gradient is computed; it is added to the send buffer."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Event: the worker has no more data; from now on it only takes results."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Event: the thread enters its next round with what is in the send buffer. Grace is only when this happens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Event: the sum of the round is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Event: the training takes results and applies them."""
-
-
-PartialEvent = Call | End | Begin | Finish | Take | Received
+PartialEvent = OwnEvent | Received
 PartialMessage = Activate | Arrived | Share | Here
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """The sum of a round: how many gradients of each worker are in it."""
+class PartialState(Sides):
+    """One worker; what it makes are gradients.
 
-    round: int
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PartialState:
-    """One worker. Gradients have numbers, by which it can be told where each of them is.
-
-    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds the
-    gradients that no round has, `oldest` is the version with which the oldest of them was begun (−1: none). Thread:
-    rounds `entered`, rounds `done`, rounds `activated` (its next one may be entered if it is below), `results` that
-    wait for the training, `shares[w]` of the round that runs or the one after it. `arrived[w]` is 1 + the last round
-    for which worker w is known to count, `counted[w]` the gradients of w in all rounds done, `ended[w]` whether w said
-    in a round done that it has ended. `last` is the last round of all (−1: not known). `synchronised` is the round up
-    to which models are, `here[w]` the one for which worker w waits.
+    `activated` rounds may be entered. `counted[w]` are the gradients of w in all rounds done, `ended[w]` is whether w
+    said in a round done that it has ended. `last` is the last round of all (−1: not known). `synchronised` is the round
+    up to which models are, `here[w]` the one for which worker w waits.
     """
 
-    calls: int
-    version: int
-    stage: int
-    resting: bool
-    buffer: tuple[int, ...]
-    oldest: int
-    entered: int
-    done: int
-    activated: int
-    results: tuple[Result, ...]
-    shares: tuple[tuple[Share, ...], ...]
-    arrived: tuple[int, ...]
-    counted: tuple[int, ...]
-    ended: tuple[bool, ...]
+    activated: int = 0
+    counted: tuple[int, ...] = ()
+    ended: tuple[bool, ...] = ()
     last: int = -1
     synchronised: int = 0
     here: tuple[int, ...] = ()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread is in a round."""
-        return self.entered > self.done
-
 
 @dataclass(frozen=True)
-class Partial:
+class Partial(TwoSided[PartialState]):
     """All workers of a job under one setting; a `Machine`.
 
     Its notes say what a driver has to carry out: `("begun", round, gradients)` snapshots and empties the send buffer;
@@ -175,50 +100,19 @@ class Partial:
         everybody = range(self.num_workers)
         object.__setattr__(self, "_others", tuple(tuple(v for v in everybody if v != w) for w in everybody))
 
-    @property
-    def num_processes(self) -> int:
-        return self.num_workers
-
-    @property
-    def channels(self) -> Sequence[tuple[int, int]]:
-        """Everybody writes to everybody."""
-        return tuple(permutations(range(self.num_workers), 2))
+    words: ClassVar[dict[OwnEvent, str]] = {
+        Call(): "has computed a gradient and calls",
+        End(): "has no more data",
+        Begin(): "enters its next round",
+        Finish(): "has the sum of its round",
+        Take(): "takes what is there",
+    }
 
     def start(self, process: int) -> Outcome[PartialState]:  # noqa: ARG002 - all start alike
         n = self.num_workers
-        state = PartialState(
-            calls=0,
-            version=0,
-            stage=COMPUTING,
-            resting=False,
-            buffer=(),
-            oldest=-1,
-            entered=0,
-            done=0,
-            activated=0,
-            results=(),
-            shares=((),) * n,
-            arrived=(0,) * n,
-            counted=(0,) * n,
-            ended=(False,) * n,
-            here=(0,) * n if self.setting.synchronise_every else (),
-        )
-        return state, ()
-
-    def ready(self, process: int, state: PartialState) -> Sequence[PartialEvent]:
-        """What either side of the worker may do next."""
-        found: list[PartialEvent] = []
-        if state.stage == COMPUTING and not state.resting:
-            is_last = self.calls is not None and state.calls >= self.calls[process]
-            found.append(End() if is_last else Call())
-        elif self._may_take(state):
-            found.append(Take())
-        if state.is_running:
-            if self._is_summed(state):
-                found.append(Finish())
-        elif self._may_begin(state):
-            found.append(Begin())
-        return found
+        here = (0,) * n if self.setting.synchronise_every else ()
+        none = (0,) * n
+        return PartialState(shares=((),) * n, arrived=none, counted=none, ended=(False,) * n, here=here), ()
 
     def step(self, process: int, state: PartialState, event: object) -> Outcome[PartialState]:
         match event:
@@ -247,20 +141,13 @@ class Partial:
 
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
         """A gradient joins the send buffer; its worker counts for the open round if the gradient does."""
-        called = replace(
-            state,
-            calls=state.calls + 1,
-            stage=CALLED,
-            buffer=(*state.buffer, state.calls),
-            oldest=state.version if state.oldest < 0 else state.oldest,
-        )
+        called = self._made(state)
         if self.setting.count is Counting.CALL and state.calls < state.entered:
             return called, ()  # its round has started without it
         return self._arrived(process, called)
 
     def _may_take(self, state: PartialState) -> bool:
-        """Whether there are results for a training that waits for them, or has ended."""
-        return state.stage != MEETING and state.done > state.version
+        return state.stage != MEETING and super()._may_take(state)
 
     def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
         """By call one result is taken, else all that are there, as who has ended does.
@@ -325,13 +212,9 @@ class Partial:
 
     def _initiator(self, state: PartialState) -> int:
         """Who starts the open round under `majority`: the worker that is drawn, or the next by rank that goes on."""
-        n, round_ = self.num_workers, state.entered
-        drawn = self.initiators[round_ % len(self.initiators)] if self.initiators else self._drawn(round_)
+        n = self.num_workers
+        drawn = self._drawn(state.entered, n)
         return next((w % n for w in range(drawn, drawn + n) if not state.ended[w % n]), drawn)
-
-    def _drawn(self, round_: int) -> int:
-        """A worker from the seed; the words keep these numbers apart from all others that come from a seed."""
-        return drawn(f"partreduce quorum, seed {self.setting.seed}, round {round_}", self.num_workers)
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
         """Whose coming may start the open round, as far as this worker knows: one of them, or enough of them."""
@@ -343,7 +226,7 @@ class Partial:
     # The thread.
 
     def _may_begin(self, state: PartialState) -> bool:
-        """Whether the next round is activated, and nothing of this worker holds it up."""
+        """Once it is activated, and nothing of this worker holds it up."""
         if state.activated <= state.entered or state.last >= 0:
             return False
         if self.setting.missed is not MissedResults.LATEST:
@@ -361,12 +244,7 @@ class Partial:
         sent = tuple(Send(v, share) for v in self._others[process])
         return self._shared(begun, process, share), (*sent, note)
 
-    def _shared(self, state: PartialState, source: int, share: Share) -> PartialState:
-        """What a worker brings is kept for its round: the one that runs, or the next, which it entered earlier."""
-        return replace(state, shares=with_share(state.shares, source, share, done=state.done))
-
-    def _is_summed(self, state: PartialState) -> bool:
-        """Whether all threads have entered the round that runs."""
+    def _is_summed(self, process: int, state: PartialState) -> bool:  # noqa: ARG002 - a round is of all
         return not self.collective or all(known and known[0].round == state.done for known in state.shares)
 
     def _finished(self, process: int, state: PartialState) -> Outcome[PartialState]:
@@ -394,16 +272,6 @@ class Partial:
 
     # What traces need: see Describing in base.py.
 
-    def describe(self, process: int, event: PartialEvent) -> str:
-        words = {
-            Call(): "has computed a gradient and calls",
-            End(): "has no more data",
-            Begin(): "enters its next round",
-            Finish(): "has the sum of its round",
-            Take(): "takes what is there",
-        }
-        return f"worker {process} {words[event]}" if event in words else f"worker {process}: {event}"
-
     def describe_message(self, message: PartialMessage) -> str:
         match message:
             case Activate(round_):
@@ -419,21 +287,6 @@ class Partial:
 def partial_of(setting: Quorum, num_workers: int) -> Partial:
     """The machine of a schedule's quorum, without an end and with threads that a driver lets meet."""
     return Partial(setting, num_workers, collective=False)
-
-
-def drawn(words: str, count: int) -> int:
-    """One of so many places, by words that name the seed and what is drawn; evenly, and the same on all workers."""
-    return int.from_bytes(shake_256(words.encode()).digest(8)) % count
-
-
-def with_share(
-    shares: tuple[tuple[Share, ...], ...], source: int, share: Share, *, done: int
-) -> tuple[tuple[Share, ...], ...]:
-    """All workers' shares with one more, in the order of rounds, unless it is known or its round is done."""
-    known = shares[source]
-    if share.round < done or share.round in [other.round for other in known]:
-        return shares
-    return changed(shares, source, tuple(sorted((*known, share), key=lambda other: other.round)))
 
 
 def _of(result: Result) -> tuple[int, tuple[int, ...]]:

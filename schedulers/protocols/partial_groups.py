@@ -14,13 +14,12 @@ late models are mixed in by weights; here each group starts by its own members, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
-from partreduce.schedulers.protocols.partial import (
-    CALLED,
+from partreduce.schedulers.protocols.partial_sides import (
     COMPUTING,
     Activate,
     Arrived,
@@ -28,18 +27,15 @@ from partreduce.schedulers.protocols.partial import (
     Call,
     End,
     Finish,
+    OwnEvent,
     Result,
     Share,
+    Sides,
     Take,
-    drawn,
-    with_share,
+    TwoSided,
 )
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.topo.schedule import Schedule
 
 GOES_ON = -2
 """In place of the last round that a worker needs, while nobody has heard that it has ended."""
@@ -52,42 +48,22 @@ class Ended:
     round: int
 
 
-GroupsEvent = Call | End | Begin | Finish | Take | Received
+GroupsEvent = OwnEvent | Received
 GroupsMessage = Activate | Arrived | Share | Ended
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsState:
-    """One worker. Calls have numbers, by which it can be told where the progress of each is.
+class GroupsState(Sides):
+    """One worker; what it makes are calls, each with its progress.
 
-    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds the calls
-    that no round has, `oldest` is the version with which the oldest of them was begun (−1: none). Thread: rounds
-    `entered`, rounds `done`, `results` that wait for the training, rounds not entered of which it knows that they may
-    start (`activated`) and how many rounds somebody needs (`wanted`), `shares[w]` of rounds with worker w that are not
-    done. `arrived[w]` is 1 + the last round for which worker w is known to have come, `lasts[w]` the last round that it
-    needs, `counted` the own calls in the rounds done.
+    It knows that the rounds `activated`, which it has not entered, may start, and how many rounds somebody needs
+    (`wanted`). `lasts[w]` is the last round that worker w needs, `counted` the own calls in the rounds done.
     """
 
-    calls: int
-    version: int
-    stage: int
-    resting: bool
-    buffer: tuple[int, ...]
-    oldest: int
-    entered: int
-    done: int
-    results: tuple[Result, ...]
-    activated: tuple[int, ...]
-    wanted: int
-    shares: tuple[tuple[Share, ...], ...]
-    arrived: tuple[int, ...]
-    lasts: tuple[int, ...]
+    activated: tuple[int, ...] = ()
+    wanted: int = 0
+    lasts: tuple[int, ...] = ()
     counted: int = 0
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread is in a round."""
-        return self.entered > self.done
 
     @property
     def last(self) -> int | None:
@@ -96,7 +72,7 @@ class GroupsState:
 
 
 @dataclass(frozen=True)
-class PartialGroups:
+class PartialGroups(TwoSided[GroupsState]):
     """All workers of a job under one setting; a `Machine`.
 
     Its notes say what a driver has to carry out, s being the worker's shadow, c what rounds changed in it since the
@@ -131,49 +107,17 @@ class PartialGroups:
     def __post_init__(self) -> None:
         self.setting.check()
 
-    @property
-    def num_processes(self) -> int:
-        return self.num_workers
-
-    @property
-    def channels(self) -> Sequence[tuple[int, int]]:
-        """Everybody writes to everybody, if only at its end."""
-        return tuple(permutations(range(self.num_workers), 2))
+    words: ClassVar[dict[OwnEvent, str]] = {
+        Call(): "publishes its progress and calls",
+        End(): "has no more data",
+        Begin(): "enters its next round",
+        Finish(): "has the mean of its group",
+        Take(): "takes what is there",
+    }
 
     def start(self, process: int) -> Outcome[GroupsState]:  # noqa: ARG002 - all start alike
         n = self.num_workers
-        state = GroupsState(
-            calls=0,
-            version=0,
-            stage=COMPUTING,
-            resting=False,
-            buffer=(),
-            oldest=-1,
-            entered=0,
-            done=0,
-            results=(),
-            activated=(),
-            wanted=0,
-            shares=((),) * n,
-            arrived=(0,) * n,
-            lasts=(GOES_ON,) * n,
-        )
-        return state, ()
-
-    def ready(self, process: int, state: GroupsState) -> Sequence[GroupsEvent]:
-        """What either side of the worker may do next."""
-        found: list[GroupsEvent] = []
-        if state.stage == COMPUTING and not state.resting:
-            is_last = self.calls is not None and state.calls >= self.calls[process]
-            found.append(End() if is_last else Call())
-        elif state.done > state.version:
-            found.append(Take())
-        if state.is_running:
-            if self._is_summed(process, state):
-                found.append(Finish())
-        elif self._may_begin(state):
-            found.append(Begin())
-        return found
+        return GroupsState(shares=((),) * n, arrived=(0,) * n, lasts=(GOES_ON,) * n), ()
 
     def step(self, process: int, state: GroupsState, event: object) -> Outcome[GroupsState]:
         match event:
@@ -204,13 +148,7 @@ class PartialGroups:
 
     def _called(self, process: int, state: GroupsState) -> Outcome[GroupsState]:
         """Progress is published; its worker has come for the next round that its thread enters, and says so."""
-        called = replace(
-            state,
-            calls=state.calls + 1,
-            stage=CALLED,
-            buffer=(*state.buffer, state.calls),
-            oldest=state.version if state.oldest < 0 else state.oldest,
-        )
+        called = self._made(state)
         if state.arrived[process] > state.entered:
             return called, ()
         come = _wanting(replace(called, arrived=changed(state.arrived, process, state.entered + 1)), state.entered)
@@ -285,14 +223,9 @@ class PartialGroups:
 
     def _initiator(self, round_: int, members: tuple[int, ...], going_on: list[int]) -> int:
         """Who starts a group's round under `majority`: the member that is drawn, or the next one that goes on."""
-        place = self.initiators[round_ % len(self.initiators)] if self.initiators else self._drawn(round_, members)
         size = len(members)
+        place = self._drawn(round_, size, f", group of worker {members[0]}")
         return next(v for v in (members[(place + i) % size] for i in range(size)) if v in going_on)
-
-    def _drawn(self, round_: int, members: tuple[int, ...]) -> int:
-        """A place from the seed; the words keep these numbers apart from all others that come from a seed."""
-        words = f"partreduce quorum, seed {self.setting.seed}, round {round_}, group of worker {members[0]}"
-        return drawn(words, len(members))
 
     def awaited(self, process: int, state: GroupsState) -> tuple[int, ...]:
         """Whose coming may start the open round, as far as this worker knows; else who may be in an earlier one."""
@@ -306,7 +239,7 @@ class PartialGroups:
     # The thread.
 
     def _may_begin(self, state: GroupsState) -> bool:
-        """Whether the next round is activated, and the queue has a place for its result."""
+        """Once it is activated, and the queue has a place for its result."""
         return state.entered in state.activated and len(state.results) < self.setting.staleness
 
     def _begun(self, process: int, state: GroupsState) -> Outcome[GroupsState]:
@@ -326,12 +259,7 @@ class PartialGroups:
         started, actions = self._started(process, begun)
         return started, (*sent, Note(("begun", share.round, share.gradients)), *actions)
 
-    def _shared(self, state: GroupsState, source: int, share: Share) -> GroupsState:
-        """What a member brings is kept for its round, which this worker may be several rounds away from."""
-        return replace(state, shares=with_share(state.shares, source, share, done=state.done))
-
     def _is_summed(self, process: int, state: GroupsState) -> bool:
-        """Whether all members have entered the round that runs."""
         if not self.collective:
             return True
         members = self.group_of(process, state.done)
@@ -356,16 +284,6 @@ class PartialGroups:
         return state.resting and state.last is not None and state.version == state.last + 1
 
     # What traces need: see Describing in base.py.
-
-    def describe(self, process: int, event: GroupsEvent) -> str:
-        words = {
-            Call(): "publishes its progress and calls",
-            End(): "has no more data",
-            Begin(): "enters its next round",
-            Finish(): "has the mean of its group",
-            Take(): "takes what is there",
-        }
-        return f"worker {process} {words[event]}" if event in words else f"worker {process}: {event}"
 
     def describe_message(self, message: GroupsMessage) -> str:
         match message:
@@ -403,10 +321,8 @@ def members_of(schedule: Schedule) -> Callable[[int, int], tuple[int, ...]]:
 
 
 def _activating(state: GroupsState, rounds: set[int]) -> GroupsState:
-    """These rounds may start."""
     return replace(state, activated=tuple(sorted({*state.activated, *rounds}))) if rounds else state
 
 
 def _wanting(state: GroupsState, round_: int) -> GroupsState:
-    """Somebody needs this round."""
     return replace(state, wanted=round_ + 1) if round_ >= state.wanted else state

@@ -13,15 +13,11 @@ generations.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.server import Server
 
 CLOSED, COMPUTING, WAITING = range(3)
 """What a worker does: it has no model to count progress from, computes, or waits for answers without computing."""

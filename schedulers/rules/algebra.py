@@ -1,22 +1,18 @@
-"""Rule algebra: compose, repeat, interleave and overlay rules; make strategies of them for any cluster."""
+"""Rule algebra: compose, repeat and interleave rules; make strategies of them for any cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import lcm, prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block, RulePhase, strides_of
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.topo.cluster import Cluster
 
 
 def compose(*rules: RulePhases) -> RulePhases:
@@ -42,25 +38,6 @@ def interleave(*rules: RulePhases) -> RulePhases:
     length = lcm(*(len(rule.phases) for rule in refined))
     phases = tuple(rule.phases[t % len(rule.phases)] for t in range(length) for rule in refined)
     return RulePhases(refined[0].node_radices, phases)
-
-
-def overlay(*rules: RulePhases) -> RulePhases:
-    """The rules at the same time, phase by phase: they have to use different local ranks.
-
-    Raises:
-        ScheduleError: two rules use the same local rank in the same phase.
-    """
-    refined = _aligned(rules)
-    length = lcm(*(len(rule.phases) for rule in refined))
-    phases = []
-    for t in range(length):
-        phase = tuple(block for rule in refined for block in rule.phases[t % len(rule.phases)])
-        ranks = [rank for block in phase for rank in block.local]
-        if len(set(ranks)) != len(ranks):
-            twice = next(rank for rank in ranks if ranks.count(rank) > 1)
-            raise ScheduleError(f"overlay: local rank {twice} stands in two blocks of phase {t}; blocks are disjoint")
-        phases.append(phase)
-    return RulePhases(refined[0].node_radices, tuple(phases))
 
 
 def refine(rule: RulePhases, radices: Sequence[int]) -> RulePhases:

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.schedulers.rules.algebra import local_ranks, static
 from partreduce.topo.arithmetic.whole_numbers import ceil_log, fewest_factors, largest_prime_factor, prime_factors
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block, RulePhase, strides_of
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 MAX_RULE_NODE = 4096
 """A rule names every local rank; nodes with more workers than this get explicit groups."""

@@ -6,17 +6,13 @@ Source: hierarchical local SGD of Lin, Stich, Patel, Jaggi, Don't use large mini
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.rules.algebra import all_digits, compose, local_ranks, repeat, static
 from partreduce.topo.arithmetic.whole_numbers import divisors
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.rule import Block
-from partreduce.topo.strategies.static import RulePhases
+from partreduce.topo.strategies.static import RulePhases, Static
 from partreduce.topo.switches import regular_levels
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.strategies.static import Static
 
 MAX_PERIOD = 100_000
 

@@ -5,16 +5,11 @@ Source: Luo, He, Zhuo, Qian, Prague: heterogeneity-aware asynchronous decentrali
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from partreduce.schedulers.rules.algebra import all_digits, interleave, local_ranks, static
 from partreduce.topo.arithmetic.whole_numbers import smallest_prime_factor
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.rule import Block
-from partreduce.topo.strategies.static import RulePhases
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.static import RulePhases, Static
 
 MAX_ROTATING = 256
 """Rotating heads need two phases a worker of the largest node."""

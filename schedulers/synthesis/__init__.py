@@ -3,13 +3,13 @@
 `front.synthesise` is the entry. `problem` says what can be asked and what comes back. Then, in the order of the work:
 
 * `cluster_shape`: what evenness, speeds and cuts of the cluster imply before any search;
-* `alphabet`: the phases to choose among, listed by `rule_alphabet` (even clusters) or `explicit_alphabet` (any);
+* `alphabet`: the phases to choose among, listed by `rule_alphabet` (even clusters) or `explicit_alphabet` (any, with
+  costs by `partitions`);
   `hints` spell known schedules in them;
 * `scoring`: thousands of periods at once, through the covariance that phases pass on;
 * the search over one alphabet (`alphabet_search`): `segments` between full averages put together exactly (`cp_sat`,
   `constraints`), then `window_rebuilding` and `annealing`, all of them filling one `archive`;
-* `refinement` of what that leaves on the front: the phases in use put together anew, and `local_search` of new explicit
-  phases, worker by worker (`partitions`, `first_order`);
+* `refinement` of what that leaves on the front: the phases in use put together anew;
 * the bounds: `age_bound` over the phases of a complete alphabet, `profile_bound` over all plain means;
 * `candidates`: what is left as schedules with figures of `topo`, and the choice among them.
 """

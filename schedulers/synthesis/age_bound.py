@@ -10,22 +10,18 @@ Source: Lagrangian duality and Karp's minimum cycle mean in potential form; the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, log
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from partreduce.schedulers.synthesis.alphabet import Alphabet
+from partreduce.schedulers.synthesis.clock import Clock
 
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet
-    from partreduce.schedulers.synthesis.clock import Clock
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 MAX_TABLE = 40_000_000
 """Entries of the largest table of windows that is built."""

@@ -6,26 +6,21 @@ A search never holds a phase itself: it holds the phase's index in the alphabet,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.scoring import CovarianceMap, Space
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import RulePhase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.scoring import CovarianceMap, Space
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.rule import RulePhase
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 Indices = tuple[int, ...]
 """One period: the index of each of its phases in the alphabet, in order."""

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
 from partreduce.schedulers.synthesis.annealing import Target, Walk
 from partreduce.schedulers.synthesis.archive import Archive
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.hints import budgets_of, indices_of
-from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.schedulers.synthesis.problem import Limits, Objective, Problem
 from partreduce.schedulers.synthesis.segments import compositions, segments_of, sketch_front
 from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Limits, Problem
-
-    Floats = npt.NDArray[np.float64]
-    Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 SWEEPS = 24
 """Sweeps of one annealing."""

@@ -7,24 +7,19 @@ one budget also fills in its neighbourhood of the front.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+from partreduce.schedulers.synthesis.archive import Archive
+from partreduce.schedulers.synthesis.scoring import CovarianceMap
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.archive import Archive
-    from partreduce.schedulers.synthesis.scoring import CovarianceMap
-
-    Floats = npt.NDArray[np.float64]
-    Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 OVER_BUDGET = 8.0
 """Weight of the logarithm of cost over budget against the logarithm of consensus distance."""

@@ -5,21 +5,16 @@ Arrays have one entry per bin; a *value* is the figure that is kept low, consens
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.schedulers.synthesis.alphabet import Indices
 from partreduce.schedulers.synthesis.problem import up_to
 from partreduce.topo.arithmetic.pareto import non_dominated
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Indices
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 NUM_BINS = 240
 FINEST = 1 / 200

@@ -5,22 +5,16 @@ The choice: those that nothing else beats, the one that the objective prefers, t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from partreduce.schedulers.synthesis.problem import Candidate, Objective, Status
+from partreduce.schedulers.synthesis.age_bound import DualBound
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+from partreduce.schedulers.synthesis.problem import Candidate, Objective, Problem, Status
 from partreduce.topo import figures
 from partreduce.topo.arithmetic.pareto import non_dominated
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import cycle_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.schedulers.synthesis.age_bound import DualBound
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.problem import Problem
-
 
 TOLERANCE = 5e-5
 """A consensus distance within this of its proved bound is called optimal (the bound's tables are float32)."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain, product
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.synthesis.explicit_alphabet import partition_cost
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, prime_radices
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.switches import above, regular_levels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from partreduce.schedulers.synthesis.problem import Problem
-    from partreduce.topo.cluster import Cluster
 
 MAX_PACE = 8
 

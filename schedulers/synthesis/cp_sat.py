@@ -11,22 +11,20 @@ from partreduce.topo.errors import MissingFeatureError
 from partreduce.topo.extras import missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ortools.sat.python import cp_model
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A status, the values of the asked variables (empty without a solution), the objective and its proved bound.
+    """A status, and the values of the asked variables (empty without a solution).
 
     `work` is what the solver counted, in its deterministic seconds.
     """
 
     status: Status
     values: tuple[int, ...] = ()
-    objective: float | None = None
-    bound: float | None = None
     work: float = 0.0
 
 
@@ -57,22 +55,21 @@ def solve(
     seed: int = 0,
     num_workers: int = 1,
     max_deterministic_time: float | None = None,
-    progress: Callable[[float, float], None] | None = None,
 ) -> Outcome:
     """Solve. With one worker and a deterministic time the outcome depends on the seed alone.
 
     An "infeasible" is only passed on after a second run with symmetry detection off agrees (symmetry code has returned
-    wrong answers before); without that confirmation the status is unknown. `progress` gets (objective, bound).
+    wrong answers before); without that confirmation the status is unknown.
     """
     start = time.monotonic()
     parameters: dict[str, float] = {"random_seed": seed, "num_workers": num_workers}
     if max_deterministic_time is not None:
         parameters["max_deterministic_time"] = max_deterministic_time
-    outcome = _run(model, variables, {**parameters, "max_time_in_seconds": max(0.01, time_limit)}, progress)
+    outcome = _run(model, variables, {**parameters, "max_time_in_seconds": max(0.01, time_limit)})
     if outcome.status is not Status.INFEASIBLE:
         return outcome
     left = max(0.05, time_limit - (time.monotonic() - start))
-    again = _run(model, variables, {**parameters, "max_time_in_seconds": left, "symmetry_level": 0}, None)
+    again = _run(model, variables, {**parameters, "max_time_in_seconds": left, "symmetry_level": 0})
     return replace(again, work=outcome.work + again.work)
 
 
@@ -80,7 +77,6 @@ def _run(
     model: cp_model.CpModel,
     variables: Sequence[cp_model.IntVar],
     parameters: Mapping[str, float],
-    progress: Callable[[float, float], None] | None,
 ) -> Outcome:
     from ortools.sat.python import cp_model
 
@@ -88,12 +84,7 @@ def _run(
     for name, value in parameters.items():
         setattr(solver.parameters, name, value)
 
-    class Report(cp_model.CpSolverSolutionCallback):
-        def on_solution_callback(self) -> None:
-            if progress is not None:
-                progress(self.objective_value, self.best_objective_bound)
-
-    status = solver.solve(model, Report())
+    status = solver.solve(model)
     if status == cp_model.MODEL_INVALID:
         raise AssertionError(model.validate())
     named = {
@@ -106,4 +97,4 @@ def _run(
     if named in {Status.INFEASIBLE, Status.UNKNOWN}:
         return Outcome(named, work=work)
     values = tuple(int(solver.value(variable)) for variable in variables)
-    return Outcome(named, values, solver.objective_value, solver.best_objective_bound, work)
+    return Outcome(named, values, work)

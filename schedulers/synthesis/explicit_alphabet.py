@@ -1,38 +1,25 @@
-"""The explicit phases of any cluster: all partitions for up to 8 workers, patterns and CP-SAT's own beyond."""
+"""The explicit phases of any cluster: all partitions for up to 8 workers, patterns beyond."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis.alphabet import Alphabet
-from partreduce.schedulers.synthesis.constraints import (
-    DisjointGroups,
-    GroupSizeAtMost,
-    NicCapacity,
-    PhaseVariables,
-    PreferMeetings,
-)
-from partreduce.schedulers.synthesis.cp_sat import new_model, solve
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.hints import group_rounds
 from partreduce.schedulers.synthesis.partitions import PartitionCosts, matrices_of
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.scoring import Space
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.switches import above
 from partreduce.topo.timing import loads
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Problem
-    from partreduce.topo.cluster import Cluster
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 Groups = tuple[tuple[int, ...], ...]
 MAX_ALL_PARTITIONS = 8
@@ -51,9 +38,6 @@ MAX_ENTRIES = 12_000_000
 """Entries of all mixing matrices together; there are fewer patterns where that would not hold them."""
 MAX_EXPLICIT_WORKERS = 512
 """Workers up to which explicit phases are searched: every one of them is a dense n×n matrix."""
-MAX_SOLVE_SECONDS = 2.0
-PER_CHOSEN = 3e-4
-"""Nominal seconds of one candidate group of a phase that CP-SAT puts together."""
 PER_WORKER = 1.5e-6
 """Nominal seconds of one worker of a pattern: to list it, to cost it and to write its matrix."""
 
@@ -101,14 +85,6 @@ def plain_means(pace: Sequence[int]) -> str:
     """The class of all schedules with one pace per worker, in words."""
     unequal = "" if len(set(pace)) == 1 else f" with paces {tuple(pace)}"
     return f"all schedules of plain means on {len(pace)} workers{unequal}"
-
-
-def partition_matrix(num_workers: int, groups: Groups) -> Floats:
-    """The mixing matrix of plain means, the mean projected out, shape (1, n, n)."""
-    result = np.eye(num_workers)
-    for group in groups:
-        result[np.ix_(group, group)] = 1.0 / len(group)
-    return (result - 1.0 / num_workers)[None]
 
 
 def partition_cost(groups: Groups, problem: Problem) -> float:
@@ -179,49 +155,6 @@ def _widths(num_nodes: int) -> list[int]:
     return sorted({int(width) for width in np.geomspace(1, num_nodes - 1, MAX_WIDTHS)})
 
 
-def chosen_phases(
-    problem: Problem, *, seed: int, count: int, expired: Callable[[], bool], clock: Clock | None = None
-) -> Iterator[Groups]:
-    """Phases that CP-SAT puts together from candidate groups under a NIC capacity, for random wishes who meets whom.
-
-    They differ from the patterns where nodes differ: a slow NIC is crossed by fewer or smaller groups than the others.
-    An uplink of a switch is one more NIC here.
-    """
-    rng = np.random.default_rng(seed)
-    cluster, n = problem.cluster, problem.cluster.num_workers
-    node_of = cluster.node_of()
-    full = partition_cost((tuple(range(n)),), problem)
-    for _ in range(count):
-        if expired():
-            return
-        candidates = _random_groups(rng, cluster)
-        crossing = []
-        for group in candidates:
-            nodes = set(node_of[list(group)].tolist())
-            share = 2 * (len(group) - 1) / len(group) * problem.size
-            rate = {v: problem.hardware.nic_of(v).seconds_per_byte / problem.hardware.num_nics for v in nodes}
-            load = {v: share * rate[v] for v in nodes} if len(nodes) > 1 else {}
-            for index, switch in enumerate(problem.hardware.shared_switches(cluster.num_nodes)):
-                if 0 < len(nodes.intersection(switch.nodes)) < len(nodes):
-                    load[cluster.num_nodes + index] = share * switch.uplink.seconds_per_byte
-            crossing.append(load)
-        wish = rng.random((n, n))
-        weights = tuple(int(100 * wish[np.ix_(g, g)].sum() / len(g)) for g in candidates)
-        model = new_model()
-        variables = PhaseVariables.of(model, candidates)
-        DisjointGroups(n).apply(model, variables)
-        NicCapacity(float(rng.uniform(0.2, 1.0)) * full, tuple(crossing)).apply(model, variables)
-        if problem.limits.max_group is not None:
-            GroupSizeAtMost(problem.limits.max_group).apply(model, variables)
-        PreferMeetings(weights).apply(model, variables)
-        # Counted work ends it; seconds only where the machine is too busy for that.
-        outcome = solve(model, variables.chosen, time_limit=MAX_SOLVE_SECONDS, seed=seed, max_deterministic_time=0.1)
-        if clock is not None:
-            clock.charge(PER_CHOSEN * len(candidates) + outcome.work)
-        if outcome.values:
-            yield tuple(g for g, on in zip(candidates, outcome.values, strict=True) if on)
-
-
 def hinted_groups(problem: Problem) -> Iterator[Groups]:
     """The phases of the problem's hints, of plain means only (the search's matrices are projections)."""
     for hint in problem.hints:
@@ -230,30 +163,12 @@ def hinted_groups(problem: Problem) -> Iterator[Groups]:
                 yield tuple(group.members for group in phase)
 
 
-def _random_groups(rng: np.random.Generator, cluster: Cluster) -> list[tuple[int, ...]]:
-    """Node-local subsets and random crossing groups, about 60 in all."""
-    n = cluster.num_workers
-    result = {tuple(sorted(cluster.workers_of(v))) for v in range(cluster.num_nodes)}
-    for _ in range(20):
-        node = cluster.workers_of(int(rng.integers(cluster.num_nodes)))
-        result.add(tuple(sorted(rng.permutation(node)[: int(rng.integers(1, len(node) + 1))].tolist())))
-    for _ in range(40 if cluster.num_nodes > 1 else 0):
-        nodes = rng.permutation(cluster.num_nodes)[: int(rng.integers(2, cluster.num_nodes + 1))]
-        members: list[int] = []
-        for v in nodes.tolist():
-            node = cluster.workers_of(v)
-            members += rng.permutation(node)[: int(rng.integers(1, len(node) + 1))].tolist()
-        result.add(tuple(sorted(members)))
-    return sorted(group for group in result if 2 <= len(group) <= n)
-
-
 def explicit_alphabet(
     problem: Problem,
     pace: Sequence[int],
     *,
     seed: int,
     expired: Callable[[], bool],
-    num_chosen: int = 40,
     clock: Clock | None = None,
 ) -> Alphabet:
     """Explicit phases for the problem with one pace per worker, pruned; complete (all partitions) up to 8 workers."""
@@ -274,8 +189,6 @@ def explicit_alphabet(
             keep = np.random.default_rng(seed).choice(len(phases), most, replace=False)
             names, always = list(phases), range(3 + len(rack_splits(cluster)))
             phases = {names[i]: None for i in sorted({*always, *keep.tolist()})}
-        for groups in chosen_phases(problem, seed=seed, count=num_chosen, expired=expired, clock=clock):
-            phases[_canonical(groups)] = None
         for phase in hinted_groups(problem):
             phases[_canonical(phase)] = None
     limit = problem.limits.max_group

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
 from partreduce.schedulers.synthesis.age_bound import DualBound, dual_bound
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
 from partreduce.schedulers.synthesis.alphabet_search import AlphabetSearch, SearchStage, within_limits
 from partreduce.schedulers.synthesis.candidates import (
     bounded,
@@ -27,17 +29,11 @@ from partreduce.schedulers.synthesis.cluster_shape import (
 )
 from partreduce.schedulers.synthesis.explicit_alphabet import MAX_EXPLICIT_WORKERS, explicit_alphabet
 from partreduce.schedulers.synthesis.hints import budgets_of
-from partreduce.schedulers.synthesis.problem import Front, Objective, Status, up_to
+from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
 from partreduce.schedulers.synthesis.profile_bound import profile_bound
 from partreduce.schedulers.synthesis.refinement import refine
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.problem import Candidate, Problem
 
 T = TypeVar("T")
 
@@ -153,13 +149,13 @@ def search(
 
 
 def _refine(problem: Problem, tried: AlphabetSearch, until: float, seed: int) -> None:
-    """Refine the archives, which share the time; the search's alphabet gets the phases that came up."""
+    """Refine the archives, which share the time."""
     for index, archive in enumerate(tried.archives):
         now, by_drift = tried.clock.position(), archive is tried.second
         if not archive.front():  # there is nothing to refine yet
             tried.go_on(until)
             break
-        tried.alphabet = refine(
+        refine(
             tried.alphabet,
             problem,
             archive,

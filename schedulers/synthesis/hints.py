@@ -6,24 +6,20 @@ costs are budgets at which the search is asked for more.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from math import prod
 from operator import mul
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
+from partreduce.topo.rule import Block, RulePhase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Pace
 from partreduce.topo.timing.cost import communication
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.problem import Problem
-    from partreduce.topo.rule import RulePhase
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies import Pace
 
 Round = TypeVar("Round")
 

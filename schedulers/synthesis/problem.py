@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from fractions import Fraction
+from typing import Literal
 
+from partreduce.schedulers.synthesis.age_bound import DualBound
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.timing.cost import bytes_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from fractions import Fraction
-
-    from partreduce.schedulers.synthesis.age_bound import DualBound
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
 
 Push = Literal["worker", "node"]
 

@@ -21,26 +21,21 @@ dominated by it. The argument is ours.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import ceil, floor, sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis.age_bound import AgeTables, DualBound, lines_of
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_space, partition_cost, plain_means
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.topo.strategies.axes import Form
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Problem
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 SIZES = ((14, 5), (10, 6))
 """(cost levels, greatest age) of the tables: many levels matter at large budgets, many ages at small ones."""

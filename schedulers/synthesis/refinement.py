@@ -1,42 +1,31 @@
 """Refinement: what a search left on its front is taken apart and put together again, until the time is up.
 
 A search over a whole alphabet finds the phases that are worth using, a few dozen of hundreds, long before it has found
-the best orders of them. So rounds of three steps follow, all of them filling the same archive:
+the best orders of them. So rounds of two steps follow, which fill the same archive:
 
 * the phases in use on the front alone, put together between full averages by a beam search that is the wider the fewer
   they are (`segments`);
-* for explicit phases, `local_search`: new phases, worker by worker;
-* single phases of the periods on the front moved, left out or repeated, windows built anew, and short annealing, from
-  the phases in use.
+* windows of the periods on the front built anew, and short annealing, from the phases in use and some others.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
 from partreduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, best_of, figure_of, within_limits
 from partreduce.schedulers.synthesis.annealing import Target, Walk
-from partreduce.schedulers.synthesis.local_search import LocalSearch
+from partreduce.schedulers.synthesis.archive import Archive
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.segments import PER_BEGINNING, segments_of, sketch_front
 from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.archive import Archive
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Limits, Problem
-    from partreduce.schedulers.synthesis.scoring import CovarianceMap
-
-    Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 BEAMS = ((640, 4), (1600, 4), (1600, 32), (6400, 100))
 """Beginnings that the beam search goes on with in the first rounds, and how many of them for each cost."""
@@ -46,18 +35,12 @@ MAX_POOL = 96
 """Phases in use that are put together; of more, those that stand in most periods."""
 NEWCOMERS = 48
 """Other phases, drawn at random, that are put together with those in use when these have not changed."""
-POLISHED = 48
-"""Periods of the front that are rearranged in one round."""
 DESCENTS = 16
 """Periods of the front that are improved in one round."""
 BEAM_SHARE = 0.25
 """Part of what is left that one beam search may take."""
 SAME = 1e-9
 """Difference below which two values count as equal."""
-MAX_REARRANGED = 240
-"""Rearrangements of one period that are scored together."""
-REORDERS = 6
-"""Times that the best of them is rearranged again."""
 REBUILDS = 4
 """Windows built anew for each of them."""
 SWEEPS = 3
@@ -74,30 +57,26 @@ def refine(
     seed: int,
     targets: Sequence[Target] = (),
     by_drift: bool = False,
-) -> Alphabet:
+) -> None:
     """Improve the periods of an archive.
 
     Args:
         alphabet: the phases that the archive's indices speak of; its space charges the clock.
         problem: what is asked.
-        archive: filled with what is better, in indices of the returned alphabet.
+        archive: filled with what is better.
         clock: what is charged for all work.
         until: its position at which to stop.
         seed: of all random draws.
         targets: what every other improvement aims at; the others aim at what some period on the front communicates.
         by_drift: whether the archive's values are drifts instead of consensus distances.
-
-    Returns:
-        The alphabet with new phases behind its own, if it has explicit ones.
     """
     if clock.passed(until) or not archive.front():
-        return alphabet
-    refinement = _Refinement(alphabet, problem, archive, clock=clock, until=until, seed=seed, by_drift=by_drift)
+        return
+    refinement = _Refinement(alphabet, problem, archive, clock, until, by_drift, np.random.default_rng(seed))
     turn = 0
     while not clock.passed(until):
         refinement.round(turn, targets)
         turn += 1
-    return refinement.alphabet
 
 
 def used_phases(alphabet: Alphabet, archive: Archive) -> Ints:
@@ -112,77 +91,40 @@ def used_phases(alphabet: Alphabet, archive: Archive) -> Ints:
     return np.sort(most[uses[most] > 0])
 
 
-def rearranged(indices: Indices, limits: Limits, rng: np.random.Generator) -> list[Indices]:
-    """Periods with one phase moved elsewhere, left out, or one of their phases put in; MAX_REARRANGED drawn of them.
-
-    The phase that stands most often (mostly the one without groups) is not moved: that would move the others past it.
-    """
-    made: dict[Indices, None] = {}
-    length, common = len(indices), Counter(indices).most_common(1)[0][0]
-    for t, phase in enumerate(indices):
-        rest = indices[:t] + indices[t + 1 :]
-        made[rest] = None
-        if phase != common:
-            made |= dict.fromkeys((*rest[:u], phase, *rest[u:]) for u in range(length - 1))
-    for phase in sorted(set(indices)):
-        # Beside an equal phase it is put in once, behind it.
-        made |= dict.fromkeys((*indices[:u], phase, *indices[u:]) for u in range(length) if indices[u] != phase)
-    made.pop(indices, None)
-    kept = [one for one in made if limits.min_period <= len(one) <= limits.max_period]
-    if len(kept) <= MAX_REARRANGED:
-        return kept
-    return [kept[i] for i in np.sort(rng.choice(len(kept), MAX_REARRANGED, replace=False)).tolist()]
-
-
+@dataclass(slots=True, eq=False)
 class _Refinement:
-    """The steps of a round, on one archive; the alphabet grows with every round."""
+    """The steps of a round, on one archive."""
 
-    def __init__(
-        self,
-        alphabet: Alphabet,
-        problem: Problem,
-        archive: Archive,
-        *,
-        clock: Clock,
-        until: float,
-        seed: int,
-        by_drift: bool,
-    ) -> None:
-        rng = np.random.default_rng(seed)
-        self.alphabet, self.problem, self.archive, self.rng = alphabet, problem, archive, rng
-        self.clock, self.until = clock, until
-        self.by_drift = by_drift
-        figure = partial(scoring.drift, alphabet.space) if by_drift else None
-        explicit = alphabet.radices is None
-        self.search = LocalSearch(alphabet, problem, archive, clock, until, rng, figure) if explicit else None
-        self.composed: set[tuple[bytes, tuple[int, int]]] = set()
-        self.polished: set[Indices] = set()
+    alphabet: Alphabet
+    problem: Problem
+    archive: Archive
+    clock: Clock
+    until: float
+    by_drift: bool
+    rng: np.random.Generator
+    composed: set[tuple[bytes, tuple[int, int]]] = field(default_factory=set)
+
+    def _newcomers(self) -> Ints:
+        """Phases that need not be in use, drawn anew."""
+        return self.rng.choice(len(self.alphabet), min(NEWCOMERS, len(self.alphabet)), replace=False)
 
     def _over(self) -> bool:
         return self.clock.passed(self.until)
 
     def round(self, turn: int, targets: Sequence[Target]) -> None:
-        """Put together, rearrange, improve and shuffle, as long as the clock lets it."""
+        """Put together and shuffle, as long as the clock lets it."""
         self.recompose(turn)
-        self.polish()
         front = self.archive.front()
         chosen = [Target(budget=front[i][1]) for i in self.rng.permutation(len(front))[:DESCENTS].tolist()]
         if targets:
             chosen = [targets[i // 2 % len(targets)] if i % 2 else chosen[i] for i in range(len(chosen))]
-        if self.search is not None:
-            for target in chosen:
-                if not self._over():
-                    self.search.improve(self._nearest(target), target)
-            self.search.grow()
-            self.alphabet = self.search.alphabet
         self.shuffle(chosen)
 
     def recompose(self, turn: int) -> None:
         """The phases in use put together anew between full averages, over the whole range of costs."""
         pool, beam = used_phases(self.alphabet, self.archive), self._beam(turn)
         if (pool.tobytes(), beam) in self.composed:  # nothing new came into use, so others are given a chance
-            others = self.rng.choice(len(self.alphabet), min(NEWCOMERS, len(self.alphabet)), replace=False)
-            pool, beam = np.union1d(pool, others), min(beam, BEAMS[1])
+            pool, beam = np.union1d(pool, self._newcomers()), min(beam, BEAMS[1])
         self.composed.add((pool.tobytes(), beam))
         limits, (width, per_cost) = self.problem.limits, beam
         segments = segments_of(self.alphabet.take(pool), limits.max_period, self._over, beam=width, per_cost=per_cost)
@@ -210,38 +152,16 @@ class _Refinement:
         return [one for one, better in zip(sketched, values < archive.values[bins] - SAME, strict=True) if better]
 
     def shuffle(self, targets: Sequence[Target]) -> None:
-        """For each target windows of the best period built anew, and a short annealing, from the phases in use."""
-        pool, maps = used_phases(self.alphabet, self.archive), self.alphabet.covariance_maps()
-        walk = self._walk(pool)
+        """For each target windows of the best period built anew, and a short annealing with some phases not in use."""
+        maps = self.alphabet.covariance_maps()
+        walk = self._walk(np.union1d(used_phases(self.alphabet, self.archive), self._newcomers()))
         for target in targets:
             if self._over():
                 break
-            indices = self.reorder(walk, self._nearest(target), target, maps)
+            indices = self._nearest(target)
             for _ in range(REBUILDS):
                 indices = rebuild(walk, indices, target, maps)
             walk.anneal(indices, target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
-
-    def polish(self) -> None:
-        """Rearrange some periods of the front that were not yet, each for what it communicates."""
-        walk, maps = self._walk(used_phases(self.alphabet, self.archive)), self.alphabet.covariance_maps()
-        rough = [entry for entry in self.archive.front() if entry[2] not in self.polished]
-        for place in self.rng.permutation(len(rough))[:POLISHED].tolist():
-            if self._over():
-                break
-            _, cost, indices = rough[place]
-            self.polished.add(self.reorder(walk, indices, Target(budget=cost), maps))
-            self.polished.add(indices)
-
-    def reorder(self, walk: Walk, indices: Indices, target: Target, maps: CovarianceMap) -> Indices:
-        """The period with single phases moved, left out or repeated, as long as that makes it better for the target."""
-        for _ in range(REORDERS):
-            options = [indices, *rearranged(indices, self.problem.limits, self.rng)]
-            values, costs = walk.figures_of(options, maps)
-            best = int(np.argmin(target.energy(costs, values)))
-            if best == 0 or self._over():
-                break
-            indices = options[best]
-        return indices
 
     def _nearest(self, target: Target) -> Indices:
         """The archive's best for a target, or what misses it by the least."""

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import chain, combinations
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis.alphabet import Alphabet
 from partreduce.schedulers.synthesis.explicit_alphabet import no_larger_than
 from partreduce.schedulers.synthesis.hints import rule_rounds
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.scoring import Space
 from partreduce.topo.arithmetic.whole_numbers import divisors, prime_factors
-from partreduce.topo.rule import Block
+from partreduce.topo.rule import Block, RulePhase
 from partreduce.topo.timing import loads
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.problem import Problem
-    from partreduce.topo.rule import RulePhase
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 MAX_ENUMERATED = 2500
 """Up to this many phases all are listed; beyond, only those with aligned blocks are."""

@@ -16,22 +16,17 @@ columns of a push. ⟨·, ·⟩ and tr are taken on the space of all n workers: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.arithmetic.lyapunov import steady_state
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.clock import Clock
-
-    Floats = npt.NDArray[np.float64]
-    Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 NEGLIGIBLE = 1e-9
 """Entries of a power of the period below this add nothing to a covariance any more."""

@@ -8,34 +8,21 @@ CP-SAT exactly or from dynamic programming for the whole front at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
-from partreduce.schedulers.synthesis.constraints import (
-    SCALE,
-    CompositionVariables,
-    CostAtMost,
-    DistinctPhasesAtMost,
-    PeriodIs,
-    Segment,
-    ValueAtMost,
-)
+from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.constraints import Composition, Segment, cost_of, value_of
 from partreduce.schedulers.synthesis.cp_sat import new_model, solve
+from partreduce.schedulers.synthesis.problem import Limits, Status
 from partreduce.topo.arithmetic.pareto import non_dominated
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.schedulers.synthesis.problem import Limits, Status
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 PER_COST = 4
 """Beginnings of each cost that a beam search goes on with at the least."""
@@ -138,24 +125,22 @@ def compose(
     distance of at most `value`.
     """
     model = new_model()
-    variables = CompositionVariables.of(model, [s for s in segments if len(s.indices) <= period], period)
-    PeriodIs(period).apply(model, variables)
+    composition = Composition.of(model, [s for s in segments if len(s.indices) <= period], period)
     if limits.max_distinct_phases is not None:
-        DistinctPhasesAtMost(limits.max_distinct_phases, free).apply(model, variables)
+        composition.distinct_phases_at_most(limits.max_distinct_phases, free)
     if budget is not None:
-        CostAtMost(budget * period).apply(model, variables)
-        weights = [round(s.value * SCALE) for s in variables.segments]
+        composition.at_most(cost_of, budget * period)
+        model.minimize(composition.total(value_of))
     else:
         assert value is not None
-        ValueAtMost(value * period).apply(model, variables)
-        weights = [round(s.cost * SCALE) for s in variables.segments]
-    model.minimize(sum(w * c for w, c in zip(weights, variables.counts, strict=True)))
-    outcome = solve(model, variables.counts, time_limit=time_limit, seed=seed, max_deterministic_time=max_work)
+        composition.at_most(value_of, value * period)
+        model.minimize(composition.total(cost_of))
+    outcome = solve(model, composition.counts, time_limit=time_limit, seed=seed, max_deterministic_time=max_work)
     if clock is not None:
-        clock.charge(PER_VARIABLE * len(variables.segments) + outcome.work)
+        clock.charge(PER_VARIABLE * len(composition.segments) + outcome.work)
     indices = tuple(
         phase
-        for segment, count in zip(variables.segments, outcome.values, strict=False)
+        for segment, count in zip(composition.segments, outcome.values, strict=False)
         for _ in range(count)
         for phase in segment.indices
     )

@@ -8,21 +8,16 @@ too. Both matrices belong to the old period, so what comes out is scored exactly
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
+from partreduce.schedulers.synthesis.alphabet import Indices
+from partreduce.schedulers.synthesis.annealing import Target, Walk
+from partreduce.schedulers.synthesis.scoring import CovarianceMap
 from partreduce.schedulers.synthesis.segments import worth_extending
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.schedulers.synthesis.alphabet import Indices
-    from partreduce.schedulers.synthesis.annealing import Target, Walk
-    from partreduce.schedulers.synthesis.scoring import CovarianceMap
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 WINDOW = 4
 """Phases that are torn out at most."""

@@ -7,8 +7,12 @@ every addition with its rounding.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
+
+from partreduce.topo.codec_numbers import UNDERFLOW, UNIT_ROUNDOFF, rounding_error
 
 ZERO_BELOW = np.float32(2.0**-119)
 
@@ -35,7 +39,7 @@ def peaks_of(values, block):
     return np.repeat(np.maximum.reduceat(values, starts), np.diff([*starts, len(values)])) if len(values) else values
 
 
-def quantised(values, block, noise=None):
+def quantised(values, block):
     """(levels, the scale of each number) of int8."""
     values = np.asarray(values, np.float32)
     peaks = peaks_of(values, block).astype(np.float32)
@@ -44,13 +48,13 @@ def quantised(values, block, noise=None):
         factors = np.where(plain, np.float32(127) / peaks, np.float32(0)).astype(np.float32)
         scales = np.where(plain, peaks / np.float32(127), np.where(peaks < ZERO_BELOW, 0, np.nan)).astype(np.float32)
         scaled = values * factors
-        levels = np.rint(scaled) if noise is None else np.clip(np.floor(scaled + noise), -127, 127)
+        levels = np.rint(scaled)
     return np.where(plain, levels + 0.0, 0).astype(np.float32), scales  # whole numbers have one zero
 
 
-def in_eight_bits(values, block, noise=None):
+def in_eight_bits(values, block):
     """The numbers that come out of int8's code."""
-    levels, scales = quantised(values, block, noise)
+    levels, scales = quantised(values, block)
     with np.errstate(invalid="ignore"):
         return levels * scales
 
@@ -71,61 +75,49 @@ def added(rows):
     return total
 
 
-def flat_sum(given, block, noise):
-    """Quantise, add each shard in order of places, quantise: what all members have.
-
-    `noise(count, place, member)` is what stochastic rounding adds, None for rounding to nearest.
-    """
+def flat_sum(given, block):
+    """Quantise, add each shard in order of places, quantise: what all members have."""
     members, length = given.shape
     coded = np.empty_like(given)
     bounds = cut(length, members, block)
     result = np.empty(length, np.float32)
     for member in range(members):
-        draws = noise(length, "flat", member)
         for start, end in bounds:
-            part = None if draws is None else draws[start:end]
-            coded[member, start:end] = in_eight_bits(given[member, start:end], block, part)
-    for owner, (start, end) in enumerate(bounds):
-        total = added(coded[:, start:end])
-        result[start:end] = in_eight_bits(total, block, noise(end - start, "flat sum", owner))
+            coded[member, start:end] = in_eight_bits(given[member, start:end], block)
+    for start, end in bounds:
+        result[start:end] = in_eight_bits(added(coded[:, start:end]), block)
     return result
 
 
-def hierarchical_sum(given, block, noise, *, on_each, across_only, parts=1):
+def hierarchical_sum(given, block, *, on_each, across_only, parts=1):
     """The same in three stages, for members that lie on their nodes one after another."""
     length = given.shape[1]
     result = np.empty(length, np.float32)
-    for index, (start, end) in enumerate(cut(length, parts, block)):
+    for start, end in cut(length, parts, block):
         if end > start:
-            result[start:end] = _part(given[:, start:end], block, noise, on_each, across_only=across_only, index=index)
+            result[start:end] = _part(given[:, start:end], block, on_each, across_only=across_only)
     return result
 
 
-def _part(given, block, noise, on_each, *, across_only, index):
+def _part(given, block, on_each, *, across_only):
     members, length = given.shape
     nodes = members // on_each
     shards = cut(length, on_each, block)
     coded = given.copy()
     if not across_only:
         for member in range(members):
-            draws = noise(length, f"inside {index}", member)
             for start, end in shards:
-                part = None if draws is None else draws[start:end]
-                coded[member, start:end] = in_eight_bits(given[member, start:end], block, part)
+                coded[member, start:end] = in_eight_bits(given[member, start:end], block)
     result = np.empty(length, np.float32)
-    for place, (start, end) in enumerate(shards):
+    for start, end in shards:
         finer = cut(end - start, nodes, block)
         sent = np.empty((nodes, end - start), np.float32)
         for node in range(nodes):
             own = added(coded[node * on_each : (node + 1) * on_each, start:end])
-            draws = noise(end - start, f"across {index}", node * on_each + place)
             for first, last in finer:
-                part = None if draws is None else draws[first:last]
-                sent[node, first:last] = in_eight_bits(own[first:last], block, part)
-        for node, (first, last) in enumerate(finer):
-            draws = noise(last - first, f"across {index} sum", node * on_each + place)
-            total = added(sent[:, first:last])
-            result[start + first : start + last] = in_eight_bits(total, block, draws)
+                sent[node, first:last] = in_eight_bits(own[first:last], block)
+        for first, last in finer:
+            result[start + first : start + last] = in_eight_bits(added(sent[:, first:last]), block)
     return result
 
 
@@ -154,3 +146,75 @@ def short_sums(given, codec, *, on_each=1, across_only=False):
                     total = short(total + rows[(first + direction * hop) % len(rows)])
                 candidates.append(total)
     return np.stack(candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBound:
+    """|result - exact sum| <= relative · M + absolute, with M the sum of the members' m of `topo.codec_numbers`."""
+
+    relative: Fraction
+    absolute: Fraction
+
+
+class _Tracked:
+    """What is known of a sum on its way: its error, and the size of its terms, each as (part of M, absolute)."""
+
+    def __init__(self, error: Fraction, underflow: Fraction) -> None:
+        self._codec_error, self._underflow = error, underflow
+        self.error, self.size = (Fraction(0), Fraction(0)), (Fraction(1), Fraction(0))
+
+    def encode(self, count: int) -> None:
+        """Each of `count` terms is rounded once."""
+        grown = tuple(part * self._codec_error for part in self.size)
+        more = (grown[0], grown[1] + count * self._underflow)
+        self.error = (self.error[0] + more[0], self.error[1] + more[1])
+        self.size = (self.size[0] + more[0], self.size[1] + more[1])
+
+    def add(self, count: int, unit: Fraction) -> None:
+        """Numbers are added `count` at a time, one after another, each addition rounded."""
+        factor = (1 + unit) ** (count - 1) - 1
+        self.error = (self.error[0] + factor * self.size[0], self.error[1] + factor * self.size[1])
+        self.size = (self.size[0] * (1 + factor), self.size[1] * (1 + factor))
+
+
+def sum_error(
+    codec: str,
+    num_members: int,
+    *,
+    on_each_node: int = 1,
+    across_only: bool = False,
+    through_servers: bool = False,
+) -> ErrorBound:
+    """How far a coded sum may be from the exact sum of what the members gave.
+
+    The rounding of every stage is followed in exact fractions: a term that is rounded is off by e·(its size) + t, and
+    an addition by u·(its result), with u that of float32 where codes are decoded before they are added (int8, servers)
+    and the codec's own where the backend adds 16-bit numbers.
+
+    Args:
+        codec: float16, bfloat16 or int8.
+        num_members: of the group.
+        on_each_node: l, for a hierarchical sum over num_members / l nodes; 1 for one stage over all.
+        across_only: whether numbers are added inside the nodes before they are rounded.
+        through_servers: whether a host adds the decoded numbers.
+    """
+    float32 = UNIT_ROUNDOFF["float32"]
+    decoded = codec == "int8" or through_servers
+    own = float32 if decoded else UNIT_ROUNDOFF[codec]
+    tracked = _Tracked(rounding_error(codec), UNDERFLOW[codec])
+    nodes = num_members // on_each_node
+    if on_each_node > 1:
+        if across_only:
+            tracked.add(on_each_node, float32)
+            tracked.encode(nodes)
+        else:
+            tracked.encode(num_members)
+            tracked.add(on_each_node, own)
+            if codec == "int8":
+                tracked.encode(nodes)
+    else:
+        tracked.encode(num_members)
+    tracked.add(nodes, own)
+    if decoded:
+        tracked.encode(1)
+    return ErrorBound(*tracked.error)

@@ -98,7 +98,7 @@ def run_group_case(case, world, *, device="cpu"):
                 means.append(model.values.detach().cpu().numpy().copy())
             own.append(model.values.detach().cpu().numpy().copy())
             rounds.append(optimizer.round)
-    optimizer.stepper.gather()
+    optimizer.engine.gather()
     own.append(model.values.detach().cpu().numpy().copy())
     optimizer.finish()
     rounds.append(optimizer.round)

@@ -80,7 +80,6 @@ def make_case(seed: int) -> Case:
     width = rng.choice([2, 2, 3])
     when = Pipeline(
         width=width,
-        wider=width > 2,
         warm_up=rng.choice([0, 0, 1, 2, 3]),
         drain=rng.choice(list(Drain)),
         total=rng.choice(list(GradientTotal)),

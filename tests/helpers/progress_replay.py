@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from helpers import coded_sums
-from partreduce.runtime.codecs.eight_bits import noise as drawn
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late, Lockstep, Rounding, Static
+from partreduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late, Lockstep, Static
 from partreduce.topo.strategies.base import Averaging
 
 PARTS = {"first": (5, np.float32), "second": (37, np.float32), "third": (19, np.float64)}
@@ -44,7 +43,7 @@ def random_run(seed: int) -> RandomRun:
     late = rng.random() < 0.5
     factors = [Fraction(1), Fraction(1), Fraction(1, 2)] + ([] if late else [Fraction(3, 2)])
     codec = rng.choice([Codec.INT8, Codec.INT8, Codec.FLOAT16, Codec.BFLOAT16])
-    eight = {"block": rng.choice([8, 16, 256]), "rounding": rng.choice(list(Rounding))} if codec is Codec.INT8 else {}
+    eight = {"block": rng.choice([8, 16, 256])} if codec is Codec.INT8 else {}
     common = {
         "pace": rng.choice([2, 3, (*(rng.randint(1, 3) for _ in range(n - 1)), 2)]),  # not all 1: gradients then
         "when": Late() if late else Lockstep(),
@@ -150,7 +149,7 @@ def _round(
                 if (factor := float(paces.mean()) / int(pace)) != 1.0:
                     own[i] = (own[i] - begun[i]) * dtype(factor) + begun[i]
         given = (begun if strategy.overlap else own)[members]
-        sums = _sums((given - reference) / dtype(len(members)), group, strategy.how, round_, bucket)
+        sums = _sums((given - reference) / dtype(len(members)), strategy.how)
         means = reference + sums.astype(dtype)  # [candidates, numbers]
         relax = float(group.relax)
         if strategy.overlap:
@@ -185,15 +184,9 @@ def _steps(case: RandomRun, history: History, bucket: int, worker: int, round_: 
     return values
 
 
-def _sums(shares: np.ndarray, group: Group, how: How, round_: int, bucket: int) -> np.ndarray:
+def _sums(shares: np.ndarray, how: How) -> np.ndarray:
     """What the coded sum of shares [members, numbers] may be: [candidates, numbers], float32."""
     given = shares.astype(np.float32)
     if how.codec is not Codec.INT8:
         return coded_sums.short_sums(given, how.codec.value)
-
-    def noise(count: int, place: str, member: int) -> np.ndarray | None:
-        if how.rounding is Rounding.NEAREST:
-            return None
-        return drawn(count, "codec", round_, bucket, place, group.members[member]).numpy()
-
-    return coded_sums.flat_sum(given, how.block, noise)[None]
+    return coded_sums.flat_sum(given, how.block)[None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from partreduce.schedulers.protocols.partial import COMPUTING
+from partreduce.schedulers.protocols.partial_sides import COMPUTING
 
 
 class TellsNobody:

@@ -21,7 +21,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.quorum import Counting, Divide, MissedResults, Quorum, QuorumStart
+from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 
 runner.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
 SIZES = (3, 2)
@@ -82,7 +82,6 @@ def random_quorum(rng, n):
         quorum = rng.choice([QuorumStart.SOLO, QuorumStart.MAJORITY, *(range(2, n) if n > 2 else [QuorumStart.SOLO])])
         missed = rng.choice([MissedResults.EACH, MissedResults.EACH, MissedResults.SUM, MissedResults.LATEST])
         options = {"quorum": quorum, "missed": missed, "count": rng.choice(list(Counting))}
-        options["divide"] = rng.choice([Divide.WORKERS, Divide.WORKERS, Divide.CONTRIBUTORS])
         options["grace"] = rng.choice([0, 0, 1000])
         if missed is MissedResults.LATEST:
             options["synchronise_every"] = rng.choice([0, 1, 3])
@@ -193,15 +192,14 @@ def quorum_problems(case, results):
 
 def delivered_in(case, brought, begins):
     """What a round delivers. (WIDTH,)"""
-    total, count = np.zeros(WIDTH), 0
+    total = np.zeros(WIDTH)
     for rank, numbers in brought.items():
         for number in numbers:
             push = case.push[rank, begins[rank] + number].copy()
             if (rank, begins[rank] + number) in case.absent:
                 push[SIZES[0] :] = 0
             total += push
-            count += 1
-    return total / (max(1, count) if case.when.divide is Divide.CONTRIBUTORS else case.num_workers)
+    return total / case.num_workers
 
 
 def replayed(case, results):

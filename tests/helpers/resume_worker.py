@@ -24,7 +24,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Pairwise, Round, Server, Static
-from partreduce.topo.strategies.axes import Codec, How, Rounding
+from partreduce.topo.strategies.axes import Codec, How
 
 
 def schedule(kind: str, n: int) -> Schedule:
@@ -41,7 +41,7 @@ def schedule(kind: str, n: int) -> Schedule:
     groups_of = ([[0, 1]], [[0, 1, 2]]) if coded else ([[0, 1]], [[1, 2]], [[0, 2]])
     phases = tuple(Phase.from_groups(n, groups) for groups in groups_of)
     overlap, pace = "overlap" in kind, (1, 2, 1) if kind == "pace" else 1
-    how = How(codec=Codec.INT8, block=32, rounding=Rounding.STOCHASTIC) if coded else How()
+    how = How(codec=Codec.INT8, block=32) if coded else How()
     return Schedule(
         kind,
         Cluster.regular(1, n),

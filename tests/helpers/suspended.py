@@ -1,8 +1,9 @@
 """Jobs that are suspended while one worker waits for another, each of both in a process of its own.
 
-`python -m helpers.suspended TIMEOUT NAME …` does what each name stands for, all side by side, and prints as JSON how it
-ended. The other one is stopped by SIGSTOP first, so that the waiter has to wait, then the waiter for longer than its
-timeout; then both go on, as after a night with the lid closed.
+`python -m helpers.suspended TIMEOUT NAME …` does what each name stands for and prints as JSON how it ended. The other
+one is stopped by SIGSTOP first, so that the waiter has to wait, then the waiter for longer than its timeout; then both
+go on, as after a night with the lid closed. The jobs stand side by side, but start two at a time: a worker that gets no
+processor for its timeout while all others start would rightly blame its peer.
 """
 
 # ruff: noqa: T201 - its output is what the tests read
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import multiprocessing
 import os
 import signal
 import sys
@@ -28,6 +30,7 @@ from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.generator.service import GeneratorService
 from partreduce.runtime.launcher.launch import _import_once
+from partreduce.runtime.launcher.orphans import die_with_parent
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.credit import Bound
 from partreduce.runtime.transport.mailbox import Mailbox
@@ -57,6 +60,8 @@ LONGER = 2.0
 """Seconds for which it is stopped beyond its timeout."""
 LIMIT = 45.0
 """Seconds in which a job comes to where it is suspended, and in which it ends after it was resumed."""
+STARTING = 2
+"""Jobs on their way to where they are suspended at one time."""
 
 PAIR = Cluster.regular(1, 2)
 EDGES = Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
@@ -79,10 +84,10 @@ class Job:
     """What the processes of one job share: how far the waiter has come, and the way to stop oneself."""
 
     def __init__(self, name, timeout):
-        self.name, self.timeout = name, timeout
+        self.name, self.timeout, self.steps = name, timeout, STEPS
         self._shared = mmap.mmap(-1, 16)
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the job
-        self.pids, self.was_suspended = {}, False
+        self.pids, self.was_suspended, self.store = {}, False, None
 
     def moved(self):
         """Called by the waiter between two waits."""
@@ -93,10 +98,11 @@ class Job:
         return self._shared[0]
 
     def fork(self, role, action):
-        pid = os.fork()
+        parent, pid = os.getpid(), os.fork()
         if pid == 0:
             code = 1
             try:
+                die_with_parent(parent)
                 os.dup2(self.output.fileno(), 1)
                 os.dup2(self.output.fileno(), 2)
                 torch.set_num_threads(1)
@@ -110,11 +116,20 @@ class Job:
                 os._exit(code)
         self.pids[role] = pid
 
-    def suspend(self):
+    def suspend(self, starting):
         """Wait until the waiter waits for the other, which has stopped itself; then stop it, too, and resume both."""
-        waiter, other = self.pids["waiter"], self.pids["other"]
-        if not _stopped(other):
-            return
+        with starting:
+            OTHERS.get(self.name, start_training)(self)
+            if not self._stopped_in_wait():
+                return
+        time.sleep(self.timeout + LONGER)
+        for pid in self.pids.values():
+            os.kill(pid, signal.SIGCONT)
+
+    def _stopped_in_wait(self):
+        waiter = self.pids["waiter"]
+        if not _stopped(self.pids["other"]):
+            return False
         since, place = time.monotonic(), self.place
         while time.monotonic() < since + STILL_SECONDS:
             if place != self.place:
@@ -122,9 +137,7 @@ class Job:
             time.sleep(0.01)
         os.kill(waiter, signal.SIGSTOP)
         self.was_suspended = _stopped(waiter)
-        time.sleep(self.timeout + LONGER)
-        for pid in (other, waiter):
-            os.kill(pid, signal.SIGCONT)
+        return self.was_suspended
 
     def told(self):
         """The exit codes, and what was said."""
@@ -163,7 +176,7 @@ def train(job, rank, port):
     model, schedule = network(), Schedule(job.name, PAIR, SCHEDULES[job.name]())
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model, schedule, timeout=job.timeout)
     with optimizer.join():
-        for step in range(STEPS):
+        for step in range(job.steps):
             if rank == 1 and step == AT:
                 stop_oneself()
             time.sleep(0.005)
@@ -175,25 +188,23 @@ def train(job, rank, port):
     optimizer.finish()
 
 
-def start_training(job, stores):
-    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    stores.append(store)
+def start_training(job):
+    job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     for rank, role in enumerate(("waiter", "other")):
-        job.fork(role, lambda rank=rank: train(job, rank, store.port))
+        job.fork(role, lambda rank=rank: train(job, rank, job.store.port))
 
 
 def connected(port):
     return TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
 
 
-def start_room(job, stores):
+def start_room(job):
     """The waiter waits for room to send to one that takes nothing."""
-    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    stores.append(server)
+    job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     bound = Bound(4, 4_000)
 
     def waiter():
-        store = connected(server.port)
+        store = connected(job.store.port)
         box = Mailbox(store, 0, "m", lambda _: None, max_bytes=1_000, timeout=job.timeout, bound=bound)
         box.start()
         for number in range(12):
@@ -212,7 +223,7 @@ def start_room(job, stores):
             if len(came) == 12:
                 all_came.set()
 
-        store = connected(server.port)
+        store = connected(job.store.port)
         box = Mailbox(store, 1, "m", deliver, max_bytes=1_000, timeout=job.timeout, bound=bound)
         box.start()
         assert all_came.wait(60)
@@ -223,14 +234,13 @@ def start_room(job, stores):
     job.fork("other", other)
 
 
-def start_message(job, stores):
+def start_message(job):
     """The waiter waits for a message."""
-    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    stores.append(server)
+    job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
     def waiter():
         came = []
-        box = Mailbox(connected(server.port), 0, "m", came.append, max_bytes=1_000, timeout=job.timeout)
+        box = Mailbox(connected(job.store.port), 0, "m", came.append, max_bytes=1_000, timeout=job.timeout)
         box.start()
         box.send(1, "hello")
         box.until(lambda: bool(came), Signs(), (1,), None)
@@ -244,7 +254,7 @@ def start_message(job, stores):
             box.send(message.source, "answer")
             answered.set()
 
-        box = Mailbox(connected(server.port), 1, "m", deliver, max_bytes=1_000, timeout=job.timeout)
+        box = Mailbox(connected(job.store.port), 1, "m", deliver, max_bytes=1_000, timeout=job.timeout)
         box.start()
         assert answered.wait(60)
         box.close()
@@ -253,7 +263,7 @@ def start_message(job, stores):
     job.fork("other", other)
 
 
-def start_store(job, _):
+def start_store(job):
     """The waiter asks a store whose server is stopped."""
     reading, writing = os.pipe()
 
@@ -285,18 +295,17 @@ def start_store(job, _):
     job.fork("waiter", waiter)
 
 
-def start_note(job, stores):
+def start_note(job):
     """The waiter waits for a note of the other."""
-    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    stores.append(server)
+    job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
     def waiter():
-        store = connected(server.port)
+        store = connected(job.store.port)
         fresh_line(store, job.timeout)
         Notes(store, "test").wait_for("late")
 
     def other():
-        notes = Notes(connected(server.port), "test")
+        notes = Notes(connected(job.store.port), "test")
         stop_oneself()
         notes.write("late", "1")
         notes.has("late")
@@ -305,7 +314,7 @@ def start_note(job, stores):
     job.fork("other", other)
 
 
-def start_generator(job, _):
+def start_generator(job):
     """The waiter asks a group generator that is stopped."""
     reading, writing = os.pipe()
     keys = JobKeys.make()
@@ -346,18 +355,33 @@ OTHERS = {
 }
 
 
+def rehearse():
+    """Train once without a stop: what workers import when they need it comes from a cold disk the first time."""
+    job = Job("all-reduce", timeout=LIMIT)
+    job.steps = AT
+    start_training(job)
+    return job.told()
+
+
 def main():
     timeout, *names = sys.argv[1:]
     _import_once()
-    jobs, stores = [Job(name, float(timeout)) for name in names], []
-    for job in jobs:
-        OTHERS.get(job.name, start_training)(job, stores)
-    suspending = [threading.Thread(target=job.suspend) for job in jobs]
-    for thread in suspending:
-        thread.start()
-    for thread in suspending:
-        thread.join()
-    print(json.dumps({job.name: job.told() for job in jobs}))
+    rehearsal = rehearse()
+    assert set(rehearsal["codes"].values()) == {0}, rehearsal["output"]
+    starting, pipes = multiprocessing.get_context("fork").Semaphore(STARTING), {}
+    for name in names:  # each job under a process of its own that has no other threads, since it forks
+        reading, writing = os.pipe()
+        parent = os.getpid()
+        if os.fork() == 0:
+            die_with_parent(parent)
+            job = Job(name, float(timeout))
+            job.suspend(starting)
+            with os.fdopen(writing, "w") as pipe:
+                json.dump(job.told(), pipe)
+            os._exit(0)
+        os.close(writing)
+        pipes[name] = os.fdopen(reading)
+    print(json.dumps({name: json.load(pipe) for name, pipe in pipes.items()}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 from helpers.figures_by_definition import n_eff
 from helpers.golden import GOLDEN
 from partreduce.schedulers import registry
-from partreduce.schedulers.constructions import base_graph, ceca_2p
+from partreduce.schedulers.constructions import base_graph
 from partreduce.schedulers.constructions.moshpit import random_phase
 from partreduce.schedulers.constructions.shifts import draw_shifts, matching, mean_of_shifts
 from partreduce.schedulers.imports import one_peer
@@ -150,18 +150,6 @@ def test_rounds_of_the_comparison_table(n, hyper_cuboid_groups, rounds):
 def test_moshpit_grid_is_exact_when_full_and_connected_otherwise(n):
     assert contraction(build("moshpit-grid", n)) == pytest.approx(0, abs=1e-12)
     assert 1e-3 < contraction(build("moshpit-grid", n + 1)) < 1
-
-
-@pytest.mark.parametrize("n", range(2, 64))
-def test_ceca_2p_is_exact_in_log2_rounds(n):
-    history = ceca_2p.averages(n)
-    assert len(history) == (n - 1).bit_length()
-    assert all(value == Fraction(1, n) for row in history[-1] for value in row)
-
-
-def test_ceca_2p_says_that_it_is_analysis_only():
-    with pytest.raises(ScheduleError, match=r"two vectors a worker .* \(4 rounds\); use base-k-plus-1"):
-        build("ceca-2p", 12)
 
 
 @pytest.mark.parametrize("key", ["16,2", "16,4", "12,3", "8,2"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helpers.golden import GOLDEN
 from partreduce.schedulers import registry
-from partreduce.schedulers.rules.algebra import compose, interleave, overlay, refine, repeat
+from partreduce.schedulers.rules.algebra import compose, interleave, refine, repeat
 from partreduce.schedulers.rules.prague import figure_10_rule
 from partreduce.topo.arithmetic.whole_numbers import (
     ceil_log,
@@ -228,14 +228,6 @@ def test_repeat_and_interleave(radices, seed, times):
     mixed = interleave(a, b)
     assert mixed.phases[0::2] == a.phases * (len(mixed.phases) // 2 // len(a.phases))
     assert mixed.phases[1::2] == b.phases * (len(mixed.phases) // 2 // len(b.phases))
-
-
-def test_overlay_refuses_shared_local_ranks():
-    a = RulePhases((2,), ((Block((0, 1)),),))
-    b = RulePhases((2,), ((Block((2,), (0,)),), (Block((3,), (0,)),)))
-    assert overlay(a, b).phases == ((Block((0, 1)), Block((2,), (0,))), (Block((0, 1)), Block((3,), (0,))))
-    with pytest.raises(ScheduleError, match="local rank 1 stands in two blocks of phase 0"):
-        overlay(a, RulePhases((2,), ((Block((1,), (0,)),),)))
 
 
 def test_algebra_refuses_what_does_not_fit():

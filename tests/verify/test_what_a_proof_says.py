@@ -119,8 +119,8 @@ def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_o
         (Pipeline(total=GradientTotal.SUM), "applies the sum of all"),
         (Pipeline(warm_up=5), "After 5 steps in lockstep each step"),
         (Pipeline(drain=Drain.DROP), "are dropped at the end: T >= 1 steps apply T - 1 gradients"),
-        (Pipeline(width=4, wider=True), "the first 3 apply a gradient of 0. Never more than 3"),
-        (Pipeline(width=4, wider=True), f"A width of 4 was asked for, although {WIDER}."),
+        (Pipeline(width=4), "the first 3 apply a gradient of 0. Never more than 3"),
+        (Pipeline(width=4), f"A width of 4 was asked for, although {WIDER}."),
     ],
 )
 def test_a_lag_is_told_in_words(when, words):

@@ -7,17 +7,13 @@ over its own rationals, and as fast as the determinants of python-flint, which i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import numpy.typing as npt
+import numpy.typing as npt
 
 LONG = 256
 """Bits of a denominator from which on averaging takes out common factors."""

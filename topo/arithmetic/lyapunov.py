@@ -7,14 +7,12 @@ the noise of 2^k periods is summed, Σ ← Σ + P^(2^k) Σ P^(2^k)ᴴ. Source: S
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, solve
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 GROWN = 1e70
 """A power with such an entry belongs to a P that does not converge; its fourth power would overflow."""

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
 
 from partreduce.topo.document.groups import phase_text
 from partreduce.topo.document.schedule import encodable
 from partreduce.topo.document.strategies import KINDS
 from partreduce.topo.phase import Phase
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 
 def canonical_bytes(schedule: Schedule) -> bytes:

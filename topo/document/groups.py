@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.document.fraction import dump_fraction, parse_fraction
 from partreduce.topo.document.place import child
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.phase import ONE, Phase
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _KEYS = {("group",), ("group", "relax"), ("relax", "group")}
 

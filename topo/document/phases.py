@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.fraction import dump_fraction
 from partreduce.topo.document.groups import is_clean, phase_of
 from partreduce.topo.document.model import Exact, Listed, Model, part_of, validate
@@ -15,9 +16,6 @@ from partreduce.topo.fields import Count, Index
 from partreduce.topo.phase import ONE
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.static import GroupPhases, RulePhases
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 MAX_PERIOD = 2**18
 """The most phases of a period: longer lists would take minutes to check, and a run could never create their groups."""

@@ -12,18 +12,16 @@ import math
 import os
 import re
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from partreduce.topo.document.descriptors import descriptor_to_read, read_descriptor
 from partreduce.topo.document.place import child, shown, shown_path
 from partreduce.topo.errors import DocumentError, FileProblem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 32

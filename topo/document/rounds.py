@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Discriminator, Field, Tag
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.fraction import dump_fraction
 from partreduce.topo.document.model import Exact, Listed, Model, part_of, validate
 from partreduce.topo.document.place import child
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.fields import Index
 from partreduce.topo.round import Round
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
 
 Edge = Annotated[Listed[Index], Field(min_length=2, max_length=2)]
 Weights = Annotated[

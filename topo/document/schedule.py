@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import os
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -15,9 +16,6 @@ from partreduce.topo.document.strategies import dump_strategy, load_strategy
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-
-if TYPE_CHECKING:
-    import os
 
 FORMAT = "partreduce.schedule"
 VERSION = 1

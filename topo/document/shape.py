@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
@@ -11,9 +11,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.model import Listed, Model, Name
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
-
-if TYPE_CHECKING:
-    from partreduce.topo.hardware import Hardware
+from partreduce.topo.hardware import Hardware
 
 _PLACED = re.compile(r"([A-Za-z_]+(?:\[[0-9]+\]|\.[A-Za-z_]+)*): (.*)", re.DOTALL)
 

@@ -6,12 +6,14 @@ of `neighbor` (both read array by array) and the *when* axis. Everything else is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.model import located, unknown
 from partreduce.topo.document.phases import STATIC_MODELS, canonical_phases, dump_phases, load_phases
 from partreduce.topo.document.place import child, shown
@@ -19,6 +21,7 @@ from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_roun
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import LOCKSTEP, How, Late, Pipeline, When
+from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.neighbor import Neighbor
@@ -27,14 +30,6 @@ from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.strategies.routes import Route, Routes
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pydantic import BaseModel
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.strategies.base import Strategy
 
 Raw = dict[str, Any]
 """A parsed JSON object."""

@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write, write_descriptor
 from partreduce.topo.document.groups import phase_text
@@ -17,9 +17,7 @@ from partreduce.topo.document.reader import parse_json
 from partreduce.topo.document.schedule import encodable, schedule_of
 from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
 from partreduce.topo.phase import Phase
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 _OPEN_KEYS = ("strategy", "hardware")
 _LINE_KEYS = ("phases", "rounds", "nodes")

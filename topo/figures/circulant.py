@@ -6,23 +6,19 @@ its first column. On Z_a × Z_b it is the two-dimensional transform, on Z_2^d th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures.round_steps import RoundSteps
 from partreduce.topo.figures.sectors import Batch, Sectors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.round import Round
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
 
 
 def circulant_sectors(schedule: Schedule) -> Sectors | None:

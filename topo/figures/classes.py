@@ -10,22 +10,17 @@ are merged too: on what sums to zero over them a block acts as the number 1−t.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError, UnknownError
 from partreduce.topo.figures.round_steps import RoundSteps
 from partreduce.topo.figures.sectors import Batch, Sectors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
 
 MAX_CLASSES = 2**14
 MAX_ENTRIES = 2**26

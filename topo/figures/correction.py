@@ -13,24 +13,20 @@ nodes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.arithmetic.lyapunov import steady_state
 from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.schedule import Schedule
-
-    _Part: TypeAlias = tuple[list[list["_Mean"]], npt.NDArray[np.float64], bool]
+_Part: TypeAlias = tuple[list[list["_Mean"]], npt.NDArray[np.float64], bool]
 
 MAX_DENSE_WORKERS = 400
 STRONGEST = 1.0

@@ -7,7 +7,6 @@ frequency. What has no such structure is a single sector of size n, as long as t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +16,7 @@ from partreduce.topo.figures.round_steps import RoundSteps, group_paces
 from partreduce.topo.figures.sectors import Batch, Sectors
 from partreduce.topo.figures.uniform import uniform_sectors
 from partreduce.topo.mixing import mixing_matrix
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

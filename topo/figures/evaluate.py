@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from partreduce.topo.errors import InputError, ScheduleError, UnknownError
 from partreduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
@@ -14,14 +14,11 @@ from partreduce.topo.figures.large import Large
 from partreduce.topo.figures.pipeline import pipeline_figures
 from partreduce.topo.figures.rate import ZERO, contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.retimed import Retimed
-from partreduce.topo.figures.sectors import spectral_norms
+from partreduce.topo.figures.sectors import Sectors, spectral_norms
 from partreduce.topo.figures.spectral_gaps import GapKind, spectral_gap
 from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import is_doubly_stochastic, period_product
-
-if TYPE_CHECKING:
-    from partreduce.topo.figures.sectors import Sectors
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 MAX_START_WORK = 2**30
 """Up to this many multiplications `figures` also lists the contraction from every start."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.arithmetic.lyapunov import exact_steady_state
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.classes import MergedClass, merged_classes, rule_and_paces, rule_sectors
 from partreduce.topo.figures.rate import NEVER, radius_of
+from partreduce.topo.rule import RulePhase, RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from partreduce.topo.rule import RulePhase, RuleView
-    from partreduce.topo.schedule import Schedule
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 

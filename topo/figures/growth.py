@@ -7,21 +7,17 @@ all-reduce after it are exact consensus, of which floats see a contraction of a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from fractions import Fraction
 from math import inf, log2
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.topo.errors import UnknownError
 from partreduce.topo.mixing import has_negative_entries, mixing_matrix
 from partreduce.topo.phase import Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from fractions import Fraction
-
-    from partreduce.topo.round import MixingStep, Round
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.round import MixingStep, Round
+from partreduce.topo.schedule import Schedule
 
 MOST_BITS = 24.0
 """Powers of two by which differences may grow on the way: floats then still have eight digits of what they were."""

@@ -10,16 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.topo.figures.chain import inner
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.figures.chain import Chain
+from partreduce.topo.figures.chain import Chain, inner
 
 FAILURE = 1e-6
 """The probability with which the upper bound may fail."""

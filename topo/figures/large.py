@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from partreduce.topo.figures.base import Figure, Kind, absent
 from partreduce.topo.figures.chain import Chain
+from partreduce.topo.figures.decomposition import FigureLimits
 from partreduce.topo.figures.lanczos import lanczos_norm
 from partreduce.topo.figures.rate import ZERO
 from partreduce.topo.figures.sampling import Motion, Sampled, ritz_radius, sampled_consensus_distance, sampled_drift
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
-
-if TYPE_CHECKING:
-    from partreduce.topo.figures.decomposition import FigureLimits
-    from partreduce.topo.round import MixingStep
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.round import MixingStep
+from partreduce.topo.schedule import Schedule
 
 NEARLY_1 = 0.999
 QUICK_PARTS = 200_000

@@ -13,14 +13,10 @@ eigenvalue bears, in the serial order, far less momentum than All-Reduce does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from partreduce.topo.mixing import mixing_matrix
-
-if TYPE_CHECKING:
-    from partreduce.topo.round import Round
+from partreduce.topo.round import Round
 
 
 def largest_rate(graph: Round, momentum: float, *, parallel: bool) -> float:

@@ -38,17 +38,13 @@ Derived here; the tests compare each with eigenvalues of the recursion and with 
 from __future__ import annotations
 
 from math import asin, atan2, cos, hypot, inf, pi, sin
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.base import Figure, PipelineFigures
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 BISECTIONS = 60
 """Halvings of an angle below π: what is left is below its rounding."""

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from partreduce.topo.figures.sectors import spectral_norms
-
-if TYPE_CHECKING:
-    from partreduce.topo.figures.sectors import Sectors
+from partreduce.topo.figures.sectors import Sectors, spectral_norms
 
 ZERO = 1e-14
 """Norms below this are rounding: they are reported as 0."""

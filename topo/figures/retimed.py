@@ -18,12 +18,8 @@ of the steady state for that pace.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from partreduce.topo.figures.base import absent
-
-if TYPE_CHECKING:
-    from partreduce.topo.figures.base import Figure
+from partreduce.topo.figures.base import Figure, absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

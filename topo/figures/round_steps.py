@@ -7,17 +7,13 @@ steps; at instant P it has made all pace_i and the round's averaging is applied.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.phase import Phase
+from partreduce.topo.round import MixingStep
 from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.round import MixingStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.figures.chain import Step, inner, on_workers
 from partreduce.topo.figures.round_steps import RoundSteps, group_paces
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
-    from partreduce.topo.schedule import Schedule
-
-    Vector = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.float64]
 
 REMAINDER = 1e-4
 """A probe is followed until what is left of it is below this part of the sum."""

@@ -7,18 +7,15 @@ direction is projected out, so that J acts as zero everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.figures.round_steps import RoundSteps
+from partreduce.topo.figures.round_steps import RoundSteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,16 +7,14 @@ out. Stacks have the shape (C, g, g) or (C, g, k) for the C sectors of size g of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.figures.rate import NEVER, radius_of
 from partreduce.topo.figures.sectors import Batch, Sectors, adjoint
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 Push = Literal["worker", "node"]
 

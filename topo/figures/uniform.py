@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from partreduce.topo.figures.round_steps import RoundSteps
 from partreduce.topo.figures.sectors import Batch, Sectors
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 
 def uniform_sectors(schedule: Schedule) -> Sectors | None:

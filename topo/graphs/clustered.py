@@ -8,14 +8,11 @@ Source: Luo, Lin, Zhuo, Qian, Hop: heterogeneity-aware decentralized training, A
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from math import lcm
-from typing import TYPE_CHECKING
 
 from partreduce.topo.graphs.base import Graph
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def clustered(

@@ -1,26 +1,23 @@
 """A small interior-point method: minimise a linear function over a set given by its self-concordant barrier.
 
-General semidefinite solvers treat every matrix entry as a row: a hundred workers and five hundred edges cost them
-minutes and gigabytes. The programs here (fastest mixing weights, MATCHA's probabilities) have rank-one structure that
-makes a Newton step one Cholesky factorisation of the number of edges, so that a thousand edges take seconds.
+scipy has no semidefinite solver, and general ones, such as cvxpy brings, treat every matrix entry as a row: a hundred
+workers and five hundred edges cost them minutes and gigabytes. The programs here (fastest mixing weights, MATCHA's
+probabilities) have rank-one structure that makes a Newton step one Cholesky factorisation of the number of edges, so
+that a thousand edges take seconds.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import UnknownError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
-    Barrier = Callable[[Array], tuple[float, Array, Array] | None]
-    """Value, gradient and Hessian at a point, or None outside the set."""
+Array = npt.NDArray[np.float64]
+Barrier = Callable[[Array], tuple[float, Array, Array] | None]
+"""Value, gradient and Hessian at a point, or None outside the set."""
 
 GROWTH = 12.0
 MAX_STEPS = 60

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.graphs.base import Graph
 from partreduce.topo.graphs.convex import edge_gram, inverse_and_logdet, minimise
 from partreduce.topo.round import Round
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.graphs.base import Graph
 
 MAX_EDGES = 1000
 DENOMINATOR = 10**6

@@ -5,22 +5,18 @@ Source: Wang, Sahu, Yang, Joshi, Kar, MATCHA: speeding up decentralized SGD via 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.graphs.base import Graph
 from partreduce.topo.graphs.convex import edge_gram, inverse_and_logdet, minimise
 from partreduce.topo.round import Round
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
+Array = npt.NDArray[np.float64]
 
 
 def matchings(graph: Graph) -> list[Graph]:

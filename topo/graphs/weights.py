@@ -5,21 +5,16 @@ A method is a function Graph → Round with exact fractions; a new one is such a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.graphs.base import Graph
 from partreduce.topo.graphs.fastest import fastest
 from partreduce.topo.round import Round
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
-    from partreduce.topo.graphs.base import Graph
 
 MAX_SPECTRUM_WORKERS = 3000
 """The best constant weight needs all eigenvalues of a dense matrix; this many take seconds."""

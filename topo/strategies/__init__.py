@@ -11,7 +11,6 @@ from partreduce.topo.strategies.axes import How as How
 from partreduce.topo.strategies.axes import Late as Late
 from partreduce.topo.strategies.axes import Lockstep as Lockstep
 from partreduce.topo.strategies.axes import Pipeline as Pipeline
-from partreduce.topo.strategies.axes import Rounding as Rounding
 from partreduce.topo.strategies.axes import Sending as Sending
 from partreduce.topo.strategies.axes import When as When
 from partreduce.topo.strategies.base import Averaging as Averaging
@@ -30,7 +29,6 @@ from partreduce.topo.strategies.generated import InitiatorRule as InitiatorRule
 from partreduce.topo.strategies.neighbor import Neighbor as Neighbor
 from partreduce.topo.strategies.pairwise import Pairwise as Pairwise
 from partreduce.topo.strategies.quorum import Counting as Counting
-from partreduce.topo.strategies.quorum import Divide as Divide
 from partreduce.topo.strategies.quorum import MissedResults as MissedResults
 from partreduce.topo.strategies.quorum import Quorum as Quorum
 from partreduce.topo.strategies.quorum import QuorumStart as QuorumStart

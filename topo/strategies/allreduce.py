@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block, RuleView
 from partreduce.topo.strategies.axes import Form, Late, Lockstep, Pipeline, Sending, When
 from partreduce.topo.strategies.base import Phased
 from partreduce.topo.strategies.quorum import Quorum
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +33,7 @@ class AllReduce(Phased):
         return ""
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse a quorum that the cluster does not have, or that should start before a gradient is whole.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse a quorum that the cluster does not have, or that should start before a gradient is whole."""
         if not isinstance(self.when, Quorum):
             return
         self.when.check_workers(cluster.num_workers)
@@ -55,25 +49,20 @@ class AllReduce(Phased):
 
     @property
     def sends_layers(self) -> bool:
-        """Gradients do."""
         return self.averages_gradients
 
     @property
     def averages_everyone(self) -> bool:
-        """Always."""
         return True
 
     @property
     def period(self) -> int:
-        """One phase."""
         return 1
 
     def phase(self, index: int, cluster: Cluster) -> Phase:  # noqa: ARG002 - all phases are one
-        """The group of all workers."""
         return Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
 
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group:  # noqa: ARG002 - all groups are one
-        """The group of all workers."""
         return Group(tuple(range(cluster.num_workers)))
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
@@ -87,5 +76,4 @@ class AllReduce(Phased):
         return RuleView(radices, ((everyone,),), cluster.workers_per_node)
 
     def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - the same for all clusters
-        """One."""
         return 1

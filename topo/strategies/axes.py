@@ -23,7 +23,6 @@ class Lockstep(Waiting):
 
     @property
     def in_words(self) -> str:
-        """Nothing."""
         return ""
 
 
@@ -37,20 +36,14 @@ class Late(Waiting):
 
     @property
     def in_words(self) -> str:
-        """Its word."""
         return self.word
 
     @property
     def lag(self) -> int:
-        """As many rounds."""
         return self.rounds
 
     def check(self) -> None:
-        """Refuse another lateness than one round.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse another lateness than one round."""
         if self.rounds != 1:
             raise ScheduleError(f"when.late: is {self.rounds}; an averaging is late by 1 round")
 
@@ -81,8 +74,7 @@ class Pipeline(Closed, Waiting):
     where g[t] was taken at w[t] (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are in lockstep.
 
     A width beyond 2 hides nothing more, since a worker computes one step and sends one gradient at a time: the step
-    takes max(computing, communicating) for each K >= 2, while every gradient gets older. So it is refused unless
-    `wider` asks for it.
+    takes max(computing, communicating) for each K >= 2, while every gradient gets older. So a run and its proof warn.
     """
 
     word: ClassVar[str] = "pipeline"
@@ -93,7 +85,6 @@ class Pipeline(Closed, Waiting):
     warm_up: Rounds = 0
     drain: Drain = Drain.APPLY
     total: GradientTotal = GradientTotal.MEAN
-    wider: bool = False
 
     @property
     def in_words(self) -> str:
@@ -106,17 +97,10 @@ class Pipeline(Closed, Waiting):
         return self.width - 1
 
     def check(self) -> None:
-        """Refuse a width of 1, and one beyond 2 that nobody insists on.
-
-        Raises:
-            ScheduleError: as said, with the paper's argument.
-        """
         if self.width < 2:
             raise ScheduleError(
                 f"when.pipeline.width: is {self.width}; a pipeline is 2 wide, and a width of 1 is lockstep"
             )
-        if self.width > 2 and not self.wider:
-            raise ScheduleError(f'when.pipeline.width: is {self.width}; {WIDER}; set "wider": true to have it anyway')
 
 
 WIDER = (
@@ -136,11 +120,6 @@ class Form(Choice):
     RING = "ring"
     TREE = "tree"
     HIERARCHICAL = "hierarchical"
-
-    @property
-    def is_executable(self) -> bool:
-        """Whether the run-time carries it out; a tree is a cost to compare with."""
-        return self is not Form.TREE
 
 
 class Codec(Choice):
@@ -166,14 +145,6 @@ class CodecScope(Choice):
     """Only what crosses from one node to another; inside a node numbers keep their precision."""
 
 
-class Rounding(Choice):
-    """How a number becomes one that the codec has."""
-
-    NEAREST = "nearest"
-    STOCHASTIC = "stochastic"
-    """Up or down at random, so that the mean is the number itself."""
-
-
 class Sending(Choice):
     """When a gradient is sent."""
 
@@ -195,7 +166,6 @@ class How(Closed):
     form: Form = Form.RING
     codec: Codec = Codec.NONE
     where: CodecScope = CodecScope.ALL
-    rounding: Rounding = Rounding.NEAREST
     block: Count = 256
     error_feedback: bool = False
     sending: Sending = Sending.WHOLE
@@ -208,7 +178,7 @@ class How(Closed):
         """
         default = How()
         if self.codec is not Codec.INT8:
-            for name in ("rounding", "block", "error_feedback"):
+            for name in ("block", "error_feedback"):
                 if getattr(self, name) != getattr(default, name):
                     value = getattr(self, name)
                     raise ScheduleError(

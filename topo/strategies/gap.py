@@ -5,17 +5,15 @@ Source: Luo, Lin, Zhuo, Qian, Hop: heterogeneity-aware decentralized training, A
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed, Count, Rounds
 from partreduce.topo.strategies.waiting import Waiting
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Spare = Rounds | tuple[Rounds, ...]
 """A number of in-neighbours: one for all workers, or one for each."""
@@ -74,11 +72,7 @@ class Skip(Closed):
     trigger: Count = 2
 
     def check(self) -> None:
-        """Refuse numbers under which nothing is ever skipped, or every step is.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse numbers under which nothing is ever skipped, or every step is."""
         if self.trigger < 2:
             raise ScheduleError(f"when.gap.skip.trigger: is {self.trigger}; one step ahead is the usual one, skip by 2")
         if self.limit < self.trigger:
@@ -149,11 +143,6 @@ class Gap(Closed, Waiting):
     def has_backup(self) -> bool:
         """Whether some worker may do without an update."""
         return bool(self.backup) if isinstance(self.backup, int) else any(self.backup)
-
-    @property
-    def longest_jump(self) -> int:
-        """The most steps by which a worker moves on at once."""
-        return 1 if self.skip is None else self.skip.limit
 
     def backups(self, num_workers: int) -> tuple[int, ...]:
         """Backup workers of each worker, shape (num_workers,).

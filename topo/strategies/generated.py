@@ -71,11 +71,7 @@ class Generated(Strategy):
     seed: Rounds = 0
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse a group size, a threshold or a division that cannot be.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse a group size, a threshold or a division that cannot be."""
         if not 2 <= self.group_size <= cluster.num_workers:
             raise ScheduleError(
                 f"group_size: is {self.group_size}; it lies between 2 and the number of workers, {cluster.num_workers}"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.axes import Late, Lockstep, When
 from partreduce.topo.strategies.base import Mixing
 from partreduce.topo.strategies.gap import Gap, Weights
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,20 +79,16 @@ class Neighbor(Mixing):
 
     @property
     def period(self) -> int:
-        """The number of rounds."""
         return len(self.rounds)
 
     @property
     def graphs(self) -> tuple[Round, ...]:
-        """The rounds."""
         return self.rounds
 
     def steps(self, cluster: Cluster) -> tuple[Round, ...]:  # noqa: ARG002 - rounds name their workers
-        """The rounds."""
         return self.rounds
 
     def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - as above
-        """Distinct graphs."""
         return len(set(self.rounds))
 
 

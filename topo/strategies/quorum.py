@@ -47,19 +47,11 @@ class MissedResults(Choice):
     """The newest one replaces those before it, as published: parameters part, until they are synchronised."""
 
 
-class Divide(Choice):
-    """By what the sum of a round is divided."""
-
-    WORKERS = "workers"
-    """By the number of workers, whoever has contributed (the paper's algorithm): every gradient weighs the same."""
-
-    CONTRIBUTORS = "contributors"
-    """By the number of gradients in it (the paper's lemma): a mean of those that came."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum(Closed, Waiting):
     """Partial all-reduce: a round sums the gradients that are there when it starts; later ones join the next.
+
+    The sum is divided by the number of workers, whoever has contributed, so that every gradient weighs the same.
 
     `quorum`: a round starts when so many workers have come, or one of them (`Start`). `staleness` C is how many results
     may wait for a worker: one whose queue is full does not join the next round, so no gradient is further behind than C
@@ -76,7 +68,6 @@ class Quorum(Closed, Waiting):
     quorum: QuorumStart | Count
     count: Counting = Counting.OPEN_ROUND
     missed: MissedResults = MissedResults.EACH
-    divide: Divide = Divide.WORKERS
     staleness: Count = 4
     grace: Rounds = 0
     synchronise_every: Rounds = 0
@@ -167,11 +158,7 @@ class Quorum(Closed, Waiting):
             raise ScheduleError(f"when.quorum.{name}: is {getattr(self, name)}; {why}; leave it out")
 
     def check_workers(self, num_workers: int) -> None:
-        """Refuse a quorum of more workers than there are, or of all.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse a quorum of more workers than there are, or of all."""
         if isinstance(self.quorum, int) and self.quorum >= num_workers:
             rule = "a quorum of all is lockstep; leave when out" if self.quorum == num_workers else "it is at most that"
             raise ScheduleError(f"when.quorum.quorum: is {self.quorum} of {num_workers} workers; {rule}")
@@ -181,9 +168,6 @@ class Quorum(Closed, Waiting):
 
         Args:
             largest: members of the largest group.
-
-        Raises:
-            ScheduleError: as said.
         """
         where = "in groups"
         if isinstance(self.quorum, int) and self.quorum >= largest:
@@ -199,6 +183,3 @@ class Quorum(Closed, Waiting):
         if self.missed is not MissedResults.EACH:
             rule = "corrections are added, and one that is lost would move the mean of all models"
             raise ScheduleError(f"when.quorum.missed: is {self.missed}; {where} {rule}; leave it out")
-        if self.divide is not Divide.WORKERS:
-            rule = "a mean is over all members, since who is late brings its model all the same"
-            raise ScheduleError(f"when.quorum.divide: is {self.divide}; {where} {rule}; leave it out")

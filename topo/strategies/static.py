@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Bulk, Rounds
-from partreduce.topo.phase import Phase
+from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import RulePhase, RuleView, check_rule
 from partreduce.topo.strategies.axes import Form, Late, Lockstep, When
 from partreduce.topo.strategies.base import Averaging, Phased
 from partreduce.topo.strategies.quorum import Quorum
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.phase import Group
 
 MAX_EXPLICIT_WORKERS = 2**24
 """Explicit groups cost memory and time per worker and phase; a small file must not ask for more than a machine has."""
@@ -31,24 +28,15 @@ class RulePhases(Bulk):
     phases: tuple[RulePhase, ...]
 
     def __post_init__(self) -> None:
-        """Refuse explicit phases, which Python would let through.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse explicit phases, which Python would let through."""
         if any(isinstance(phase, Phase) for phase in self.phases):
             raise ScheduleError("phases: rule phases are expected beside node_radices; use GroupPhases for groups")
 
     def __len__(self) -> int:
-        """The number of phases."""
         return len(self.phases)
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse rules that do not fit the cluster; blocks that share a local rank are left to `verify`.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse rules that do not fit the cluster; blocks that share a local rank are left to `verify`."""
         check_rule(self.phases, cluster, self.node_radices)
 
     def average_everyone(self, cluster: Cluster) -> bool:
@@ -98,24 +86,15 @@ class GroupPhases(Bulk):
     phases: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
-        """Refuse rule phases, which Python would let through.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse rule phases, which Python would let through."""
         if not all(isinstance(phase, Phase) for phase in self.phases):
             raise ScheduleError("phases: explicit groups are expected; use RulePhases for rules")
 
     def __len__(self) -> int:
-        """The number of phases."""
         return len(self.phases)
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse phases of another size; groups that overlap are left to `verify`.
-
-        Raises:
-            ScheduleError: as said.
-        """
+        """Refuse phases of another size; groups that overlap are left to `verify`."""
         if cluster.num_workers > MAX_EXPLICIT_WORKERS:
             raise ScheduleError(
                 f"phases: list groups of {cluster.num_workers} workers; explicit groups are for at most "
@@ -132,11 +111,9 @@ class GroupPhases(Bulk):
         return any(len(phase) == 1 and len(phase.members) == cluster.num_workers for phase in self.phases)
 
     def view(self, cluster: Cluster) -> None:  # noqa: ARG002 - the face that rules have
-        """No rule."""
         return
 
     def phase(self, index: int, cluster: Cluster) -> Phase:  # noqa: ARG002 - groups name their workers
-        """The groups of one phase."""
         return self.phases[index]
 
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:  # noqa: ARG002 - as above
@@ -214,7 +191,6 @@ class Static(Phased):
 
     @property
     def period(self) -> int:
-        """The number of phases."""
         return len(self.phases)
 
     def phase(self, index: int, cluster: Cluster) -> Phase:

@@ -8,15 +8,10 @@ a sum is quantise → all_to_all → exact sum → quantise → all_gather (`top
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from partreduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
-from partreduce.topo.hardware import CodecSeconds
-from partreduce.topo.strategies.axes import Codec, CodecScope, Sending
-
-if TYPE_CHECKING:
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.strategies.axes import Form, How
+from partreduce.topo.hardware import CodecSeconds, Hardware
+from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending
 
 FREE = CodecSeconds()
 """No time."""

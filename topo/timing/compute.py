@@ -13,17 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log, sqrt
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.hardware import Hardware
+from partreduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS, Hardware
 
 
 class Disturbance(Protocol):
@@ -157,11 +153,7 @@ class ComputeTimes:
         return self.jitter == 0 and self.disturbance is None and self.trace is None
 
     def check(self, num_workers: int) -> None:
-        """Refuse ranks and traces that do not fit the number of workers.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse ranks and traces that do not fit the number of workers."""
         if isinstance(self.disturbance, RandomDelay) and self.disturbance.workers > num_workers:
             raise InputError(f"delay: {self.disturbance.workers} workers are held up, there are only {num_workers}")
         for worker, _ in self.slowdown:

@@ -35,24 +35,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.timing import links, loads
-from partreduce.topo.timing.coding import PLAIN, Travel
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.round import Round
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.timing.coding import Coding
+from partreduce.topo.timing.coding import PLAIN, Coding, Travel
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,23 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import UnknownError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form, When
 from partreduce.topo.switches import regular_levels
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import phase_loads, segment_seconds
 from partreduce.topo.timing.stages import Stage, in_segments, of_period, size_or_one
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form, When
 
 MAX_ITERATIONS = 10_000
 TOLERANCE = 1e-10

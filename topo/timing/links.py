@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.switches import above
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware, Link, Switch
-
-    Floats = npt.NDArray[np.float64]
-    Whole = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
 
 
 class Crossings(NamedTuple):

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.topo.hardware import Link
-from partreduce.topo.rule import representative, representatives
-from partreduce.topo.timing.coding import PLAIN
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import RulePhase, representative, representatives
+from partreduce.topo.timing.coding import PLAIN, Coding
 from partreduce.topo.timing.links import Links, check_node
-from partreduce.topo.timing.traffic import Shape, all_to_all, of_sum
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.phase import Phase
-    from partreduce.topo.rule import RulePhase
-    from partreduce.topo.timing.coding import Coding
-    from partreduce.topo.timing.traffic import Traffic
+from partreduce.topo.timing.traffic import Shape, Traffic, all_to_all, of_sum
 
 
 @dataclass(frozen=True, slots=True)

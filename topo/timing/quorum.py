@@ -22,17 +22,12 @@ assumes neither, lies between them (docs/theory/partial-collectives.md has deriv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.topo.strategies.quorum import QuorumStart
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.strategies.quorum import Quorum
-    from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.timing.compute import ComputeTimes
 
 SAMPLED = 256
 """Steps of all workers that stand for their distribution, where step times vary."""

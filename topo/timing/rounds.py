@@ -20,17 +20,15 @@ is there (`Stage.before`), so that in lockstep too it is partly hidden behind th
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from partreduce.topo.strategies.axes import When
+from partreduce.topo.timing.stages import Stage
 
-    from partreduce.topo.strategies.axes import When
-    from partreduce.topo.timing.stages import Stage
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 
 class Moments(NamedTuple):

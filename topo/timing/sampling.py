@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.document.reader import read_bytes
 from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.rounds import Rounds
 from partreduce.topo.timing.stages import of_period
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy.typing as npt
-
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form
-    from partreduce.topo.timing.compute import ComputeTimes
 
 MAX_TRACE_BYTES = 2**30
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Form
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.cost import bytes_of, round_seconds
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.strategies.axes import Form
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,29 +8,23 @@ computes as long as that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.rounds import Moments, Rounds
-from partreduce.topo.timing.stages import of_period
-from partreduce.topo.timing.tables import Exchange, exchanges
+from partreduce.topo.timing.stages import Stage, of_period
+from partreduce.topo.timing.tables import Exchange, Touched, exchanges
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy.typing as npt
-
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form
-    from partreduce.topo.timing.compute import ComputeTimes
-    from partreduce.topo.timing.stages import Stage
-    from partreduce.topo.timing.tables import Touched
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 
 class Met(NamedTuple):

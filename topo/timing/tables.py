@@ -28,24 +28,19 @@ links nor aggregation, stand in docs/hybrid.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.axes import How
-from partreduce.topo.strategies.routes import TableWay
+from partreduce.topo.strategies.routes import Route, Routes, TableWay
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import Coding
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.strategies.routes import Route, Routes
 
 NUMBER_BYTES = 4
 """A row's number on the wire."""

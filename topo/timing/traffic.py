@@ -28,19 +28,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, log2
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.topo.timing.coding import PLAIN
+from partreduce.topo.timing.coding import PLAIN, Coding
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.timing.coding import Coding
-
-    Floats = npt.NDArray[np.float64]
-    Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,11 @@ from .strict_json import as_choice, as_integer, as_object
 LIMIT = 2**31
 """No width and no block reaches this."""
 
-PIPELINE: dict[str, object] = {"width": 2, "warm_up": 0, "drain": "apply", "total": "mean", "wider": False}
+PIPELINE: dict[str, object] = {"width": 2, "warm_up": 0, "drain": "apply", "total": "mean"}
 HOW: dict[str, object] = {
     "form": "ring",
     "codec": "none",
     "where": "all",
-    "rounding": "nearest",
     "block": 256,
     "error_feedback": False,
     "sending": "whole",
@@ -30,11 +29,9 @@ HOW: dict[str, object] = {
 CHOICES: dict[str, tuple[object, ...]] = {
     "drain": ("apply", "drop"),
     "total": ("mean", "sum"),
-    "wider": (False, True),
     "form": ("ring", "hierarchical"),
     "codec": ("none", "float16", "bfloat16", "int8"),
     "where": ("all", "across-nodes"),
-    "rounding": ("nearest", "stochastic"),
     "error_feedback": (False, True),
     "sending": ("whole", "layers"),
 }
@@ -72,8 +69,7 @@ def read_when(raw: dict[str, Any], num_workers: int) -> When:
         return When(is_late=True)
     as_object(when, "strategy.when", ("pipeline",))
     pipeline = PIPELINE | _read_members(when["pipeline"], "strategy.when.pipeline", PIPELINE)
-    width = as_integer(pipeline["width"], "strategy.when.pipeline.width", 2, LIMIT)
-    require(width == 2 or pipeline["wider"], "strategy.when.pipeline.width", "2, or more with wider")
+    as_integer(pipeline["width"], "strategy.when.pipeline.width", 2, LIMIT)
     return When(pipeline=pipeline)
 
 
@@ -83,7 +79,7 @@ def read_how(raw: dict[str, Any], *, averages_gradients: bool) -> dict[str, Any]
     how = HOW | _read_members(raw.setdefault("how", {}), place, HOW)
     changed = {name for name, value in how.items() if value != HOW[name]}
     require(raw["kind"] != "neighbor" or not changed, place, "parameters go to neighbours as they are")
-    only_int8 = changed & {"rounding", "block", "error_feedback"}
+    only_int8 = changed & {"block", "error_feedback"}
     require(how["codec"] == "int8" or not only_int8, place, f"{sorted(only_int8)}: only int8 has it")
     is_apart = how["form"] == "hierarchical" and how["codec"] != "none"
     require("where" not in changed or is_apart, place, "where: goes with a codec and the form hierarchical")

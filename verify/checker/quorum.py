@@ -28,7 +28,6 @@ LIMIT = 2**31
 DEFAULTS: dict[str, object] = {
     "count": "open-round",
     "missed": "each",
-    "divide": "workers",
     "staleness": 4,
     "grace": 0,
     "synchronise_every": 0,
@@ -37,7 +36,6 @@ DEFAULTS: dict[str, object] = {
 CHOICES: dict[str, tuple[object, ...]] = {
     "count": ("open-round", "call"),
     "missed": ("each", "sum", "latest"),
-    "divide": ("workers", "contributors"),
 }
 
 

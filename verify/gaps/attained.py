@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.base import Received, Send
+from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop
-from partreduce.verify.explore import Network, NoDeadlock, explore
-
-if TYPE_CHECKING:
-    from partreduce.schedulers.protocols.digraph import Digraph
-    from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.explore import Exploration
-    from partreduce.verify.gaps.paper import Length, Matrix
+from partreduce.topo.strategies.gap import Gap
+from partreduce.verify.explore import Exploration, Network, NoDeadlock, explore
+from partreduce.verify.gaps.paper import Length, Matrix
 
 
 def attained_gaps(

@@ -14,11 +14,9 @@ graph (an arc y → x with w tokens); backup workers are the needs with spare > 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from partreduce.schedulers.protocols.digraph import Digraph
-    from partreduce.topo.strategies.gap import Gap
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.strategies.gap import Gap
 
 
 @dataclass(frozen=True, slots=True)

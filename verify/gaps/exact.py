@@ -18,16 +18,12 @@ max_ig + Step(i) − Step(j) tokens, at most bound[i][j] + max_ig.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.strategies.gap import Gap
 from partreduce.verify.gaps.event_graph import EventGraph, event_graph
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.schedulers.protocols.digraph import Digraph
-    from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.gaps.paper import Length, Matrix
+from partreduce.verify.gaps.paper import Length, Matrix
 
 
 class Distances:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from partreduce.schedulers.protocols.digraph import Digraph
-    from partreduce.topo.strategies.gap import Gap
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.strategies.gap import Gap
 
 Length = int | None
 """A number of edges or steps; None stands for unbounded (no path)."""

@@ -5,23 +5,17 @@ from __future__ import annotations
 import gc
 import time
 from array import array
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState
+from partreduce.verify.search.network import Network
+from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 from partreduce.verify.search.symmetry import Symmetry
-from partreduce.verify.search.system import Stopped, System
+from partreduce.verify.search.system import State, Stopped, System
 from partreduce.verify.search.view import View
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.verify.search.network import Network
-    from partreduce.verify.search.properties import Property
-    from partreduce.verify.search.system import State
 
 CHUNK = 1 << 15
 """Properties are checked on so many new states at once; at first on fewer, so that what fails soon is soon found."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from partreduce.verify.search.breadth import Breadth
-    from partreduce.verify.search.properties import Progress
-    from partreduce.verify.search.system import Label, State
+from partreduce.verify.search.breadth import Breadth
+from partreduce.verify.search.properties import Progress
+from partreduce.verify.search.system import Label, State
 
 MISHAPS = ("lose", "repeat", "crash")
 Edge = tuple[int, "Label"]

@@ -5,13 +5,11 @@ Each looks at as little of a state as it can, because the explorer checks every 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.verify.search.view import View
+from partreduce.verify.search.view import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.schedulers.protocols.base import Symmetric
-from partreduce.verify.search.system import Stopped, WorkedOut
-
-if TYPE_CHECKING:
-    from partreduce.verify.search.system import State, System
+from partreduce.verify.search.system import State, Stopped, System, WorkedOut
 
 
 class Symmetry:

@@ -9,17 +9,14 @@ suspicions left).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from partreduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable, Suspecting
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
-
-    from partreduce.verify.search.network import Network
+from partreduce.verify.search.network import Network
 
 State = tuple[int, ...]
 BITS = 32  # two interned numbers share one integer key

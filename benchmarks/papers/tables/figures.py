@@ -67,39 +67,6 @@ PAPER_PS = {HYBRID: 1.11, HYBRID_LOCAL: 2.49, PLANNED: 2.73}
 PAPER_MPI = {PLANNED: 7.1}
 """276 over Table 1's 39."""
 
-WHY = {
-    SPEED: "predicted is what sleeping and the wire alone allow, without headers and without what 16 workers on two "
-    "cores compute.",
-    BYTES: "predicted has no headers, which are 5 to 10 % here, and no messages that say sizes.",
-    OVER_PS: "a node's card lets 6 times the touched rows through where rows are sharded and nodes have 4 workers, as "
-    "servers do; what hybrid gains is that of the dense part, local aggregation that of words which a node's workers "
-    "share: a node touches 0.7 (encoder) and 0.43 (decoder) of what its four workers touch one by one. On 16 nodes of "
-    "one worker servers send what hybrid sends, and only whole variables on one of them make TF-PS slower: cut evenly "
-    "it is a tenth faster than hybrid. That is not hybrid's ring, which takes what the wire allows (150 ms of 148). "
-    "Our workers agree before each exchange, 8 to 19 ms four times a step on two cores, and wait for the slowest, "
-    "while those of servers begin their next exchange as soon as they are through with one.",
-    OVER_MPI: "gathered rows pass a node's card 15 times on both shapes, against 6 (before aggregation) and 1.9. The "
-    "dense part, 0.53 of a worker's touched rows here, costs both the same and bounds the ratio.",
-    LOCAL: "at most 4, were the rows of a node's workers the same. The placement steps behind it, 3 and 6 % in the "
-    "paper, are within the noise here and were not tried.",
-    CODED: "rows looked up and gradients cross in half the bytes; the dense part and the numbers of rows as they are. "
-    "Rows and optimizer state stay exact where they live. It is not the same mathematics.",
-    LOSS_PS: "one run. Steps are the same for all exact ways, so this is the ratio of their seconds per step; TF-PS "
-    "and Horovod took 15 steps, whose seconds stand for the rest.",
-    OWN: "per step by fewer bytes and by groups that wait for fewer; to the loss besides by fewer steps, 25 against 32 "
-    "in one run: workers step by themselves between averages of parameters. That is not the same mathematics.",
-    LOSS_MPI: "as over TF-PS.",
-    CHOICE: "the best is the best of all exact contestants, TF-PS and Horovod among them, by medians; a choice that is "
-    "a contestant's routes was not run apart from it. The planner knew the links' rate and what a message takes. TF-PS "
-    "here does none of the run-time's checks, which cost processor time where little is sent. Missed is the language "
-    "model on 16x1, where TF-PS with its dense parameters cut evenly is the fastest: as said above.",
-    ROUTES: "among all that the planner chooses from: every table by one way, with and without local aggregation.",
-    SWEEP: "predicted is what sleeping and the wire alone allow; 16 workers on two cores need 200 ms a step besides. "
-    "Where everything is touched and nobody aggregates, TF-PS sends from 15 workers to each at once and loses packets. "
-    "So did hybrid, with 10.0 s a step on 4x4 and 2.34 s on 16x1, before long messages crossed in rounds of pairs; the "
-    "planner goes another way there.",
-}
-
 
 def rows(found: Found) -> Iterator[Row]:
     """All that one session says."""
@@ -117,18 +84,24 @@ def rows(found: Found) -> Iterator[Row]:
             yield Row(measured=share, low=share, high=share, **one)  # type: ignore[arg-type]
 
 
+def _step_seconds(found: Found) -> dict[str, list[float]]:
+    """Of every way, by the contestant that ran in its place because its routes are the same."""
+    taken = {way: found.step_seconds(found.same.get(way, way)) for way in found.session.ways}
+    return {way: seconds for way, seconds in taken.items() if seconds}
+
+
+def _bytes_row(figure: str, setting: str, found: Found, way: str) -> Row:
+    """Megabytes out of a node's card in a step."""
+    sent = [turn.nic_bytes / found.session.steps / 1e6 for turn in found.timed(found.same.get(way, way))]
+    return value(sent, figure=figure, setting=setting, unit="megabytes", predicted=found.mean_wire[way] / 1e6)
+
+
 def _speed_rows(where: str, found: Found) -> Iterator[Row]:
-    seconds = {way: taken for way in found.session.ways if (taken := found.step_seconds(_measured(found, way)))}
-    guess = found.predicted
+    seconds, guess, items = _step_seconds(found), found.predicted, found.session.items
     for way, taken in seconds.items():
-        items = found.session.items
-        speeds = [items / one for one in taken]
-        setting = f"{where}: {WORDS[way]}"
-        yield replace(value(speeds, figure=SPEED, setting=setting, unit="per second"), predicted=items / guess[way])
-        sent = [turn.nic_bytes / found.session.steps / 1e6 for turn in found.timed(_measured(found, way))]
-        yield replace(
-            value(sent, figure=BYTES, setting=setting, unit="megabytes"), predicted=found.mean_wire[way] / 1e6
-        )
+        speeds, setting = [items / one for one in taken], f"{where}: {WORDS[way]}"
+        yield value(speeds, figure=SPEED, setting=setting, unit="per second", predicted=items / guess[way])
+        yield _bytes_row(BYTES, setting, found, way)
     for figure, theirs, papers in ((OVER_PS, TF_PS, PAPER_PS), (OVER_MPI, HOROVOD, PAPER_MPI)):
         for way, ours in seconds.items():
             if theirs in seconds and way not in (theirs, TF_PS_CUT):
@@ -173,24 +146,14 @@ def _choice(where: str, seconds: dict[str, list[float]]) -> Iterator[Row]:
             yield ratio(min(others, key=median), seconds[PLANNED], figure=figure, setting=where, aim=0.95)
 
 
-def _measured(found: Found, way: str) -> str:
-    """The contestant that ran in a way's place, because its routes are the same."""
-    return found.same.get(way, way)
-
-
 def _sweep_rows(where: str, found: Found) -> Iterator[Row]:
-    seconds = {way: taken for way in found.session.ways if (taken := found.step_seconds(_measured(found, way)))}
+    seconds = _step_seconds(found)
     for way, taken in seconds.items():
         setting = f"{where.removeprefix('sweep, ')}: {WORDS[way]}"
         ms = [1e3 * one for one in taken]
-        yield replace(
-            value(ms, figure=SWEEP, setting=setting, unit="milliseconds"), predicted=1e3 * found.predicted[way]
-        )
+        yield value(ms, figure=SWEEP, setting=setting, unit="milliseconds", predicted=1e3 * found.predicted[way])
         if way != PLANNED:
-            sent = [turn.nic_bytes / found.session.steps / 1e6 for turn in found.timed(way)]
-            yield replace(
-                value(sent, figure=SWEEP_BYTES, setting=setting, unit="megabytes"), predicted=found.mean_wire[way] / 1e6
-            )
+            yield _bytes_row(SWEEP_BYTES, setting, found, way)
     yield from _choice(where, seconds)
 
 

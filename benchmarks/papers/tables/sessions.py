@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -460,8 +460,3 @@ def _collect(said: list[dict[str, Any]], session: Session, found: Found) -> list
                 )
             )
     return blamed
-
-
-def to_json(found: Found) -> dict[str, Any]:
-    """For `Found.of_json`."""
-    return asdict(found)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-from partreduce.report.watch.history import Gaps, Speed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from partreduce.report.watch.history import Gap
-    from partreduce.runtime.watch.published_progress import PublishedProgress, Report
-    from partreduce.runtime.watch.status import GapStatus
+from partreduce.report.watch.history import Gap, Gaps, Speed
+from partreduce.runtime.watch.published_progress import PublishedProgress, Report
+from partreduce.runtime.watch.status import GapStatus
 
 SILENT_SECONDS = 2.0
 """A worker says something twice a second; one that has not for so long is stopped, or holds the interpreter."""

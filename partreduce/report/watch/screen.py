@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Mapping
+from typing import TextIO
 
+from partreduce.report.watch.picture import Picture
 from partreduce.report.watch.words import picture_line, picture_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from partreduce.report.watch.picture import Picture
-    from partreduce.runtime.watch.published_progress import PublishedProgress
+from partreduce.runtime.watch.published_progress import PublishedProgress
 
 LOOK_SECONDS = 0.05
 DRAW_SECONDS = 1.0

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from partreduce.console import number, size
-from partreduce.report.table import Column, table
-from partreduce.report.watch.picture import MAX_NAMED, SILENT_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.report.table import Table
-    from partreduce.report.watch.picture import Row
+from partreduce.report.table import Column, Table, table
+from partreduce.report.watch.picture import MAX_NAMED, SILENT_SECONDS, Row
 
 
 def picture_table(rows: Sequence[Row], seconds: float, *, room: int) -> Table:

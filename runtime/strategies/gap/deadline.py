@@ -6,17 +6,12 @@ staleness it goes on as far as its setting allows, and whoever is gone far away 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable
 
+from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.wait_chain import listed
-from partreduce.runtime.strategies.missing import wait_for_missing
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-
-    from partreduce.runtime.liveness.heartbeat import Heartbeat
-    from partreduce.runtime.strategies.missing import Missing
+from partreduce.runtime.strategies.missing import Missing, wait_for_missing
 
 
 def wait_in_step(

@@ -7,12 +7,16 @@ the object counts is there, and one that it takes cannot be replaced by a newer 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+import torch
+
+from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.missing import Missing
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
-from partreduce.runtime.transport.payload_rings import Arrival
+from partreduce.runtime.transport.mailbox import Message
+from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
@@ -20,24 +24,17 @@ from partreduce.schedulers.protocols.hop import (
     SENDING,
     Ack,
     Advance,
+    Hop,
+    HopEvent,
     HopState,
+    Reduce,
     SendUpdate,
     Token,
     Update,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import torch
-
-    from partreduce.runtime.strategies.event_log import GapLog
-    from partreduce.runtime.transport.mailbox import Message
-    from partreduce.runtime.transport.payload_rings import PayloadRings
-    from partreduce.schedulers.protocols.hop import Hop, HopEvent, Reduce
-
-    Recipients = Mapping[int, tuple[int, ...]]
-    """Who gets an update, and the numbers that go with it."""
+Recipients = Mapping[int, tuple[int, ...]]
+"""Who gets an update, and the numbers that go with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Further, Run
 from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.gap.deadline import wait_in_step
-from partreduce.runtime.strategies.gap.driver import GapDriver, Outcome
+from partreduce.runtime.strategies.gap.driver import Averaged, GapDriver, Letter, Outcome, Recipients
 from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
 from partreduce.runtime.strategies.missing import LackError, Missing
 from partreduce.runtime.strategies.one_sided import OneSided
-from partreduce.runtime.transport.credit import MESSAGES
+from partreduce.runtime.transport.credit import MESSAGES, Bound
 from partreduce.runtime.transport.payload_rings import PayloadRings
 from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.runtime.watch.status import GapStatus
-from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
+from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
 from partreduce.topo.strategies.gap import Gap, Order, Reducing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.runtime.recorder import Operation
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.strategies.gap.driver import Averaged, Letter, Recipients
-    from partreduce.runtime.transport.credit import Bound
-    from partreduce.schedulers.protocols.hop import Hop
-    from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.neighbor import Neighbor
 
 
 class GapMeans(OneSided):
@@ -41,7 +34,7 @@ class GapMeans(OneSided):
     they ride on the update that leaves at the same moment; in the serial order they go by themselves, since to wait for
     the next update would hold up the neighbours for as long as the round computes.
 
-    A worker that skips is some rounds further after `end_round` (`jumped`). One whose data ended goes on taking part
+    A worker that skips is some rounds further after `end_round`. One whose data ended goes on taking part
     with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
     is on its way, one more array (two in the parallel order with skips), and the queues: `status` says how full they
     are.
@@ -49,8 +42,6 @@ class GapMeans(OneSided):
     Raises:
         InputError: a policy that asks for optimizer state to travel.
     """
-
-    enters_steps = True
 
     def __init__(self, strategy: Neighbor, run: Run) -> None:
         assert isinstance(strategy.when, Gap), "others have rounds"
@@ -87,6 +78,7 @@ class GapMeans(OneSided):
         )
         run.reducer.recorder.attach("gap", self.log.facts)
         self.needs_round_start = self.is_parallel
+        run.progress.counts_rounds = True
         if self.gap.skip is not None:
             run.reducer.heartbeat.unequal = SKIPPED
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
@@ -98,12 +90,12 @@ class GapMeans(OneSided):
         self._restored: dict[str, torch.Tensor] = {}
         self._mailbox.start()
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:
+    def begin(self, step: int, round_: int, *, first: bool) -> None:
         """Before the first round: be in it."""
         if first:
             self._open(step, round_)
 
-    def end_round(self, step: int, round_: int) -> None:
+    def end_round(self, step: int, round_: int) -> Further:
         """Send, reduce and enter the next round, or a later one, waiting where the protocol says so."""
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
@@ -113,17 +105,18 @@ class GapMeans(OneSided):
         self._post(operation, outcome)
         self._average(outcome.averaged, round_, since_start=self.is_parallel)
         outcome = self._await(operation, Advance)
-        self.jumped = outcome.by - 1
-        self._skipped += self.jumped
+        skipped = outcome.by - 1
+        self._skipped += skipped
         self._round = round_ + outcome.by
         if not self.is_parallel:
             self._post(operation, outcome)
-        if self.jumped:
+        if skipped:
             self._average(outcome.averaged, round_, since_start=False)
         if self.is_parallel:
             self._depart(operation, outcome.letters)
         self.run.reducer.recorder.end(operation)
         self.run.reducer.heartbeat.doing(f"computes step {self._round}")
+        return Further(skipped, skipped)
 
     def settle(self) -> None:
         """Wait until everything has come that neighbours sent up to now, so that the queues are complete."""
@@ -140,14 +133,15 @@ class GapMeans(OneSided):
         self._until(operation, lambda: not driver.unmarked(), unmarked, pausing=True)
         self.run.reducer.recorder.end(operation)
 
-    def drain(self) -> None:
+    def drain(self) -> str:
         """Throw the queues away: all workers begin again from the parameters that their next step finds."""
         self.driver.drop()
         self._start, self._restored = [], {}
+        return ""
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """In the parallel order: whatever changed since the round was entered is added to the average."""
-        return self.is_parallel and self.driver.state is not None
+        return ADDS_PROGRESS if self.is_parallel and self.driver.state is not None else ""
 
     def state(self) -> dict[str, torch.Tensor]:
         """The place in the protocol, the tokens, and the queues with their arrays."""

@@ -5,16 +5,11 @@ The queues are complete when it is saved, since every worker has entered the rou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from partreduce.schedulers.protocols.hop import HopState
+from partreduce.runtime.transport.payload_rings import PayloadRings
+from partreduce.schedulers.protocols.hop import Hop, HopState
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.transport.payload_rings import PayloadRings
-    from partreduce.schedulers.protocols.hop import Hop
 
 PLACE = "gap/place"
 UPDATE = "gap/update"

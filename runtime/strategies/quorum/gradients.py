@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
+from partreduce.runtime.strategies.gradient_means import TAKEN_ELSEWHERE
+from partreduce.runtime.strategies.quorum.driver import Taken
 from partreduce.runtime.strategies.quorum.equality import PARTED, Settings, refuse_unless_plain
 from partreduce.runtime.strategies.quorum.rounds import room_for
 from partreduce.runtime.strategies.quorum.runner import QuorumRunner
@@ -16,15 +18,10 @@ from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.errors import InputError, UnavailableError
-from partreduce.topo.strategies.quorum import MissedResults
-
-if TYPE_CHECKING:
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.strategies.quorum.driver import Taken
-    from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.quorum import MissedResults, Quorum
 
 
-class QuorumGradients(QuorumRunner[GradientSum]):
+class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
     """A call adds a gradient to the send buffer and takes the results that are there, waiting for at least one.
 
     A round is a step of the optimizer, and a call may take several: `each` applies them one after the other, `sum` at
@@ -40,17 +37,11 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         InputError: `sum`, and an optimizer other than plain SGD.
     """
 
-    averages_gradients = True
-    agrees_on_end = True
-    harm_of_loading = "would apply gradients to it that were taken at other parameters"
-
     def __init__(self, when: Quorum, run: Run) -> None:
         if when.missed is MissedResults.SUM:
             refuse_unless_plain(run.applier.optimizer)
         everyone = run.everyone
-        self.sums = GradientSums(
-            run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone), divide=when.divide
-        )
+        self.sums = GradientSums(run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone))
         super().__init__(when, run, Partial(when, len(everyone)), self.sums, {everyone})
         self._settings, self._has_warned = (
             Settings(run.applier.optimizer, adds_up=when.missed is MissedResults.SUM),
@@ -61,9 +52,8 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         self.start()
         self._open()
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+    def average(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
-        assert first, "gradients are averaged in each step"
         self.refuse_failure()
         self.count_from_here()
         self.sums.refuse_sparse()
@@ -71,15 +61,13 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         self.wait(self.driver.may_take)
         taken = self.driver.take()
         last = self._applied(taken, but_last=True)
-        self.more = taken.by - 1
-        self.late_scaled = False
         if last is not None:
             self._put(last)
-            self.late_scaled = last.scaled
             self.driver.release([last])
         self.driver.say(self.run.reducer.heartbeat.doing)
+        return Arrived(taken.by - 1, last is not None and last.scaled)
 
-    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
+    def end_step(self, step: int) -> None:  # noqa: ARG002 - the signature of all
         """Where it is time for that: the mean of all models."""
         self._settings.applied()
         self._synchronise()
@@ -136,10 +124,10 @@ class QuorumGradients(QuorumRunner[GradientSum]):
                 "others may apply them by then; leave the averaging to step(), or use bfloat16, which needs no scaler"
             )
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """While gradients may be on their way, which a model that was loaded by itself has not seen."""
         state = self.driver.state
-        return state is not None and state.calls > 0
+        return TAKEN_ELSEWHERE if state is not None and state.calls else ""
 
     def _open(self) -> None:
         """Begin a segment: from now on the others' rounds run, whether this worker has called or not."""
@@ -175,7 +163,7 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         """
         numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # which holds 32 bits exactly
         numbers[self.run.rank] = -1 if self._settings.has_changed else self._settings.number
-        round_ = self.clock()
+        round_ = self.run.progress.step
         # It ends the last round: who has finished after as many, or waits for all elsewhere, has been in it.
         operation = self.on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8, lag=1)
         try:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Further, ParameterRunner, Run
 from partreduce.runtime.strategies.quorum.rounds import room_for
 from partreduce.runtime.strategies.quorum.runner import QuorumRunner
 from partreduce.runtime.strategies.quorum.shadows import Shadows, Snapshot
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.needed_groups import member_sets
 from partreduce.schedulers.protocols.partial_groups import PartialGroups, members_of
-
-if TYPE_CHECKING:
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.topo.phase import Group
-    from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.quorum import Quorum
 
 
-class QuorumGroups(QuorumRunner[Snapshot]):
+class QuorumGroups(QuorumRunner[Snapshot], ParameterRunner):
     """The end of a round publishes what its steps did, and goes on with the shadow once a new result is in it.
 
-    Rounds that the worker was too late for count as its own: `passed` of them beside the one that it ended. Where all
+    Rounds that the worker was too late for count as its own, beside the one that it ended. Where all
     meet (a mean model, a checkpoint, the end), every worker publishes what it has and takes part in the rounds that
     others still need; then all models are their shadows, after the same round.
 
@@ -49,17 +45,16 @@ class QuorumGroups(QuorumRunner[Snapshot]):
         group = self._group(round_)
         return None if group is None else self.communicators[group.members]
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+    def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Begin a segment before the model changes."""
         self.refuse_failure()
         self._open()
         self._has_progress = True
 
-    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - as above
+    def end_round(self, step: int, round_: int) -> Further:  # noqa: ARG002 - as above
         """Publish, wait for a result that is new, and go on with the shadow."""
         self.refuse_failure()
-        self.passed = self._call() - 1
-        self.run.reducer.heartbeat.doing(f"computes after round {round_ + self.passed}")
+        return Further(self._call() - 1)
 
     def gather(self, *, apply: bool = True) -> int:
         """Publish what there is, and take part in the rounds that others need, until all have come here.
@@ -81,13 +76,13 @@ class QuorumGroups(QuorumRunner[Snapshot]):
         driver.close_segment()
         return rounds * self.run.pace
 
-    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """While a segment is open: what rounds changed in the shadow is added to the model."""
-        return self.driver.state is not None
+        return "" if self.driver.state is None else ADDS_PROGRESS
 
     def _open(self) -> None:
         if self.driver.state is None:
-            self._first = self.clock() // self.run.pace
+            self._first = self.run.progress.step // self.run.pace
             self.open()
             self.count_from_here()
 

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
-from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.missing import wait_for_missing
-from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
-from partreduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
+from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver, Rounds, Summed
+from partreduce.runtime.strategies.quorum.rounds import RoundsThread
 from partreduce.runtime.strategies.quorum.spread import Spread
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import PartreduceError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from partreduce.runtime.strategies.base import Run
-    from partreduce.runtime.strategies.quorum.driver import Rounds
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.quorum import Quorum
 
 CLOSE_SECONDS = 1.0
 _lines_in_use: WeakKeyDictionary[World, set[str]] = WeakKeyDictionary()
 
-Sum = TypeVar("Sum")
-
-
-class Carried(Payload[Sum], Bringing[Sum], Protocol[Sum]):
-    """What is summed, as the driver and the collective thread ask for it."""
+Sum = TypeVar("Sum", bound=Summed)
 
 
 class QuorumRunner(Runner, Generic[Sum]):
@@ -50,7 +41,7 @@ class QuorumRunner(Runner, Generic[Sum]):
     agrees_on_end = True
 
     def __init__(
-        self, when: Quorum, run: Run, machine: Rounds, payload: Carried[Sum], groups: Iterable[tuple[int, ...]]
+        self, when: Quorum, run: Run, machine: Rounds, payload: Payload[Sum], groups: Iterable[tuple[int, ...]]
     ) -> None:
         super().__init__(run)
         self.when = when
@@ -65,7 +56,7 @@ class QuorumRunner(Runner, Generic[Sum]):
             if not world.has(members, name=self._line):
                 world.create(members, name=self._line)
             self.communicators[members] = world.communicator(members, name=self._line)
-        self._mailbox = Mailbox(  # last, as it would have to be closed where what follows fails
+        mailbox = Mailbox(  # last, as it would have to be closed where what follows fails
             reducer.world.store,
             run.rank,
             f"{reducer.key} quorum",
@@ -74,29 +65,26 @@ class QuorumRunner(Runner, Generic[Sum]):
             timeout=reducer.timeout,
             heartbeat=reducer.heartbeat,
         )
-        self.driver.spread = Spread(self._mailbox, len(run.everyone))
+        self.mailboxes.append(mailbox)
+        self.driver.spread = Spread(mailbox, len(run.everyone))
         self.on_host = Reducer(
             world, (), reducer.recorder, reducer.heartbeat, key=f"{reducer.key} quorum", timeout=reducer.timeout
         )
         self._thread = RoundsThread(self.driver, payload, self.line, self.on_host, lambda: self.base)
         self._base: int | None = None
-        self.clock: Callable[[], int] = lambda: 0
 
     def start(self) -> None:
         """Let the threads begin; the last thing that a subclass does when it is made."""
         recorder = self.run.reducer.recorder
         recorder.attach("quorum", self.log.facts)
-        recorder.attach("mailbox", self._mailbox.traffic_facts)
-        self._mailbox.start()
+        (mailbox,) = self.mailboxes
+        recorder.attach("mailbox", mailbox.traffic_facts)
+        mailbox.start()
         self._thread.start()
 
     def line(self, round_: int) -> Communicator | None:  # noqa: ARG002 - where groups differ from round to round
         """The communicator of a round of this segment, None where this worker rests in it."""
         return self.communicators[self.run.everyone]
-
-    def follow(self, clock: Callable[[], int]) -> None:
-        """For the numbers of rounds in reports."""
-        self.clock = clock
 
     def open(self) -> None:
         self._base = None
@@ -109,27 +97,20 @@ class QuorumRunner(Runner, Generic[Sum]):
         rounds may run while it is.
         """
         if self._base is None:
-            self._base = self.clock()
+            self._base = self.run.progress.step
 
     @property
     def base(self) -> int:
         """For reports: the steps before this segment; equal on all workers once they count."""
-        return self.clock() if (base := self._base) is None else base
+        return self.run.progress.step if (base := self._base) is None else base
 
     def conclude(self) -> None:
         """All have come to the end: no sum is under way on this runner's communicators any more."""
         self._is_concluded = True
 
     def close(self) -> None:
-        self._end(self._mailbox.close)
-
-    def abandon(self) -> None:
-        """The same after a failure, at once."""
-        self._end(self._mailbox.abandon)
-
-    def _end(self, end_mailbox: Callable[[], None]) -> None:
         self.driver.close()
-        end_mailbox()
+        super().close()
         self._thread.join(CLOSE_SECONDS)
         if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
             _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
@@ -159,7 +140,8 @@ class QuorumRunner(Runner, Generic[Sum]):
             GoneError: no message comes any more.
         """
         self.refuse_failure()
-        self._mailbox.refuse_failure()
+        for mailbox in self.mailboxes:
+            mailbox.refuse_failure()
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Wait for what another thread brings about.
@@ -183,7 +165,7 @@ class QuorumRunner(Runner, Generic[Sum]):
                 told=lambda lack: f"this worker waited for {lack.what}",
             )
         except GoneError as error:
-            round_ = self.clock()
+            round_ = self.run.progress.step
             operation = reducer.recorder.begin("wait for a partial sum", round_, round_, self.run.everyone, 0)
             raise reducer.failure(operation, error) from None
 

@@ -6,12 +6,9 @@ an earlier one that still waits for room, nothing ever waits to be sent, and the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from partreduce.runtime.transport.mailbox import Mailbox, Message
+from partreduce.runtime.transport.mailbox import Mailbox, Message
 
 DIRECT = 64
 """Up to so many workers each is told by whoever has something to tell."""

@@ -1,24 +1,20 @@
 """Sums: a worker's send buffer, the gradients in it, and the sums of rounds that wait to be applied; in host memory.
 
 An array of one bucket holds its gradients as the bucket lays them out, then one number for each parameter, which says
-whether anybody had a gradient for it. The first array that can (see `Tail`) also has room for what a round's workers
+whether anybody had a gradient for it. The first array that can (see `Payload`) also has room for what a round's workers
 must tell one another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.strategies.quorum.driver import Payload
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.quorum import Divide
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.runtime.averaging.bucket import Bucket
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +29,7 @@ class GradientSum:
     """Whether a GradScaler was at work on a gradient in it, so that what is not finite must be looked for."""
 
 
-class GradientSums:
+class GradientSums(Payload[GradientSum]):
     """The send buffer of one worker and the sums that wait.
 
     Costs an array of model size for the send buffer, for the round that runs, and for each result that waits or was
@@ -43,14 +39,11 @@ class GradientSums:
         buckets: of the model.
         room: numbers that a round needs besides.
         num_workers: whose gradients are summed.
-        divide: by what.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int, divide: Divide) -> None:
-        self.buckets, self._room = tuple(buckets), room
-        self._num_workers, self._divide = num_workers, divide
-        self.carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
-        """The array at whose end the room is."""
+    def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
+        super().__init__(buckets, room)
+        self._num_workers = num_workers
         self.made = 0
         """Sums that were allocated so far; they are used again."""
         self._spare: list[GradientSum] = []
@@ -165,22 +158,17 @@ class GradientSums:
                 array.zero_()
         return payload.arrays
 
-    def room(self, payload: GradientSum) -> torch.Tensor:
-        """Where a round's workers tell one another what they must."""
-        return payload.arrays[self.carrier][-self._room :]
-
     def is_special(self, payload: GradientSum) -> bool:
         """Whether a GradScaler was at work here."""
         return payload.scaled
 
-    def arrived(self, payload: GradientSum, counts: tuple[int, ...], *, special: bool) -> None:
+    def arrived(self, payload: GradientSum, *, special: bool) -> None:
         """Divide the sum here, so that it costs the training nothing."""
         payload.scaled = special
-        divisor = max(1, sum(counts)) if self._divide is Divide.CONTRIBUTORS else self._num_workers
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):
-                if divisor != (already := self.divisor(index)):
-                    array[: bucket.size].div_(divisor / already)
+                if self._num_workers != (already := self.divisor(index)):
+                    array[: bucket.size].div_(self._num_workers / already)
 
     # What the training asks for.
 

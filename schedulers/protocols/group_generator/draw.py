@@ -7,17 +7,13 @@ workers, and the division node-then-all, because groups across nodes in every se
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import shake_256
-from typing import TYPE_CHECKING
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.topo.cluster import Cluster
 
 Members = tuple[int, ...]
 

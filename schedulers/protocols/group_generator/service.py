@@ -9,14 +9,11 @@ whole state is a fold over the messages received, so that a log of them restores
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send
-from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking, Outstanding
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, Situation, salt_of
-
-if TYPE_CHECKING:
-    from partreduce.schedulers.protocols.group_generator.buffers import Outstanding
 
 ACTIVE, LEFT, DEAD = "active", "left", "dead"
 T = TypeVar("T")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import factorial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.schedulers.protocols.base import Note, Outcome, Received
-from partreduce.schedulers.protocols.group_generator.draw import CHOICE_BITS
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
+from partreduce.schedulers.protocols.group_generator.draw import CHOICE_BITS, GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import (
     ACTIVE,
     Alone,
@@ -35,12 +37,6 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     WorkerState,
 )
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
-    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
 MODULUS = 4
 """Where request numbers wrap in endless runs: more than the requests of one worker that can be on their way."""

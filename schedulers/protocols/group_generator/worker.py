@@ -6,16 +6,11 @@ collective is modelled by `Here` messages between its members: it ends for a wor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send
-from partreduce.schedulers.protocols.group_generator.service import Alone, Ask, Bye, Fenced, Grant, Later, Void
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.schedulers.protocols.group_generator.service import Answer
+from partreduce.schedulers.protocols.group_generator.service import Alone, Answer, Ask, Bye, Fenced, Grant, Later, Void
 
 ASKED, GRANTED, MEETING, ALONE, ENDED, FENCED = "asked", "granted", "meeting", "alone", "ended", "fenced"
 LATER = "later"

@@ -144,7 +144,7 @@ def test_a_table_shows_paper_measured_runs_and_why():
 
 
 def test_pragues_rows_come_from_the_kept_cells():
-    found = {kept.key: kept for kept in prague.stored().rows}
+    found = {kept.key: kept for kept in prague.PAPER.stored().rows}
     recommendation = found[prague.ALIKE, "planner's recommendation, 40 Mbit/s"]
     assert recommendation.measured == pytest.approx(39.08 / 8.61, rel=1e-3)
     assert found[prague.SLOW, "smart generator, the paper's rule, against the flat ring"].measured == pytest.approx(

@@ -46,9 +46,9 @@ class Cell:
             self.groups.append((optimizer.steps, not pausing, seq, members))
             average(step, seq, members)
 
-        def leaving():
+        def leaving(place):
             pausing.append(1)
-            leave()
+            leave(place)
             pausing.pop()
 
         runner._average, runner.leave = averaging, leaving

@@ -262,7 +262,7 @@ def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
 
 
 def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_lateness_costs(capsys, tmp_path):
-    strategy = {"kind": "allreduce", "when": {"pipeline": {"width": 3, "wider": True}}}
+    strategy = {"kind": "allreduce", "when": {"pipeline": {"width": 3}}}
     document = {"format": "partreduce.schedule", "version": 1, "name": "pipe", "strategy": strategy,
                 "cluster": {"num_nodes": 2, "workers_per_node": 2}}  # fmt: skip
     path = tmp_path / "pipe.json"
@@ -394,7 +394,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["verify", "ring:4", "--set", "notify-ack=maybe"], 65, "--set notify-ack: 'maybe': write yes or no"),
         (["simulate", "a.json", "b.json", "--rounds", "4"], 2, "--rounds: is for one schedule"),
         (["measure", "--steps", "30"], 2, "--steps: is about a job"),
-        (["measure", "train.py:job", "--checks", "3"], 2, "--checks: is about the cluster"),
+        (["measure", "train.py:job", "--repetitions", "3"], 2, "--repetitions: is about the cluster"),
         (["run", "train.py"], 2, "--workers"),
         (["design", "4x4", "--using", "allreduce", "--json", "--name", ""], 65, 'name: is "", too short'),
         (["verify", "--max-bytes", "0", "s.json"], 65, "--max-bytes: '0' has no unit"),

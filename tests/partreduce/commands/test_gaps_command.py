@@ -8,11 +8,12 @@ from fractions import Fraction
 import networkx as nx
 import pytest
 
+from benchmarks.explore.picture import draw_trace
 from benchmarks.explore.two_sides import shortest_deadlock
 from helpers.command_runs import runner
 from partreduce.commands.verify import command
 from partreduce.graph_input import load_graph
-from partreduce.report.gaps import draw_gaps, draw_trace
+from partreduce.report.gaps import draw_gaps
 from partreduce.schedulers.imports import import_schedule
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.cluster import Cluster

@@ -345,7 +345,7 @@ def test_what_a_worker_said_many_steps_ago_is_not_what_it_does(own_slot, monkeyp
     published.claim(0)
     progress, heartbeat = Progress(), SimpleNamespace(last=("entered the initial broadcast", (1,)))
     run = SimpleNamespace(progress=progress, pace=1, reducer=SimpleNamespace(heartbeat=heartbeat))
-    runner = SimpleNamespace(enters_steps=False, status=lambda: None, rests=False)
+    runner = SimpleNamespace(status=lambda: None, rests=False)
     ending = SimpleNamespace(is_running=True, state="finished")
     progress_publisher.publish(run, runner, ending)
 

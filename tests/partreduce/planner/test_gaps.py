@@ -14,10 +14,10 @@ from partreduce import Data, Job, load_schedule, plan
 from partreduce.__main__ import main
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE, simplicity
-from partreduce.planner.gap_words import gap_cautions, gap_reasons
-from partreduce.planner.gaps import gap_options
 from partreduce.planner.recommend import recommend
 from partreduce.planner.slowdown import Slowdown
+from partreduce.planner.trials.gaps import Gaps
+from partreduce.planner.trials.kit import Trials
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.clock import Clock
@@ -41,8 +41,8 @@ def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) 
 
 
 def measured(asked: Job, effort: float = 1.5) -> tuple[list[Option], list[str]]:
-    left_out: list[str] = []
-    return gap_options(asked, Clock(seconds=1e3, effort=effort), effort, left_out.append), left_out
+    trials = Trials(asked, Clock(seconds=1e3, effort=effort), effort)
+    return Gaps().options(trials) if Gaps().weighs(asked) else [], trials.left_out
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +142,14 @@ def test_queues_that_are_too_large_leave_the_smallest_to_be_named() -> None:
 def test_the_answer_says_what_a_gap_answers_and_costs(long_steps: list[Option], slow_worker: list[Option]) -> None:
     asked = job(disturbance=LONG_STEPS, gap=True)
     stale = next(option for option in long_steps if "staleness 5" in option.name)
-    said = " ".join(gap_reasons(stale, long_steps, asked))
+    said = " ".join(Gaps().reasons(stale, long_steps, asked))
     assert "answers steps that take up to 6 times as long now and then: updates up to 5 steps old serve" in said
     assert "without that a step would take" in said
     assert "of a worker's memory" in said
-    assert "not proved" in " ".join(gap_cautions(stale, asked))
+    assert "not proved" in " ".join(Gaps().cautions(stale, asked))
     slowed = job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), data=Data.PER_WORKER)
     skipping = next(option for option in slow_worker if "skip" in option.name)
-    said = " ".join([*gap_reasons(skipping, slow_worker, slowed), *gap_cautions(skipping, slowed)])
+    said = " ".join([*Gaps().reasons(skipping, slow_worker, slowed), *Gaps().cautions(skipping, slowed)])
     assert "worker 5, always 4 times as long: a worker that is left behind skips up to 4 steps at once" in said
     assert "of all steps are skipped" in said
     assert "optimizer.batches(loader)" in said
@@ -161,7 +161,7 @@ def test_nothing_is_run_where_nothing_is_slow_and_nobody_asks() -> None:
     assert measured(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
     options, _ = measured(job(gap=True))
     assert {option.gap.words for option in options if option.gap} == {"standard"}
-    assert "there is nothing that a gap could answer" in gap_reasons(options[0], options, job(gap=True))[0]
+    assert "there is nothing that a gap could answer" in Gaps().reasons(options[0], options, job(gap=True))[0]
 
 
 def test_the_effort_bounds_what_is_run_and_the_rest_is_named() -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from partreduce import Job, load_schedule, plan
-from partreduce.planner import quorum_runs, quorums
 from partreduce.planner.imbalance import imbalances
 from partreduce.planner.left_out import not_weighed
 from partreduce.planner.measuring import measure
-from partreduce.planner.quorum_runs import Costs, by, costs_of, figures_of, of_calls, period_of, run, sizes_of
-from partreduce.planner.quorums import Trials, based, starts_of
-from partreduce.planner.work import payer
+from partreduce.planner.trials import quorum_runs
+from partreduce.planner.trials.kit import Trials, calm
+from partreduce.planner.trials.quorum_runs import Costs, by, costs_of, figures_of, of_calls, period_of, run, sizes_of
+from partreduce.planner.trials.quorums import Quorums, Search, based, starts_of
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers.registry import build
 from partreduce.schedulers.synthesis.clock import Clock
@@ -137,20 +137,20 @@ def test_a_round_costs_what_its_sums_do_however_many_steps_it_has(pace):
     asked = job("2x2")
     phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [range(4)]))
     schedule = Schedule("s", asked.cluster, Static(phases=GroupPhases(phases), pace=pace))
-    (base,) = based([measure(schedule, quorums._calm(asked))], asked)
+    (base,) = based([measure(schedule, calm(asked))], asked)
     costs = costs_of(base, asked)
     assert costs.sum_seconds == pytest.approx(communication(schedule, ONE_SLOW, form=base.form).per_round)
     assert costs.word == max(ONE_SLOW.inside.latency, ONE_SLOW.nic.latency)
 
 
 def trials(asked, effort=100.0):
-    clock, left_out = Clock(seconds=1000.0, effort=effort), []
-    return Trials(asked, payer(clock, effort), left_out.append), left_out
+    made = Trials(asked, Clock(seconds=1000.0, effort=effort), effort)
+    return Search(made), made.left_out
 
 
 def bases(asked, names=("node-then-all", "pairs-pairs-all")):
-    calm = quorums._calm(asked)
-    return based([measure(build(name, asked.cluster), calm) for name in names], asked)
+    even = calm(asked)
+    return based([measure(build(name, asked.cluster), even) for name in names], asked)
 
 
 @pytest.mark.parametrize("disturbance", [None, RandomSlowdown(6.0)], ids=["one always slow", "each now and then"])
@@ -186,7 +186,7 @@ def test_without_time_or_room_nothing_is_run_and_that_is_said():
     assert any(words.startswith("solo in each group of") for words in left_out)
     clock = Clock(seconds=1000.0, effort=1.0)
     tight = replace(asked, max_queues=3.9 * THIN.model_bytes)
-    assert not [one for one in quorums.quorum_options(tight, clock, 1.0, left_out.append) if one.quorum.of]
+    assert not [one for one in Quorums().options(Trials(tight, clock, 1.0)) if one.quorum.of]
     assert clock.position() < 0.5, "figures cost time as well"
 
 

@@ -71,7 +71,7 @@ def test_layers_and_whole_gradients_give_the_same_bits(ranks, seed):
     n = chance.choice([2, 4])
     nodes = chance.choice([1, 2]) if n == 4 else 1
     sizes = [chance.choice([1, 3, 64, 65, 200]) for _ in range(chance.randint(1, 9))]
-    when = [Lockstep(), Pipeline(), Pipeline(width=3, wider=True, warm_up=2)][seed % 3]
+    when = [Lockstep(), Pipeline(), Pipeline(width=3, warm_up=2)][seed % 3]
     how = How(form=Form.HIERARCHICAL if nodes > 1 else Form.RING)
 
     def work(world, how):

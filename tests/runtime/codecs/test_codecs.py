@@ -9,18 +9,16 @@ import torch
 
 from helpers import coded_sums
 from partreduce.runtime.codecs.coding import Coding, Codings, Leftovers
-from partreduce.runtime.codecs.eight_bits import EightBits, noise
+from partreduce.runtime.codecs.eight_bits import EightBits
 from partreduce.runtime.codecs.frames import decoded, encoded
 from partreduce.topo.codec_numbers import (
     LARGEST,
     UNDERFLOW,
     UNIT_ROUNDOFF,
-    encoded_bytes,
     int8_bytes,
     rounding_error,
-    sum_error,
 )
-from partreduce.topo.strategies import Codec, How, Rounding
+from partreduce.topo.strategies import Codec, How
 
 DRAWS = int(os.environ.get("PARTREDUCE_CODED_SUMS", "150"))
 
@@ -45,9 +43,9 @@ def adversarial(rng, length):
     return values.astype(np.float32)
 
 
-def roundtrip(values, block, draws=None):
+def roundtrip(values, block):
     codec, code = EightBits(block), torch.full((int8_bytes(len(values), block),), 77, dtype=torch.uint8)
-    codec.encode(torch.from_numpy(values), code, None if draws is None else torch.from_numpy(draws))
+    codec.encode(torch.from_numpy(values), code)
     result = torch.empty(len(values))
     codec.decode(code, result)
     return code.numpy(), result.numpy()
@@ -59,14 +57,12 @@ def test_int8_has_the_models_bits_and_keeps_the_bound_exactly(first):
         rng = np.random.default_rng(seed)
         length, block = int(rng.integers(1, 700)), int(rng.choice([1, 2, 7, 64, 256, 1000]))
         values = adversarial(rng, length)
-        stochastic = bool(rng.integers(2))
-        draws = rng.random(length).astype(np.float32) if stochastic else None
-        code, result = roundtrip(values, block, draws)
-        levels, scales = coded_sums.quantised(values, block, draws)
+        code, result = roundtrip(values, block)
+        levels, scales = coded_sums.quantised(values, block)
         assert code[:length].view(np.int8).tolist() == levels.tolist()
         assert code[-(-length // 4) * 4 :].view(np.float32).tolist() == scales[::block].tolist()
-        np.testing.assert_array_equal(result, coded_sums.in_eight_bits(values, block, draws))
-        error = rounding_error("int8", stochastic=stochastic)
+        np.testing.assert_array_equal(result, coded_sums.in_eight_bits(values, block))
+        error = rounding_error("int8")
         peaks = coded_sums.peaks_of(values, block)
         worst = rng.choice(length, min(length, 12), replace=False).tolist()
         worst.append(int(np.argmax(np.abs(result.astype(float) - values) - float(error) * peaks)))
@@ -76,12 +72,10 @@ def test_int8_has_the_models_bits_and_keeps_the_bound_exactly(first):
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("stochastic", [False, True])
-def test_a_block_with_what_is_not_finite_is_nan_and_the_others_are_not(bad, stochastic):
+def test_a_block_with_what_is_not_finite_is_nan_and_the_others_are_not(bad):
     values = np.linspace(-3, 3, 100).astype(np.float32)
     values[37] = bad
-    draws = np.full(100, 0.5, np.float32) if stochastic else None
-    _, result = roundtrip(values, 16, draws)
+    _, result = roundtrip(values, 16)
     assert np.isnan(result[32:48]).all()
     assert np.isfinite(np.delete(result, slice(32, 48))).all()
 
@@ -96,32 +90,13 @@ def test_zeros_stay_zeros_and_so_do_blocks_of_almost_nothing():
     assert roundtrip(values, 32)[1][32:] == pytest.approx(2.0**-119, rel=1e-6)
 
 
-def test_stochastic_rounding_is_right_in_the_mean_and_nearest_is_not():
-    values = np.full(4096, 0.3, np.float32)
-    values[0] = 127.0
-    means = [roundtrip(values, 4096, noise(4096, "mean", turn).numpy())[1][1:].mean() for turn in range(20)]
-    assert np.mean(means) == pytest.approx(0.3, abs=0.01)
-    assert roundtrip(values, 4096)[1][1:].mean() == 0
-
-
-def test_noise_is_named_by_its_sum_its_place_and_its_worker():
-    coding = Coding(How(codec=Codec.INT8, rounding=Rounding.STOCHASTIC), (3, 0))
-    again = Coding(How(codec=Codec.INT8, rounding=Rounding.STOCHASTIC, block=7), (3, 0))
-    assert torch.equal(coding.noise(50, "flat", 2), again.noise(50, "flat", 2))
-    assert bool((coding.noise(50, "flat", 2) < 1).all())
-    for other in (("flat sum", 2), ("flat", 1)):
-        assert not torch.equal(coding.noise(50, *other), coding.noise(50, "flat", 2))
-    assert not torch.equal(Coding(again.how, (4, 0)).noise(50, "flat", 2), coding.noise(50, "flat", 2))
-    assert Coding(How(codec=Codec.INT8), (3, 0)).noise(50, "flat", 2) is None
-
-
 @pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_frames_hold_numbers_of_any_dtype_and_have_the_stated_bytes(codec, dtype):
     values = torch.randn(1001, generator=torch.Generator().manual_seed(5)).to(dtype)
     coding = Coding(How(codec=codec))
-    code = encoded(values, coding, "place", 0)
-    assert len(code) == encoded_bytes(codec, 1001, 256)
+    code = encoded(values, coding, "place")
+    assert len(code) == (int8_bytes(1001, 256) if codec is Codec.INT8 else 2 * 1001)
     result = decoded(code, 1001, codec, 256)
     model = {**coded_sums.SHORT, "int8": lambda numbers: coded_sums.in_eight_bits(numbers, 256)}[codec]
     np.testing.assert_array_equal(result.numpy(), model(values.float().numpy()))
@@ -148,7 +123,7 @@ def test_what_is_left_over_is_added_to_the_next_numbers():
     for _ in range(50):
         values = torch.from_numpy(rng.standard_normal(300).astype(np.float32))
         total += values.numpy()
-        sent += decoded(encoded(values, coding, "place", 0), 300, Codec.INT8, 256).numpy()
+        sent += decoded(encoded(values, coding, "place"), 300, Codec.INT8, 256).numpy()
     left = coding.leftovers.state()["place"].numpy()
     np.testing.assert_allclose(total - sent, left, atol=1e-4)
     assert np.abs(left).max() < 0.05
@@ -160,10 +135,10 @@ def test_codings_remember_nothing_without_feedback_and_put_back_what_they_gave()
     assert Codings.of(How(), 2) is None
     plain = Codings.of(How(codec=Codec.BFLOAT16), 2)
     assert plain.state() == {}
-    assert [coding.draw for coding in plain.in_round(5)] == [(5, 0), (5, 1)]
+    assert [coding.leftovers for coding in plain.of_buckets] == [None, None]
     fed_back = Codings.of(How(codec=Codec.INT8, error_feedback=True), 2)
     assert list(fed_back.state()) == ["feedback"], "nothing is left over yet, which a checkpoint must say"
-    fed_back.in_round(0)[1].leftovers.keep("flat sum", torch.ones(3), torch.zeros(3))
+    fed_back.of_buckets[1].leftovers.keep("flat sum", torch.ones(3), torch.zeros(3))
     saved = {name: tensor.clone() for name, tensor in fed_back.state().items()}
     fed_back.clear()
     assert list(fed_back.state()) == ["feedback"]
@@ -173,13 +148,16 @@ def test_codings_remember_nothing_without_feedback_and_put_back_what_they_gave()
 
 def test_bounds_of_sums_grow_as_their_derivation_says():
     one = rounding_error("int8")
-    flat = sum_error("int8", 16)
+    flat = coded_sums.sum_error("int8", 16)
     assert 2 * one < flat.relative < 2 * one + one**2 + Fraction(1, 2**18), "two roundings, whatever the members"
-    assert sum_error("int8", 1024).relative < flat.relative * Fraction(101, 100)
-    staged = sum_error("int8", 16, on_each_node=4)
-    across = sum_error("int8", 16, on_each_node=4, across_only=True)
+    assert coded_sums.sum_error("int8", 1024).relative < flat.relative * Fraction(101, 100)
+    staged = coded_sums.sum_error("int8", 16, on_each_node=4)
+    across = coded_sums.sum_error("int8", 16, on_each_node=4, across_only=True)
     assert across.relative < Fraction(101, 100) * flat.relative < staged.relative < Fraction(155, 100) * flat.relative
     unit = UNIT_ROUNDOFF["float16"]
-    assert sum_error("float16", 2).relative == (1 + unit) ** 2 - 1
-    assert sum_error("float16", 16).relative == (1 + unit) ** 16 - 1
-    assert sum_error("float16", 16, through_servers=True).relative < sum_error("float16", 16).relative / 5
+    assert coded_sums.sum_error("float16", 2).relative == (1 + unit) ** 2 - 1
+    assert coded_sums.sum_error("float16", 16).relative == (1 + unit) ** 16 - 1
+    assert (
+        coded_sums.sum_error("float16", 16, through_servers=True).relative
+        < coded_sums.sum_error("float16", 16).relative / 5
+    )

@@ -18,15 +18,13 @@ import torch
 from helpers import coded_sums
 from helpers.driver import Driver
 from partreduce.runtime.codecs.coding import Coding, Leftovers
-from partreduce.runtime.codecs.eight_bits import noise as drawn
 from partreduce.runtime.transport import hierarchical
 from partreduce.runtime.transport.hierarchical import formed
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.codec_numbers import sum_error
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Rounding, Static
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Static
 
 CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "48"))
 CHUNK = 24
@@ -83,7 +81,6 @@ def draw(seed):
     if codec is Codec.INT8:
         options = {
             "block": int(rng.choice([1, 3, 16, 64, 256])),
-            "rounding": Rounding(rng.choice(["nearest", "stochastic"])),
         }
     how = How(form=Form.HIERARCHICAL if staged else Form.RING, codec=codec, where=where, **options)
     everyone = tuple(range(cluster.num_workers))
@@ -102,7 +99,7 @@ def summed(world, case):
     if world.rank in case.members:
         group, place = ours.communicator(case.members), case.members.index(world.rank)
         results = [torch.from_numpy(given[place].copy()) for given in case.given]
-        works = [group.all_reduce(one, Coding(case.how, (7, index))) for index, one in enumerate(results)]
+        works = [group.all_reduce(one, Coding(case.how)) for one in results]
         for work in works:  # all under way together, in one order
             work.wait()
     return results
@@ -114,25 +111,18 @@ def expected(case, index):
     across_only = how.where is CodecScope.ACROSS_NODES
     if how.codec is not Codec.INT8:
         return coded_sums.short_sums(given, how.codec.value, on_each=case.on_each, across_only=across_only)
-
-    def noise(count, place, member):
-        if how.rounding is Rounding.NEAREST:
-            return None
-        return drawn(count, "codec", 7, index, place, case.members[member]).numpy()
-
     if case.on_each == 1:
-        return coded_sums.flat_sum(given, how.block, noise)[None]
-    return coded_sums.hierarchical_sum(given, how.block, noise, on_each=case.on_each, across_only=across_only)[None]
+        return coded_sums.flat_sum(given, how.block)[None]
+    return coded_sums.hierarchical_sum(given, how.block, on_each=case.on_each, across_only=across_only)[None]
 
 
 def check(case, answers):
     answers = [answer for answer in answers if answer is not None]
-    bound = sum_error(
+    bound = coded_sums.sum_error(
         case.how.codec,
         len(case.members),
         on_each_node=case.on_each,
         across_only=case.how.where is CodecScope.ACROSS_NODES,
-        stochastic=case.how.rounding is Rounding.STOCHASTIC,
     )
     for index, given in enumerate(case.given):
         mine = answers[0][index].numpy()
@@ -252,9 +242,7 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
         return once, {name: np.abs(total / 40 - exact).max() for name, total in totals.items()}
 
     answers = ranks.run(4, work)
-    model = coded_sums.hierarchical_sum(
-        given, 64, lambda *_: None, on_each=2, across_only=False, parts=-(-4999 * 4 // 4096)
-    )
+    model = coded_sums.hierarchical_sum(given, 64, on_each=2, across_only=False, parts=-(-4999 * 4 // 4096))
     for once, errors in answers:
         np.testing.assert_array_equal(once, model)
         assert errors["fed back"] < errors["plain"] / 10

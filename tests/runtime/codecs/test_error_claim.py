@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import coded_sums
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.hierarchical import formed, levels_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.codec_numbers import sum_error
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Rounding, Server
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Server
 from partreduce.verify import Status, prove
 from partreduce.verify.forms import Spread
 
@@ -24,8 +24,7 @@ IN_16 = [How(form=form, codec=codec, where=where)
          for codec in (Codec.FLOAT16, Codec.BFLOAT16)
          for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
                              (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
-IN_8 = [How(form=form, codec=Codec.INT8, where=where, rounding=rounding, block=BLOCK)
-        for rounding in Rounding
+IN_8 = [How(form=form, codec=Codec.INT8, where=where, block=BLOCK)
         for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
                             (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
 
@@ -60,9 +59,9 @@ def decoded_means(ranks, how, given):
         ours.prepare(schedule)
         group = ours.communicator(range(world.size))
         rows = []
-        for number, case in enumerate(given):
+        for case in given:
             share = torch.from_numpy(case[world.rank]).to(torch.float32) / world.size
-            group.all_reduce(share, Coding(how, (number,))).wait()
+            group.all_reduce(share, Coding(how)).wait()
             rows.append(share.numpy().astype(np.float64))
         return rows
 
@@ -83,7 +82,7 @@ def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bi
         sizes = np.broadcast_to(blocks.max(axis=-1, keepdims=True), blocks.shape).reshape(sizes.shape)
     part = (np.abs(means[0] - given.mean(axis=1)) - absolute) / (relative * sizes.mean(axis=1))
     assert part.max() <= 1
-    assert part.max() >= (0.5 if how.rounding is Rounding.NEAREST else 0.4), "attained up to a small factor"
+    assert part.max() >= 0.5, "attained up to a small factor"
 
 
 def rounds_of(world, schedule, pushes):
@@ -133,9 +132,9 @@ def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(how):
         schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), AllReduce(how=how))
         entry = prove(schedule)["codec-error"].numbers
         staged = how.form is Form.HIERARCHICAL and on_each > 1
-        beside = sum_error(
+        beside = coded_sums.sum_error(
             how.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
-            across_only=how.where is CodecScope.ACROSS_NODES and staged, stochastic=how.rounding is Rounding.STOCHASTIC,
+            across_only=how.where is CodecScope.ACROSS_NODES and staged,
         )  # fmt: skip
         first = Fraction(3, 2**24)  # what members round before, which is no part of the bound beside the codecs
         assert Fraction(entry["relative"]) <= beside.relative + first * (1 + 2 * beside.relative) + Fraction(1, 2**32)
@@ -148,7 +147,7 @@ def test_a_server_claims_two_roundings_and_what_they_cost(codec):
     schedule = Schedule("s", CLUSTER, Server(how=How(codec=codec)))
     proof = prove(schedule)
     witness = proof["codec-error"].witness
-    beside = sum_error(codec.value, 4, through_servers=True)
+    beside = coded_sums.sum_error(codec.value, 4, through_servers=True)
     assert witness["roundings"] == 2
     assert 0 <= Fraction(witness["relative"]) - beside.relative <= Fraction(4, 2**24)
     assert Fraction(witness["absolute"]) >= beside.absolute

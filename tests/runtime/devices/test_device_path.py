@@ -111,7 +111,7 @@ def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
 
 
 def test_without_undoing_the_step_momentum_moves_parameters_after_a_fault(monkeypatch):
-    monkeypatch.setattr(gradient_means.GradientMeans, "end_round", lambda *_: None)
+    monkeypatch.setattr(gradient_means.GradientMeans, "end_step", lambda *_: None)
     assert "without the failed average" in judge_fault(
         BY_NAME["allreduce of gradients"], "pretended", Fault("wrong tag", 2)
     )

@@ -102,7 +102,7 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
     schedule = Schedule("g", Cluster.regular(1, 2), Generated(group_size=2, slow_threshold=None))
     notes = serve(schedule)
     ranks.fresh()
-    both_are_past_it = threading.Barrier(2)
+    begun, both_are_past_it = threading.Event(), threading.Barrier(2)
 
     def train(world):
         model = torch.nn.Linear(1, 1, bias=False)
@@ -115,6 +115,9 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
         def attempted(kind, step, seq, group, **options):
             if not broken:
                 broken.append(seq)
+                if world.rank == 0:
+                    begun.set()
+                assert begun.wait(40)  # cut sooner, worker 0 would hear that this average failed and never begin it
                 if world.rank == 1 and when == "before the sum":
                     world.communicator(group.members).close()
                 if world.rank == 1 and when == "after the sum":

@@ -196,7 +196,7 @@ def test_neighbours_in_different_rounds_are_told_by_the_tags(ranks):
     def work(world):
         _, optimizer = big_model(world, ring(3))
         if world.rank == 1:
-            optimizer.stepper.steps = 7
+            optimizer.engine.go_on_from(7)
         optimizer.step()
 
     errors = ranks.run(3, work, catch=PeerLostError)

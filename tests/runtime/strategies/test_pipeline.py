@@ -17,7 +17,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
-from partreduce.topo.strategies.axes import WIDER, Codec, Drain, GradientTotal, How, Lockstep, Pipeline, Rounding
+from partreduce.topo.strategies.axes import WIDER, Codec, Drain, GradientTotal, How, Lockstep, Pipeline
 
 CASES = int(os.environ.get("PARTREDUCE_PIPELINE_CASES", "40"))
 """The whole campaign: `PARTREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/strategies/test_pipeline.py -k replay`."""
@@ -126,8 +126,8 @@ def test_a_step_applies_the_mean_of_the_step_before_and_the_first_one_a_zero(ran
         ({"warm_up": 2}, [1, 3, 3, 6, 10]),
         ({"warm_up": 9}, [1, 3, 6, 10, 10]),
         ({"warm_up": 1, "total": GradientTotal.SUM}, [2, 2, 6, 12, 20]),
-        ({"width": 3, "wider": True}, [0, 0, 1, 3, 10]),
-        ({"width": 3, "wider": True, "drain": Drain.DROP}, [0, 0, 1, 3, 3]),
+        ({"width": 3}, [0, 0, 1, 3, 10]),
+        ({"width": 3, "drain": Drain.DROP}, [0, 0, 1, 3, 3]),
     ],
 )
 @pytest.mark.filterwarnings("ignore:partreduce. schedule")
@@ -156,7 +156,7 @@ def test_a_zero_gradient_goes_through_momentum_and_decay(ranks):
 @pytest.mark.filterwarnings("ignore:partreduce. schedule")
 def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
     def work(world):
-        model, optimizer = wrapped(world, width=width, wider=width > 2)
+        model, optimizer = wrapped(world, width=width)
         reducer, running, most, arrays = optimizer.run.reducer, set(), [0], set()
         begin, wait = reducer.begin, reducer.wait
 
@@ -186,7 +186,7 @@ def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
 def test_a_pipeline_beyond_2_is_warned_of_once_with_the_papers_argument(ranks):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ranks.run(2, lambda world: wrapped(world, width=3, wider=True)[1].finish())
+        ranks.run(2, lambda world: wrapped(world, width=3)[1].finish())
         ranks.run(2, lambda world: wrapped(world)[1].finish())
     said = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
     assert said == [f"partreduce: schedule 'late' has a pipeline of 3: {WIDER}"]
@@ -329,7 +329,7 @@ def test_buffers_that_ride_along_agree_when_nothing_changes_them_any_more(ranks)
 
     def work(world, width):
         model = Numbers(norm=True)
-        _, optimizer = wrapped(world, model=model, width=width, wider=width > 2)
+        _, optimizer = wrapped(world, model=model, width=width)
         with torch.no_grad():
             model.norm.running_mean.fill_(float(world.rank))
         seen = []
@@ -420,7 +420,7 @@ def build(world, width):
     with building:
         torch.manual_seed(1)
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).double()
-    return wrapped(world, model=model, make=torch.optim.Adam, rate=0.03, width=width, wider=width > 2)
+    return wrapped(world, model=model, make=torch.optim.Adam, rate=0.03, width=width)
 
 
 def steps_of(model, optimizer, draw, count):
@@ -522,7 +522,7 @@ def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(rank
     """A state of a wider pipeline, or of any pipeline in lockstep."""
 
     def work(world):
-        model, optimizer = wrapped(world, width=3, wider=True)
+        model, optimizer = wrapped(world, width=3)
         for _ in range(3):
             model.backward(1.0)
             optimizer.step()
@@ -605,7 +605,7 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
 
 @pytest.mark.parametrize(
     "how",
-    [How(codec=Codec.FLOAT16), How(codec=Codec.INT8, block=4, error_feedback=True, rounding=Rounding.STOCHASTIC)],
+    [How(codec=Codec.FLOAT16), How(codec=Codec.INT8, block=4, error_feedback=True)],
     ids=lambda how: how.codec.value,
 )
 def test_coded_gradients_of_a_pipeline_are_those_of_lockstep_one_step_later(ranks, tmp_path, how):

@@ -53,9 +53,9 @@ def steps_in(number):
 WHENS = [
     Pipeline(),
     Pipeline(drain=Drain.DROP, warm_up=3),
-    Pipeline(width=3, wider=True, total=GradientTotal.SUM),
-    Pipeline(width=4, wider=True, drain=Drain.DROP),
-    Pipeline(width=5, wider=True, warm_up=2),
+    Pipeline(width=3, total=GradientTotal.SUM),
+    Pipeline(width=4, drain=Drain.DROP),
+    Pipeline(width=5, warm_up=2),
     Pipeline(warm_up=STEPS + 1),
 ]
 

@@ -32,7 +32,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Form, How
-from partreduce.topo.strategies.quorum import Counting, Divide, MissedResults, Quorum, QuorumStart
+from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 
 RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "16"))
 """`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout=3000 tests/runtime/strategies/test_quorum.py -k conserved` draws on."""
@@ -44,7 +44,7 @@ def assert_conserved(case, results):
     assert len({tuple(result["rounds"]) for result in results}) == 1, case
     allowed = ARRAYS["quorum"](case.schedule.strategy, case.num_workers) - 1  # which the mean model has
     assert all(result["made"] <= allowed for result in results), case
-    exact = case.when.divide is Divide.WORKERS and not case.when.synchronise_every
+    exact = not case.when.synchronise_every
     for result, wanted in zip(results, replayed(case, results), strict=True):
         np.testing.assert_allclose(
             result["history"], np.reshape(wanted, (-1, 5)), rtol=0, atol=0 if exact else 1e-4, err_msg=f"{case}"
@@ -58,8 +58,7 @@ def assert_conserved(case, results):
         assert result["last"] is None or np.array_equal(result["final"], first["final"])
         if case.when.missed is MissedResults.EACH:
             np.testing.assert_array_equal(result["history"], first["history"])
-    if case.when.divide is Divide.WORKERS:
-        np.testing.assert_array_equal(first["final"], -sum(case.made(), np.zeros(5)) / case.num_workers)
+    np.testing.assert_array_equal(first["final"], -sum(case.made(), np.zeros(5)) / case.num_workers)
 
 
 @pytest.mark.parametrize("block", range(2))

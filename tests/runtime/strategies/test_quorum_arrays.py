@@ -9,7 +9,6 @@ from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, Sta
 from partreduce.runtime.strategies.quorum.shadows import Shadows
 from partreduce.runtime.strategies.quorum.sums import GradientSums
 from partreduce.topo.phase import Group
-from partreduce.topo.strategies.quorum import Divide
 
 ROOM = 5
 
@@ -42,8 +41,8 @@ def buckets_of(model):
     return flat.buckets
 
 
-def sums_of(model, num_workers=4, divide=Divide.WORKERS):
-    return GradientSums(buckets_of(model), ROOM, num_workers=num_workers, divide=divide)
+def sums_of(model, num_workers=4):
+    return GradientSums(buckets_of(model), ROOM, num_workers=num_workers)
 
 
 def brought(sums):
@@ -192,21 +191,20 @@ def test_a_new_segment_has_nothing_of_the_last_one():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("divide", "expected"), [(Divide.WORKERS, 12 / 8), (Divide.CONTRIBUTORS, 12 / 3)])
-def test_a_sum_is_divided_by_workers_or_by_the_gradients_in_it(dtype, divide, expected):
+def test_a_sum_is_divided_by_the_workers_however_many_gradients_are_in_it(dtype):
     """Sums of 16 bit are divided before they travel, so that they stay in range."""
     model = Two(dtype, dtype)
-    sums = sums_of(model, num_workers=8, divide=divide)
+    sums = sums_of(model, num_workers=8)
     for number in (1, 3, 8):
         model.has(number, number)
         sums.add(scaled=False)
     one = brought(sums)
     assert float(one.arrays[0][0]) == (12 if dtype is torch.float32 else 12 / 8)
-    sums.arrived(one, (2, 0, 1, 0), special=False)
-    assert delivered(model, sums, one) == (expected, expected)
+    sums.arrived(one, special=False)
+    assert delivered(model, sums, one) == (12 / 8, 12 / 8)
     assert not one.scaled
     empty = brought(sums)
-    sums.arrived(empty, (0, 0, 0, 0), special=True)
+    sums.arrived(empty, special=True)
     assert empty.scaled
     assert all(torch.isfinite(array).all() for array in empty.arrays)
 

@@ -20,7 +20,7 @@ from partreduce.runtime.strategies.quorum.driver import Begun
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
 from partreduce.runtime.transport.tags import tag_of
 from partreduce.runtime.transport.waiting import GoneError
-from partreduce.schedulers.protocols.partial import Share
+from partreduce.schedulers.protocols.partial_sides import Share
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group, Phase

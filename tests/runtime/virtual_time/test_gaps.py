@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.gaps.recursion import gap_times, record_of
+from helpers.gap_recursion import gap_times, record_of
 from partreduce.runtime.virtual_time.gaps import GapTiming
 from partreduce.runtime.virtual_time.in_turn import InTurn
 from partreduce.runtime.virtual_time.machine import VirtualMachine

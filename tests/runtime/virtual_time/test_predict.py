@@ -2,6 +2,7 @@
 
 import random
 import threading
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -17,11 +18,14 @@ from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Generated, Late, Pairwise, Pipeline, Server
+from partreduce.topo.strategies.generated import Division
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import round_seconds
+from partreduce.topo.timing.loads import of_phase
 
 CLUSTER = Cluster.regular(4, 4)
 MODEL = 2_000_000
@@ -89,6 +93,49 @@ def test_no_message_is_there_before_the_links_can_have_carried_it(seed):
         assert max(sent_at_once(star, cluster, hardware, 5).values()) == pytest.approx(bound(star)[0])
 
 
+def operations(groups, cluster, hardware, *, begin=None):
+    """When the operation of each group is over if it begins then, on links with all others."""
+    network, there = Network(cluster, hardware), {}
+    begin = dict.fromkeys(groups, 0.0) if begin is None else begin
+    for group in sorted(groups, key=begin.__getitem__):
+        while network.next_end() <= begin[group]:
+            there |= {key: moment for moment, key in network.go_to(network.next_end())}
+        network.go_to(begin[group])
+        phase = Phase.from_groups(cluster.num_workers, [group])
+        network.sum(of_phase(phase, cluster, hardware, model_bytes=60, form="ring"), group)
+    while (end := network.next_end()) < float("inf"):
+        there |= {key: moment for moment, key in network.go_to(end)}
+    return [there[group] for group in groups]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_alone_on_the_links_takes_what_its_phase_takes(seed):
+    rng = random.Random(seed)
+    cluster, link = Cluster.regular(4, 3), lambda: Link(rng.choice([0.0, 0.5]), rng.choice([0.5, 2.0, 3.0]))
+    switches = (Switch((0, 1), link()),) if seed % 2 else ()
+    hardware = Hardware(inside=link(), nic=link(), bus=link() if seed % 3 else Link(), num_nics=1 + seed % 2,
+                        switches=switches)  # fmt: skip
+    for _ in range(10):
+        group = tuple(sorted(rng.sample(range(12), rng.randint(2, 12))))
+        phase = Phase.from_groups(12, [group])
+        alone = of_phase(phase, cluster, hardware, model_bytes=60, form="ring").seconds()[0]
+        assert operations([group], cluster, hardware) == [pytest.approx(alone)]
+
+
+def test_groups_on_the_same_nics_share_them_as_those_of_one_phase_do():
+    cluster, hardware = Cluster.regular(2, 4), Hardware(inside=Link(0.25, 0.5), nic=Link(0.5, 2.0))
+    groups = [(0, 4), (1, 5), (2, 6), (3, 7)]
+    together = of_phase(Phase.from_groups(8, groups), cluster, hardware, model_bytes=60, form="ring").seconds()
+    assert operations(groups, cluster, hardware) == pytest.approx(together.tolist())
+    alone = operations(groups[:1], cluster, hardware)[0]
+    assert together[0] > 3.5 * alone
+    assert operations([(0, 4), (1, 2)], cluster, hardware)[0] == alone, "a group inside a node is on no NIC"
+    # One comes when half of the other's 120 s are over: it has half of the NIC for 120 s, and all of it for 60 s.
+    assert operations(groups[:2], cluster, hardware, begin={(0, 4): 0.0, (1, 5): 60.0}) == pytest.approx([181.0, 241.0])
+    rails = replace(hardware, num_nics=2)
+    assert operations(groups[:2], cluster, rails) == [alone, alone]
+
+
 def test_a_synchronous_server_takes_what_its_hosts_nics_take_there_and_back():
     there = 12 * MODEL * 1e-8 + 1e-4  # twelve workers of other nodes share the NIC of the host's node
     one = of(Server())
@@ -152,7 +199,7 @@ def test_a_worker_alone_with_its_host_needs_nobody():
         (AllReduce(), 0, 1),
         (AllReduce(pace=4), 0, 1),
         (AllReduce(pace=4, when=Late()), 4, 2),
-        (AllReduce(when=Pipeline(width=3, wider=True)), 2, None),
+        (AllReduce(when=Pipeline(width=3)), 2, None),
     ],
 )
 def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
@@ -194,6 +241,12 @@ def test_pairs_and_groups_on_request_count_what_they_send():
     assert groups.arrays == 1
 
 
+def test_the_bytes_of_a_group_are_counted_once_and_not_for_each_member():
+    setting = {"division": Division.GLOBAL, "slow_threshold": None}
+    found = of(Generated(group_size=2, **setting), cluster=Cluster.regular(2, 1))
+    assert found.nic_bytes == pytest.approx(MODEL), "a ring of two sends a model out of each node in every round"
+
+
 def test_what_has_no_size_is_refused():
     with pytest.raises(InputError, match="model_bytes"):
         of(Server(), Hardware(nic=Link(1e-4, 1e-8)))
@@ -222,7 +275,7 @@ def test_mailboxes_of_a_real_run_count_the_bytes_that_were_predicted(ranks, stra
             model(torch.ones(2, 4096)).sum().backward()
             optimizer.step()
         together.wait(20)
-        traffic = optimizer.runner._mailbox.traffic()
+        traffic = optimizer.runner.mailboxes[0].traffic()
         together.wait(20)
         optimizer.finish()
         return {peer: entry.sent.num_bytes for peer, entry in traffic.items()}

@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from benchmarks.exact_rounds import base_2_length
 from benchmarks.matchings.means import fewest_means, mean_bound
 from benchmarks.matchings.weights import contracts, is_exact
 from helpers.golden import GOLDEN
@@ -12,7 +13,7 @@ from partreduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, pie
 from partreduce.schedulers.exact_rounds.fewest import fewest_rounds, phases_of_pairs
 from partreduce.schedulers.exact_rounds.known_rounds import KNOWN, known_rounds
 from partreduce.schedulers.exact_rounds.lower_bounds import pair_bound
-from partreduce.schedulers.exact_rounds.pair_constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
+from partreduce.schedulers.exact_rounds.pair_constructions import glued_rounds, pair_rounds, split_rounds
 from partreduce.schedulers.synthesis import Status
 from partreduce.topo import figures
 from partreduce.topo.arithmetic.whole_numbers import fewest_factors

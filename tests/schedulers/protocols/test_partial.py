@@ -7,18 +7,21 @@ import pytest
 
 from helpers.machine_laws import Walk
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import Activate, Begin, Call, End, Finish, Partial, Share, Take, partial_of
+from partreduce.schedulers.protocols.partial import Partial, partial_of
+from partreduce.schedulers.protocols.partial_sides import Activate, Begin, Call, End, Finish, Share, Take
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 
 
 def test_draws_are_uniform_and_depend_on_the_seed_alone():
     machine = Partial(Quorum(quorum=QuorumStart.MAJORITY, seed=5), 8)
-    drawn = [machine._drawn(round_) for round_ in range(4000)]
-    assert drawn == [Partial(Quorum(quorum=QuorumStart.MAJORITY, seed=5), 8)._drawn(round_) for round_ in range(4000)]
+    drawn = [machine._drawn(round_, 8) for round_ in range(4000)]
+    assert drawn == [
+        Partial(Quorum(quorum=QuorumStart.MAJORITY, seed=5), 8)._drawn(round_, 8) for round_ in range(4000)
+    ]
     chi_squared = sum((count - 500) ** 2 / 500 for count in Counter(drawn).values())
     assert chi_squared < 24.3  # 7 degrees of freedom, one in a thousand
     other = Partial(Quorum(quorum=QuorumStart.MAJORITY, seed=6), 8)
-    assert sum(other._drawn(round_) == w for round_, w in enumerate(drawn)) < 600  # 500 by chance
+    assert sum(other._drawn(round_, 8) == w for round_, w in enumerate(drawn)) < 600  # 500 by chance
     chance = Random(5)  # as whoever draws delays from the same seed
     assert sum(chance.randrange(8) == w for w in drawn) < 600
 

@@ -16,8 +16,9 @@ import pytest
 
 from helpers.machine_laws import Walk
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import Activate, Arrived, Begin, Call, End, Finish, Partial, Share, Take
+from partreduce.schedulers.protocols.partial import Partial
 from partreduce.schedulers.protocols.partial_groups import Ended, PartialGroups, members_of
+from partreduce.schedulers.protocols.partial_sides import Activate, Arrived, Begin, Call, End, Finish, Share, Take
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Group, Phase

@@ -10,7 +10,6 @@ from partreduce.schedulers.synthesis import Problem, scoring
 from partreduce.schedulers.synthesis.explicit_alphabet import (
     explicit_alphabet,
     partition_cost,
-    partition_matrix,
     partitions,
 )
 from partreduce.schedulers.synthesis.profile_bound import allowed, levels_of, profile_bound, profile_tables
@@ -37,10 +36,18 @@ def problem(shape: str, hardware: Hardware = HARDWARE, form: Form = Form.RING) -
     return Problem(cluster=replace(Cluster.parse(shape), hardware=hardware), form=form)
 
 
+def partition_matrix(n: int, groups) -> np.ndarray:
+    """The mixing matrix of plain means, (n, n)."""
+    result = np.eye(n)
+    for group in groups:
+        result[np.ix_(group, group)] = 1.0 / len(group)
+    return result
+
+
 def powers(asked: Problem, groups) -> tuple[int, int, float]:
     """Rank, joined and moved of one phase, from its matrix and its definition."""
     n, node_of = asked.cluster.num_workers, asked.cluster.node_of()
-    matrix = partition_matrix(n, groups)[0] + 1 / n
+    matrix = partition_matrix(n, groups)
     constant = (node_of[:, None] == np.arange(asked.cluster.num_nodes)) / np.sqrt(asked.cluster.node_sizes())
     removed = np.eye(n) - matrix
     stay = constant.shape[1] - np.linalg.matrix_rank(removed @ constant, tol=1e-9)
@@ -76,7 +83,7 @@ def test_no_window_leaves_less_than_its_levels(shape, pace):
         window = rng.integers(0, len(listed), int(rng.integers(1, 5)))
         spread = centre @ np.diag(pace).astype(float) @ centre
         for index in window:
-            matrix = partition_matrix(6, listed[index])[0]
+            matrix = partition_matrix(6, listed[index]) - 1 / 6
             spread = matrix @ spread @ matrix.T
         assert np.trace(spread) / 6 >= tables.tables[len(window) - 1][tuple(level_of[window])] - 1e-6
 

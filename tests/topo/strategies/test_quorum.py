@@ -32,7 +32,7 @@ def document(members):
     "members",
     [
         {"quorum": "solo"},
-        {"quorum": 3, "count": "call", "divide": "contributors", "staleness": 1, "grace": 2000},
+        {"quorum": 3, "count": "call", "staleness": 1, "grace": 2000},
         {"quorum": "majority", "missed": "sum", "seed": 2**53 - 1},
         {"quorum": "majority", "count": "call", "missed": "latest", "synchronise_every": 10},
     ],
@@ -58,7 +58,6 @@ def test_files_hold_it_as_it_is(members):
         ({"quorum": 2, "synchronise_every": 5}, "synchronise_every: is 5; with missed each parameters never part"),
         ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
         ({"quorum": 2, "missed": "sum", "count": "call"}, "missed: is sum; where gradients count by call"),
-        ({"quorum": 2, "divide": "all"}, "divide: is 'all'; it must be one of workers, contributors"),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Static
-from partreduce.topo.strategies.axes import Codec, CodecScope, Drain, Form, How, Pipeline, Rounding, Sending
+from partreduce.topo.strategies.axes import Codec, CodecScope, Drain, Form, How, Pipeline, Sending
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import LAYERS, Coding, Travel
 from partreduce.topo.timing.compute import ComputeTimes
@@ -151,7 +151,7 @@ def test_a_form_that_a_codec_cannot_have_is_refused():
 
 def test_scales_take_four_bytes_a_block():
     assert Coding.of(How(codec=Codec.INT8, block=64), Hardware()).wire == 1 / 4 + 4 / (4 * 64)
-    assert Coding.of(How(codec=Codec.INT8, rounding=Rounding.STOCHASTIC), Hardware()).wire == 65 / 256
+    assert Coding.of(How(codec=Codec.INT8), Hardware()).wire == 65 / 256
 
 
 def test_layers_pay_their_latencies_one_by_one():
@@ -192,7 +192,7 @@ def test_segments_leave_during_backward():
 def test_a_pipeline_takes_what_equation_4_says(width, seconds):
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=int(seconds))
     for drain in Drain:
-        when = Pipeline(width=width, wider=True, drain=drain)
+        when = Pipeline(width=width, drain=drain)
         schedule = Schedule("a", Cluster.regular(1, 2), AllReduce(when=when))
         timeline = simulate(schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=20)
         whole = pipe_sgd_model.pipelined_seconds(7.0, seconds, 20, width=width)

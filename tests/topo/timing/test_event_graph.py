@@ -61,10 +61,7 @@ def gradients(draw):
     """All-reduce of gradients: any lateness, codec, form and sending, on uneven clusters with uneven speeds."""
     count = draw(st.integers(2, 9))
     cluster = Cluster.irregular(_nodes(count, draw(st.integers(1, count))))
-    when = draw(
-        st.just(Lockstep())
-        | st.builds(Pipeline, width=st.integers(2, 5), warm_up=st.integers(0, 3), wider=st.just(True))
-    )
+    when = draw(st.just(Lockstep()) | st.builds(Pipeline, width=st.integers(2, 5), warm_up=st.integers(0, 3)))
     form, codec = draw(st.sampled_from([Form.RING, Form.HIERARCHICAL])), draw(st.sampled_from(list(Codec)))
     across = form is Form.HIERARCHICAL and codec is not Codec.NONE and draw(st.booleans())
     where = CodecScope.ACROSS_NODES if across else CodecScope.ALL

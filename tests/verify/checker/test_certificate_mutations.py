@@ -122,16 +122,16 @@ AXES = [
 
 
 LAGS = [
-    *({"pipeline": p} for p in ({}, {"width": 2}, {"width": 3}, {"width": 3, "wider": True}, {"width": 1}, [], None)),
+    *({"pipeline": p} for p in ({}, {"width": 2}, {"width": 3}, {"width": 2**31}, {"width": 1}, [], None)),
     *({"pipeline": {name: value}} for name, value in (("drain", "drop"), ("drain", "keep"), ("warm_up", 2**53 - 1),
-                                                     ("warm_up", -1), ("total", "sum"), ("wider", 0), ("x", 1))),
+                                                     ("warm_up", -1), ("total", "sum"), ("wider", True), ("x", 1))),
     {"pipeline": {}, "late": 1},
 ]  # fmt: skip
 CODED = [
     *({"codec": codec} for codec in ("float16", "bfloat16", "int8", "fp8", 16)),
-    *({"codec": "int8", name: value} for name, value in (("rounding", "stochastic"), ("block", 1), ("block", 0),
+    *({"codec": "int8", name: value} for name, value in (("rounding", "nearest"), ("block", 1), ("block", 0),
                                                          ("error_feedback", True), ("where", "all"))),
-    *({"codec": "bfloat16", name: value} for name, value in (("rounding", "stochastic"), ("block", 256), ("block", 8))),
+    *({"codec": "bfloat16", name: value} for name, value in (("error_feedback", True), ("block", 256), ("block", 8))),
     *({"codec": codec, "form": "hierarchical", "where": "across-nodes"} for codec in ("int8", "float16", "none")),
     *({"sending": "layers", "codec": codec} for codec in ("none", "int8")),
     {"where": "across-nodes"},

@@ -128,7 +128,7 @@ def test_numbers_of_other_alphabets_and_what_neighbours_do_not_send_are_refused(
     for raw, refusal in (
         (groups(2, [([0, 1], "١/٢")]), "strategy.phases[0]: must be an integer or a fraction"),
         (graph(2, [(0, 1, "1/2")], how={"codec": "int8"}), "strategy.how: parameters go to neighbours as they are"),
-        (groups(2, [[0, 1]], when={"pipeline": {"width": 3}}), "strategy.when.pipeline.width: 2, or more with wider"),
+        (groups(2, [[0, 1]], when={"pipeline": {"width": 1}}), "strategy.when.pipeline.width: must be an integer 2.."),
     ):
         with pytest.raises(checker.Refusal) as refused:
             checker.read_schedule(raw)

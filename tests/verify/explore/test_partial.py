@@ -10,15 +10,8 @@ from benchmarks.explore import partial_array
 from benchmarks.explore.partial_suite import LARGE, SMALL
 from helpers import quorum_bugs
 from partreduce.schedulers.protocols.base import Received, Send
-from partreduce.schedulers.protocols.partial import (
-    COMPUTING,
-    Activate,
-    Arrived,
-    End,
-    Here,
-    Partial,
-    Share,
-)
+from partreduce.schedulers.protocols.partial import Here, Partial
+from partreduce.schedulers.protocols.partial_sides import COMPUTING, Activate, Arrived, End, Share
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 SOLO, SOLO_2 = "solo, C 1, 2 workers", "solo, C 2, 2 workers, at once"
@@ -283,7 +276,7 @@ class SumsWhatCameLast(Partial):
 class SumIsDoneWithoutTheLast(Partial):
     """A sum is over when one worker has not entered it."""
 
-    def _is_summed(self, state):
+    def _is_summed(self, process, state):
         missing = [w for w, known in enumerate(state.shares) if not known or known[0].round != state.done]
         return len(missing) <= 1
 

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.explore.partial_groups_suite import LARGE, SMALL
 from helpers import quorum_bugs
 from partreduce.schedulers.protocols.base import Received, Send
-from partreduce.schedulers.protocols.partial import Activate, Arrived, End, Share
 from partreduce.schedulers.protocols.partial_groups import GOES_ON, Ended, PartialGroups
+from partreduce.schedulers.protocols.partial_sides import Activate, Arrived, End, Share
 from partreduce.topo.strategies.quorum import QuorumStart
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL + LARGE}

@@ -12,9 +12,9 @@ is at most the largest |x_i|. Where gradients are summed and not averaged, read 
 
 *One rounding.* A codec writes a number x as one off by at most e·m + t, where m is |x|, or for int8 the largest of its
 block: e = 2⁻¹¹, t = 2⁻²⁵ (float16); 2⁻⁸, 2⁻¹³⁴ (bfloat16): half a unit of the last digit, and of the last digit that
-there is near 0. int8 writes q·s with s = m/127 and q the whole number next to x·127/m, at most half of s off (below s
-for stochastic rounding); scale, product and decoding are float32, u = 2⁻²⁴, which costs at most 127·(4u + 2u²) + 128u
-steps s more, so e = 1/254 + 2⁻²¹ or 1/127 + 2⁻²¹; and blocks with m < 2⁻¹¹⁹ become zeros: t = 2⁻¹¹⁹.
+there is near 0. int8 writes q·s with s = m/127 and q the whole number nearest to x·127/m, at most half of s off; scale,
+product and decoding are float32, u = 2⁻²⁴, which costs at most 127·(4u + 2u²) steps s more, so e = 1/254 + 2⁻²¹; and
+blocks with m < 2⁻¹¹⁹ become zeros: t = 2⁻¹¹⁹.
 
 *One sum.* Let n numbers of a format be added in any order, partial sums to partial sums included, each addition rounded
 to the nearest; u is the format's e. *Lemma (Rump 2012):* the result is off by at most (n − 1)·u·Σ|x_i|. *Proof* by
@@ -64,10 +64,9 @@ SINGLE, SMALLEST_SINGLE = Fraction(1, 2**24), Fraction(1, 2**150)
 """e and t of a float32."""
 
 ROUNDING = {
-    ("float16", "nearest"): (Fraction(1, 2**11), Fraction(1, 2**25)),
-    ("bfloat16", "nearest"): (Fraction(1, 2**8), Fraction(1, 2**134)),
-    ("int8", "nearest"): (Fraction(1, 254) + Fraction(1, 2**21), Fraction(1, 2**119)),
-    ("int8", "stochastic"): (Fraction(1, 127) + Fraction(1, 2**21), Fraction(1, 2**119)),
+    "float16": (Fraction(1, 2**11), Fraction(1, 2**25)),
+    "bfloat16": (Fraction(1, 2**8), Fraction(1, 2**134)),
+    "int8": (Fraction(1, 254) + Fraction(1, 2**21), Fraction(1, 2**119)),
 }
 """e and t of every codec."""
 
@@ -110,7 +109,7 @@ def _sum(schedule: Schedule, inside: int, nodes: int) -> FollowedSum:
     """The stages of a group of `inside` members on each of `nodes` nodes; 1 inside where it goes as a ring."""
     how = schedule.how
     codec, size = how["codec"], inside * nodes
-    relative, absolute = ROUNDING[codec, how["rounding"]]
+    relative, absolute = ROUNDING[codec]
     result = FollowedSum()
     for _ in range(3):
         result.round(size, SINGLE, SMALLEST_SINGLE)

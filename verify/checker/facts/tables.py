@@ -105,7 +105,7 @@ def row_error(schedule: Schedule, _: Work) -> Numbers | None:
     aggregates = _aggregates(schedule)
     rows, gradients = [], []
     for table in coded:
-        rounding = ROUNDING[table.codec, "nearest"]
+        rounding = ROUNDING[table.codec]
         row, total = FollowedSum(), FollowedSum()
         row.round(1, *rounding)
         terms = schedule.num_workers

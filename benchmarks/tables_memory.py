@@ -5,7 +5,7 @@ worker 0 gets the whole table, in memory that a file backs. Memory is resident a
 had before the model was wrapped. With `--limit` no worker may have as much memory as the table and its sums need
 (RLIMIT_DATA): the same script on one device fails there, and is shown to.
 
-    python -m benchmarks.tables.memory [--rows 200000] [--columns 256] [--workers 2 4 8] [--steps 10] [--limit]
+    python -m benchmarks.tables_memory [--rows 200000] [--columns 256] [--workers 2 4 8] [--steps 10] [--limit]
 """
 
 from __future__ import annotations

@@ -17,40 +17,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.planner.job import Job
 from partreduce.planner.measuring import pushed_by
-from partreduce.planner.option import QuorumFacts
+from partreduce.planner.option import Facts, Option
+from partreduce.planner.trials.kit import PER_EVENT, error_of, memory_bytes
 from partreduce.topo.figures.base import Figure, Kind, absent
 from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
-from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.quorum import balance
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.planner.job import Job
-    from partreduce.planner.option import Option
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.base import Strategy
-    from partreduce.topo.timing.compute import ComputeTimes
 
 LEAST_ROUNDS, MOST_ROUNDS = 120, 480
 SLOW_STEPS = 12
 """Of the slowest worker, in a run."""
 WARM_UP = 4
 """One part of so many of a run is left out."""
-PARTS = 4
-"""Of the rest, which say how much its seconds vary."""
 MOST_LATE = 64
 """The longest queue that is proposed."""
-PER_MESSAGE, PER_WORKER = 1.7e-5, 3e-8
-"""Nominal seconds of a run for each message and each event of a worker, and of one for each worker that it knows of."""
-PER_ENTRY = 5e-8
-"""Nominal seconds of a round for each of the n² entries of its figures."""
+PER_WORKER, PER_ENTRY = 3e-8, 5e-8
+"""Nominal seconds of a message for each worker that it knows of, and of a round for each of the n² of its figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +64,7 @@ class Run:
     calls: npt.NDArray[np.int64] = field(repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(NamedTuple):
     """What rounds cost whoever starts them: seconds that word is on its way, and of a sum."""
 
     word: float
@@ -99,6 +89,11 @@ def phases_of(schedule: Schedule) -> list[Phase]:
     return [schedule.phase(index) for index in range(schedule.phased.period)]
 
 
+def pace_of(base: Option) -> int:
+    """Steps of a round, the same for all."""
+    return int(base.schedule.paces()[0])
+
+
 def of_calls(seconds: npt.NDArray[np.float64], pace: int) -> npt.NDArray[np.float64]:
     """Seconds (samples, num_workers) of calls of `pace` steps each, from those of steps; each step is in one call."""
     whole = len(seconds) // pace
@@ -108,11 +103,6 @@ def of_calls(seconds: npt.NDArray[np.float64], pace: int) -> npt.NDArray[np.floa
 def costs_of(base: Option, job: Job) -> Costs:
     """Of rounds that sum as the schedule does in lockstep."""
     return Costs(max(job.hardware.inside.latency, job.hardware.nic.latency), base.communication * pace_of(base))
-
-
-def pace_of(base: Option) -> int:
-    """Steps of a round, the same for all."""
-    return int(base.schedule.paces()[0])
 
 
 def period_of(seconds: npt.NDArray[np.float64], schedule: Schedule, setting: Quorum, costs: Costs) -> float:
@@ -141,17 +131,13 @@ def setting_of(base: Option, start: QuorumStart | int, job: Job, seconds: npt.ND
     `rounds_of`.
     """
     made, calls = Quorum(quorum=start), of_calls(seconds, pace_of(base))
-    wanted = queue_for(calls, period_of(calls, base.schedule, made, costs_of(base, job)))
+    period = period_of(calls, base.schedule, made, costs_of(base, job))
+    longest = float(np.quantile(calls, 1 - 1 / (4 * calls.shape[1])))  # of which each worker has one in 4n
+    wanted = min(MOST_LATE, ceil(longest / period) + 1) if period else 1
     if job.max_queues is not None:
-        while wanted > 1 and memory_bytes(_under(base, replace(made, staleness=wanted)), job) > job.max_queues:
+        while wanted > 1 and held_by(by(base, replace(made, staleness=wanted)), job) > job.max_queues:
             wanted -= 1
     return replace(made, staleness=max(1, wanted))
-
-
-def queue_for(seconds: npt.NDArray[np.float64], period: float) -> int:
-    """Results that come during the longest of such calls (samples, num_workers), rounds taking `period` each."""
-    longest = float(np.quantile(seconds, 1 - 1 / (4 * seconds.shape[1])))  # of which each worker has one in 4n
-    return min(MOST_LATE, ceil(longest / period) + 1) if period else 1
 
 
 def rounds_of(base: Option, setting: Quorum, job: Job, seconds: npt.NDArray[np.float64]) -> int:
@@ -169,23 +155,15 @@ def work_of_run(schedule: Schedule, setting: Quorum, num_rounds: int) -> float:
     """
     count = schedule.num_workers
     told = [phase.sizes if isinstance(setting.quorum, QuorumStart) else phase.sizes**2 for phase in phases_of(schedule)]
-    messages = float(np.mean([sizes.sum() for sizes in told]))
+    events = float(np.mean([sizes.sum() for sizes in told])) + 4 * count
     if schedule.strategy.averages_everyone:
-        return num_rounds * PER_MESSAGE * (messages + 4 * count)
-    return num_rounds * ((PER_MESSAGE + PER_WORKER * count) * (messages + 4 * count) + PER_ENTRY * count**2)
+        return num_rounds * PER_EVENT * events
+    return num_rounds * ((PER_EVENT + PER_WORKER * count) * events + PER_ENTRY * count**2)
 
 
-def memory_bytes(strategy: Strategy, job: Job) -> float:
-    """What a worker keeps beside its parameters."""
-    from partreduce.runtime.virtual_time.predict import ARRAYS
-
-    return ARRAYS[strategy.protocol](strategy, job.cluster.num_workers) * (job.hardware.model_bytes or 0)
-
-
-def memory_of_groups(job: Job) -> float:
-    """The same under a quorum of groups, whatever they are and however long its queue."""
-    everybody = GroupPhases((Phase.from_groups(job.cluster.num_workers, [range(job.cluster.num_workers)]),))
-    return memory_bytes(Static(phases=everybody, when=Quorum(quorum=QuorumStart.SOLO)), job)
+def held_by(option: Option, job: Job) -> float:
+    """Bytes that a worker keeps beside its parameters."""
+    return memory_bytes(option.schedule.strategy, job)
 
 
 def figures_of(schedule: Schedule, calls: npt.NDArray[np.int64], node_of: npt.NDArray[np.int32]) -> Figures:
@@ -228,11 +206,8 @@ def words_of(setting: Quorum, base: Option) -> str:
 
 def by(base: Option, setting: Quorum) -> Option:
     """The same schedule under a quorum, before anything is known of it."""
-    return replace(base, schedule=replace(base.schedule, strategy=_under(base, setting), certificate=None))
-
-
-def _under(base: Option, setting: Quorum) -> Strategy:
-    return replace(base.schedule.strategy, when=setting)
+    strategy = replace(base.schedule.strategy, when=setting)
+    return replace(base, schedule=replace(base.schedule, strategy=strategy, certificate=None))
 
 
 def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
@@ -247,13 +222,11 @@ def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
     record = observed.quorum
     assert record is not None, "likewise"
     first, end = num_rounds // WARM_UP, record.summed[1]  # (num_rounds,)
-    marks = np.linspace(first - 1, num_rounds - 1, PARTS + 1).astype(int)
-    parts = np.diff(end[marks]) / np.diff(marks)
     seconds = float(end[-1] - end[first - 1]) / (num_rounds - first)
     kept, counted = record.gradients[first:], record.rounds >= first
     return Run(
         seconds=seconds,
-        error=float(parts.std(ddof=1)) / len(parts) ** 0.5 / seconds if seconds else 0.0,
+        error=error_of(end, first) / seconds if seconds else 0.0,
         waiting=float(timeline.waiting().mean()) / num_rounds,
         nic_bytes=float(observed.nic_bytes.max()) / num_rounds,
         active=float(record.active[first:].mean()),
@@ -275,34 +248,36 @@ def price_of(delay: float, job: Job) -> float:
 def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
     """A schedule under a quorum, as one run of it is."""
     option, count, pace = by(base, setting), job.cluster.num_workers, pace_of(base)
-    late = found.age * found.gradients / count  # rounds of as many calls as there are workers
-    words, model = words_of(setting, base), job.steps_model
-    option = _with_price(option, late, job) if base.is_plain else _with_figures(option, late, job, found)
-    name = f"quorum: {words}, up to {setting.staleness} late"
-    schedule = replace(option.schedule, name=name)
-    schedule.strategy.check(job.cluster)
+    option.schedule.strategy.check(job.cluster)
     assert setting.bound is not None, "each keeps one"
+    late = found.age * found.gradients / count  # rounds of as many calls as there are workers
+    option = _with_price(option, late, job) if base.is_plain else _with_figures(option, late, job, found)
+    words = words_of(setting, base)
+    name = f"quorum: {words}, up to {setting.staleness} late"
+    model = job.steps_model
     return replace(
         option,
         name=name,
-        schedule=schedule,
+        schedule=replace(option.schedule, name=name),
         nic_bytes=found.nic_bytes / pace,
         step_seconds=found.seconds / pace,
         step_error=found.error,
         waiting=found.waiting / pace,
         steps_ratio=count / found.gradients * option.steps_ratio,
         model=model,
-        quorum=QuorumFacts(
+        facts=Facts(
+            kind="quorum",
             words=words,
+            memory_bytes=held_by(option, job),
+            least_share=found.least_share,
+            more=count / found.gradients * late * (model.delay_more if base.is_plain else option.averages_more),
+            of="" if base.is_plain else base.name,
             active=found.active,
             gradients=found.gradients * pace,
             gradients_per_second=found.gradients * pace / found.seconds if found.seconds else float("inf"),
             age=found.age,
             delay=late,
             bound=setting.bound,
-            least_share=found.least_share,
-            memory_bytes=memory_bytes(schedule.strategy, job),
-            of="" if base.is_plain else base.name,
         ),
     )
 

@@ -1,0 +1,250 @@
+"""What grows with the workers: designing, proving and checking at 10³ … 10⁶ of them, beside plain formulations.
+
+    python -m benchmarks.scale [rules] [contraction] [certificates] [--sizes 1e3 1e6] [--repeats 3] [-o FILE]
+
+* rules: three rules from their design to a checked certificate, in one process, then the three commands for Figure 10.
+* contraction: of random groups of four (period 8) by Lanczos on the group means, by `eigsh` of (P − J)ᵀ(P − J) as a
+  LinearOperator with one sparse matrix per phase, and by networkx's dense eigenvalues of the multiplied-out period.
+* certificates: the same groups proved and checked, and their conflict check by NumPy's sorting and networkx's degrees.
+
+Every row is measured in a process of its own, which has gone the same way with 32 workers before, so that imports do
+not count and peak memory is the row's. Seconds of processors, children included, tell more than wall-clock seconds on a
+machine that is shared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.kit import command, machine, parser, table, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.schedule import Schedule
+
+    Stages = Iterator[tuple[str, Callable[[], object]]]
+    """Names and actions, in order; what an action returns is shown."""
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL, GROUP, PERIOD = 32, 4, 8
+MOST = {"networkx": 2_000}
+"""10⁴ workers would need 800 MB for each dense matrix, and hours."""
+
+
+def rule(name: str, workers: int, folder: Path) -> Stages:
+    import partreduce
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.topo.document.writer import write_schedule
+    from partreduce.topo.figures import figures
+    from partreduce.verify import prove
+
+    schedule = folder / "s.json"
+
+    def verified() -> str:
+        loaded = load_schedule(schedule)
+        (folder / "c.json").write_bytes(_proved(prove(loaded)))
+        found = figures(loaded)
+        return f"contraction {float(found.contraction):.6f}, consensus distance {float(found.consensus_distance):.4f}"
+
+    yield "design", lambda: write_schedule(schedule, partreduce.design(f"{workers // GROUP}x{GROUP}", using=name))
+    yield "prove, with figures", verified
+    yield "check", lambda: _checked(folder)
+
+
+def commands(_: str, workers: int, folder: Path) -> Stages:
+    """What a user types, from start to exit."""
+    cluster, schedule, certificate = f"{workers // GROUP}x{GROUP}", str(folder / "s.json"), str(folder / "c.json")
+    ours = [sys.executable, "-m", "partreduce"]
+    yield "design", lambda: _run([*ours, "design", cluster, "--using", "prague-figure-10", "-o", schedule])
+    yield "verify", lambda: _run([*ours, "verify", schedule, "--certificate", certificate])
+    yield "check", lambda: _checked(folder)
+
+
+def random_groups(workers: int) -> Schedule:
+    import numpy as np
+
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.phase import Phase
+    from partreduce.topo.schedule import Schedule
+    from partreduce.topo.strategies import GroupPhases, Static
+
+    rng = np.random.default_rng(1)
+    phases = tuple(Phase.from_labels(rng.permutation(workers) // GROUP) for _ in range(PERIOD))
+    return Schedule("random-groups", Cluster.regular(workers // GROUP, GROUP), Static(phases=GroupPhases(phases)))
+
+
+def contraction(route: str, workers: int, _: Path) -> Stages:
+    from partreduce.topo.figures import FigureLimits, contraction, figures
+
+    schedule, explicit = random_groups(workers), FigureLimits(dense_workers=1)
+    actions: dict[str, Callable[[], float | None]] = {
+        "ours": lambda: contraction(schedule, limit=explicit).value,
+        "ours, all figures": lambda: figures(schedule, limit=explicit).contraction.value,
+        "eigsh": lambda: _by_eigsh(schedule),
+        "networkx": lambda: _by_networkx(schedule),
+    }
+    yield route, lambda: f"{actions[route]():.6f}"
+
+
+def _by_eigsh(schedule: Schedule) -> float:
+    import numpy as np
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    from partreduce.topo.mixing import mixing_sparse
+
+    matrices, n = [mixing_sparse(step) for step in schedule.steps()], schedule.num_workers
+
+    def square(x: np.ndarray) -> np.ndarray:
+        y = x.reshape(n)
+        y = y - y.mean()
+        for matrix in matrices:
+            y = matrix @ y
+        for matrix in reversed(matrices):
+            y = matrix.T @ y
+        return y - y.mean()
+
+    start = np.random.default_rng(0).standard_normal(n)
+    operator = LinearOperator((n, n), matvec=square, dtype=np.float64)
+    return float(np.sqrt(eigsh(operator, k=1, which="LA", tol=1e-4, v0=start, return_eigenvectors=False)[0]))
+
+
+def _by_networkx(schedule: Schedule) -> float:
+    import networkx as nx
+    import numpy as np
+    from scipy.sparse import identity
+
+    from partreduce.topo.mixing import mixing_sparse
+
+    product = identity(schedule.num_workers, format="csr")
+    for step in schedule.steps():
+        product = mixing_sparse(step) @ product
+    values = np.sort(np.abs(nx.adjacency_spectrum(nx.from_scipy_sparse_array(product.T @ product))))
+    return float(np.sqrt(values[-2]))
+
+
+def certificate(_: str, workers: int, folder: Path) -> Stages:
+    import numpy as np
+
+    from partreduce.topo.document.writer import write_schedule
+    from partreduce.verify import prove
+    from partreduce.verify.conflict_free import prove_conflict_free
+
+    schedule = random_groups(workers)
+    write_schedule(folder / "s.json", schedule)
+    yield "conflicts: ours", lambda: prove_conflict_free(schedule).status
+    yield "conflicts: numpy", lambda: all(len(np.unique(p.members)) == len(p.members) for p in schedule.steps())
+    yield "conflicts: networkx, one phase", lambda: _free_by_networkx(schedule.phase(0))
+    yield "prove", lambda: (folder / "c.json").write_bytes(_proved(prove(schedule)))
+    yield "check", lambda: _checked(folder)
+
+
+def _free_by_networkx(phase: Phase) -> bool:
+    import networkx as nx
+
+    graph = nx.Graph()
+    for index, group in enumerate(phase):
+        graph.add_edges_from((worker, ("group", index)) for worker in group.members)
+    return all(degree <= 1 for node, degree in graph.degree() if isinstance(node, int))
+
+
+def _proved(proof: Any) -> bytes:  # noqa: ANN401 - a Proof
+    from partreduce.verify.certificate import certificate_bytes
+
+    assert proof.verdict.value == "proved", proof
+    return certificate_bytes(proof.certificate)
+
+
+def _checked(folder: Path) -> str:
+    """By the stand-alone checker."""
+    files = [str(folder / name) for name in ("c.json", "s.json")]
+    _run([sys.executable, "-I", "-S", str(ROOT / "verify/checker"), "--max-bytes", str(10**9), *files])
+    return f"certificate of {(folder / 'c.json').stat().st_size:,} bytes"
+
+
+def _run(words: list[str]) -> None:
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"exit code {done.returncode}: {' '.join(words)}\n{done.stdout}{done.stderr}")
+
+
+WAYS: dict[str, tuple[Callable[[str, int, Path], Stages], tuple[str, ...]]] = {
+    "rules": (rule, ("prague-figure-10", "node-then-all", "hyper-cuboid")),
+    "commands": (commands, ("prague-figure-10",)),
+    "contraction": (contraction, ("ours", "ours, all figures", "eigsh", "networkx")),
+    "certificates": (certificate, ("random groups",)),
+}
+
+
+def measure(what: str, name: str, workers: int) -> None:
+    """Run in a process of its own; prints [stage, seconds, processor seconds, what it said] and the peak as JSON."""
+    make, rows = WAYS[what][0], []
+    with tempfile.TemporaryDirectory() as folder:
+        for _, action in make(name, SMALL, Path(folder)) if what != "commands" else ():
+            action()
+        for stage, action in make(name, workers, Path(folder)):
+            clock, work = time.perf_counter(), _processor_seconds()
+            said = action()
+            rows.append([stage, time.perf_counter() - clock, _processor_seconds() - work, str(said or "")])
+    peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print(json.dumps({"rows": rows, "peaks": peaks}))
+
+
+def _processor_seconds() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def rows_of(what: str, name: str, workers: int, repeats: int) -> list[list[object]]:
+    """A row a stage: medians of the repeats."""
+    words = [sys.executable, "-m", "benchmarks.scale", "--one", what, name, str(workers)]
+    runs = [
+        json.loads(subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        for _ in range(repeats)
+    ]
+    rows: list[list[object]] = []
+    for stages in zip(*(run["rows"] for run in runs), strict=True):
+        seconds, cpu = (median(stage[place] for stage in stages) for place in (1, 2))
+        peak = ", ".join(f"{max(run['peaks'][place] for run in runs):.0f}" for place in (0, 1))
+        rows.append([what, name, f"{workers:,}", stages[0][0], f"{seconds:.3f}", f"{cpu:.3f}", peak, stages[0][3]])
+    return rows
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("what", nargs="*", help=f"of {', '.join(WAYS)}; default all")
+    arguments.add_argument("--sizes", type=float, nargs="+", default=[1e3, 1e4, 1e5, 1e6])
+    arguments.add_argument("--repeats", type=int, default=3)
+    arguments.add_argument("-o", "--output", type=Path)
+    arguments.add_argument("--one", nargs=3, help="what, name and workers: one process's part")
+    chosen = arguments.parse_args()
+    if chosen.one:
+        measure(*chosen.one[:2], int(chosen.one[2]))
+        return
+    if unknown := set(chosen.what) - set(WAYS):
+        arguments.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(WAYS)}")
+    head = ["what", "of", "workers", "stage", "seconds", "CPU s", "peak MB: own, children", "said"]
+    rows = []
+    for workers in (int(size) // GROUP * GROUP for size in chosen.sizes):
+        for what in chosen.what or WAYS:
+            for name in WAYS[what][1]:
+                if workers <= MOST.get(name, workers):
+                    rows += rows_of(what, name, workers, chosen.repeats)
+                    print(rows[-1], file=sys.stderr, flush=True)
+    about = f"`{command('scale')}`; {machine()} at the end. Medians of {chosen.repeats}."
+    write(chosen.output, "What grows with the workers", about, table(head, rows))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    main()

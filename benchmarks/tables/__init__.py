@@ -1,1 +1,0 @@
-"""What tables of their own route cost: memory."""

@@ -1,0 +1,57 @@
+"""The record of a run without fixed phases: what every kind of protocol writes down while it runs in virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from partreduce.runtime.virtual_time.case import Case
+from partreduce.runtime.virtual_time.machine import Timing
+from partreduce.runtime.virtual_time.record import GapRecord, Observed, QuorumRecord
+from partreduce.runtime.virtual_time.staleness import Ages
+from partreduce.runtime.virtual_time.timeline import Timeline
+
+
+class Recorder(Timing):
+    """A timing that records rounds, in arrays of shape (num_rounds, num_workers), in seconds.
+
+    A worker began to compute its round at `begun` and had `computed` it; from `start` to `end` it communicated, and its
+    round was over at `finish`.
+
+    Args:
+        seconds: that each worker computes in each round, of the same shape; after them it rests.
+    """
+
+    def __init__(self, seconds: npt.NDArray[np.float64]) -> None:
+        self.seconds: list[list[float]] = seconds.tolist()
+        self.begun, self.computed, self.start, self.end, self.finish = np.full((5, *seconds.shape), np.nan)
+
+    def timeline(
+        self,
+        case: Case,
+        nic_bytes: npt.NDArray[np.float64],
+        ages: Ages | None,
+        *,
+        overlap: bool = False,
+        free_running: bool = True,
+        gaps: GapRecord | None = None,
+        quorum: QuorumRecord | None = None,
+    ) -> Timeline:
+        """What is recorded once the machine has run.
+
+        Args:
+            case: what was run.
+            nic_bytes: that left each node meanwhile, shape (num_nodes,).
+            ages: of what workers use, where they are followed; those of a quorum are in its record.
+            overlap: communicating runs beside computing.
+            free_running: workers do not go from round to round together.
+            gaps: what a gap's run shows beside.
+            quorum: what a quorum's run shows beside.
+        """
+        assert not np.isnan(self.finish).any(), "the protocol never halts before the end: see docs/explorer.md"
+        largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
+        if quorum is not None:
+            largest, mean = float(quorum.ages.max()), float(quorum.ages.mean())
+        rows = self.begun, self.computed, self.start, self.end, self.finish
+        observed = Observed(nic_bytes, largest, mean, gaps, quorum)
+        return Timeline(case.paces(), *rows, overlap=overlap, free_running=free_running, observed=observed)

@@ -1,0 +1,100 @@
+"""Parameter engine: every worker steps with its own gradients, and models are averaged at the ends of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from partreduce.runtime.strategies.base import ParameterRunner
+from partreduce.runtime.worker.engine import Engine
+from partreduce.topo.errors import InputError
+
+
+class ParameterEngine(Engine[ParameterRunner]):
+    """The wrapped optimizer steps first; after the last of the `pace` steps of a round the runner averages models."""
+
+    @property
+    def differs(self) -> bool:
+        return not self.runner.are_equal
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None,
+        *,
+        skip: bool,
+        found_inf: torch.Tensor | None,
+        scale: torch.Tensor | None,
+    ) -> Any:  # noqa: ANN401 - what the closure returns
+        """As in `Engine`."""
+        step, pace, loss = self._steps, self.run.pace, None
+        round_, first = step // pace, step % pace == 0
+        self._refuse_changes(first=first)
+        if skip or found_inf is not None or scale is not None:
+            self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
+            self._prepare(skip=skip, found_inf=found_inf, scale=scale)
+        self.declare()
+        if self._has_tables:  # whose lookups, in the closure too, all workers do
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self.run.tables.close_step()
+            closure = None
+        self.runner.begin(step, round_, first=first)
+        if not skip and not (found_inf is not None and bool(found_inf)):
+            if closure is None:
+                self.optimizer.step()
+            else:
+                loss = self.optimizer.step(closure)
+                self.model_use.refuse()
+        self._count(step + 1)
+        if self._has_tables:
+            self.run.tables.stepped()
+        if self._steps % pace == 0:
+            self._end_round(step, round_)
+        return loss
+
+    def refuse_load(self, steps: int) -> None:
+        """Refuse a step inside a round where the runner measures rounds from their beginning.
+
+        Raises:
+            InputError: as said.
+        """
+        if self.runner.needs_round_start and steps % self.run.pace:
+            raise InputError(
+                f"load_state_dict: step {steps} lies inside a round of {self.run.pace} steps, whose beginning "
+                "is not known any more; save the state after the last step of a round"
+            )
+
+    def _end_round(self, step: int, round_: int) -> None:
+        """End a round; steps of rounds that the runner went further than it count as taken."""
+        further = self.runner.end_round(step, round_)
+        skipped = further.skipped * self.run.pace
+        self._count(self._steps + further.rounds * self.run.pace)  # what it does now, though it is no further
+        self.skipped += skipped
+        self._batches_to_drop += skipped
+
+    def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
+        """A round with the parameters as they are."""
+        step, round_ = self._steps, self.round
+        if self._has_tables and not self._serve_tables_of_round(after_averaging):
+            return False
+        self._count((round_ + 1) * self.run.pace)
+        self._end_round(step, round_)
+        return True
+
+    def _serve_tables_of_round(self, after_averaging: Callable[[], object] | None) -> bool:
+        """Take the rest of a round's steps with this worker's rows of tables only.
+
+        Whether any step of the round was taken, here or before: else nobody does the round.
+        """
+        for _ in range(self.run.pace - self._steps % self.run.pace):
+            self.optimizer.zero_grad(set_to_none=True)
+            if not self._serves_tables(after_averaging):
+                return self._steps % self.run.pace > 0
+            if after_averaging is not None:
+                after_averaging()
+            self.optimizer.step()
+            self._count(self._steps + 1)
+        return True
