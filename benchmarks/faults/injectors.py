@@ -48,6 +48,10 @@ class Fault:
     """How often a campaign draws it, against the others."""
 
 
+SEEN_SECONDS = 15.0
+"""In which a signal shows: a killed process, too, needs a processor to end, and may be the last to get one."""
+
+
 def send(running: Running, pid: int, number: signal.Signals) -> Iterator[None]:
     """Send a signal; it fired when the process is seen gone, or stopped, or has the signal at all (SIGTERM)."""
     try:
@@ -57,7 +61,7 @@ def send(running: Running, pid: int, number: signal.Signals) -> Iterator[None]:
     if number == signal.SIGTERM:
         running.outcome.fired = True
         return
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + SEEN_SECONDS
     while time.monotonic() < deadline:
         if running.is_paused(pid) if number == signal.SIGSTOP else not runs(pid):
             running.outcome.fired = True

@@ -11,10 +11,14 @@ data does, all take the results up to the same last round, and nothing is on its
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
+
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.missing import Missing
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
@@ -41,18 +45,40 @@ WORDS: dict[str, type[AWord]] = {"activate": Activate, "arrived": Arrived, "here
 """The messages that travel by mailbox; shares travel in the sums."""
 KINDS = {word: kind for kind, word in WORDS.items()}
 
-Sum = TypeVar("Sum")
+Sum = TypeVar("Sum", bound="Summed")
 
 
-class Payload(Protocol[Sum]):
-    """What is summed; all of it is called under the driver's lock."""
+class Summed(Protocol):
+    """What a worker brings to a round, and later the sum of that round."""
 
+    arrays: list[torch.Tensor]
+    """Of each bucket, in host memory; the first that carries exact numbers has room behind, or one more array."""
+
+
+class Payload(ABC, Generic[Sum]):
+    """What is summed.
+
+    Args:
+        buckets: of the model.
+        room: numbers that a round's workers tell one another besides.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], room: int) -> None:
+        self.buckets, self._room = tuple(buckets), room
+        self.carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
+        """The array at whose end the room is."""
+
+    # What the driver asks for, under its lock.
+
+    @abstractmethod
     def depart(self) -> Sum:
-        """Take what is in the send buffer along, and leave that empty. O(1)."""
+        """Take what is in the send buffer along, and leave that empty."""
 
+    @abstractmethod
     def keep(self, round_: int, arrived: Sum) -> None:
         """The sum of a round is there."""
 
+    @abstractmethod
     def take(self, rounds: Sequence[int]) -> list[Sum]:
         """The sums of these rounds, for the training to apply."""
 
@@ -62,8 +88,26 @@ class Payload(Protocol[Sum]):
     def release(self, sums: Sequence[Sum]) -> None:
         """These have been applied."""
 
+    @abstractmethod
     def clear(self) -> None:
         """All begins afresh."""
+
+    # What the collective thread asks for, without the lock.
+
+    def arrays(self, payload: Sum) -> list[torch.Tensor]:
+        """What is summed, as this worker brings it."""
+        return payload.arrays
+
+    def room(self, payload: Sum) -> torch.Tensor:
+        """Where a round's workers tell one another what they must."""
+        return payload.arrays[self.carrier][-self._room :]
+
+    def is_special(self, payload: Sum) -> bool:  # noqa: ARG002 - where there is such a thing
+        """One more thing that all must know if it holds for anybody."""
+        return False
+
+    def arrived(self, payload: Sum, *, special: bool) -> None:
+        """The sum is there."""
 
 
 class Rounds(Machine[Any], Protocol):

@@ -1,19 +1,19 @@
 """Rounds: the thread that takes part in the sums of partial collectives, strictly 0, 1, 2, …, for one worker.
 
-What is summed is not its concern (see `Bringing`): it enters a round when the driver lets it, with what the send
+What is summed is not its concern (see `Payload`): it enters a round when the driver lets it, with what the send
 buffer holds, sums that over the members together with what the workers must tell one another, and hands both over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
+from partreduce.runtime.strategies.quorum.driver import Begun, Payload, QuorumDriver, Summed
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
@@ -22,24 +22,7 @@ from partreduce.schedulers.protocols.partial_sides import Share
 from partreduce.topo.errors import PartreduceError, UnavailableError
 
 KIND = "partial sum"
-Sum = TypeVar("Sum")
-Whole_contra = TypeVar("Whole_contra", contravariant=True)
-
-
-class Bringing(Protocol[Whole_contra]):
-    """What a round sums: arrays in host memory, with room at the end of one of them."""
-
-    def arrays(self, payload: Whole_contra) -> list[torch.Tensor]:
-        """What is summed, as this worker brings it."""
-
-    def room(self, payload: Whole_contra) -> torch.Tensor:
-        """The numbers of `Facts`."""
-
-    def is_special(self, payload: Whole_contra) -> bool:
-        """One more thing that all must know if it holds for anybody."""
-
-    def arrived(self, payload: Whole_contra, *, special: bool) -> None:
-        """The sum is there."""
+Sum = TypeVar("Sum", bound=Summed)
 
 
 def room_for(num_workers: int) -> int:
@@ -61,7 +44,7 @@ class RoundsThread(Generic[Sum]):
     def __init__(
         self,
         driver: QuorumDriver[Sum],
-        bringing: Bringing[Sum],
+        bringing: Payload[Sum],
         line: Callable[[int], Communicator | None],
         reducer: Reducer,
         clock: Callable[[], int],

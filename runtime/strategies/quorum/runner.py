@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from partreduce.runtime.averaging.reducer import Reducer
@@ -11,8 +11,8 @@ from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.missing import wait_for_missing
-from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver, Rounds
-from partreduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
+from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver, Rounds, Summed
+from partreduce.runtime.strategies.quorum.rounds import RoundsThread
 from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox
@@ -24,11 +24,7 @@ from partreduce.topo.strategies.quorum import Quorum
 CLOSE_SECONDS = 1.0
 _lines_in_use: WeakKeyDictionary[World, set[str]] = WeakKeyDictionary()
 
-Sum = TypeVar("Sum")
-
-
-class Carried(Payload[Sum], Bringing[Sum], Protocol[Sum]):
-    """What is summed, as the driver and the collective thread ask for it."""
+Sum = TypeVar("Sum", bound=Summed)
 
 
 class QuorumRunner(Runner, Generic[Sum]):
@@ -45,7 +41,7 @@ class QuorumRunner(Runner, Generic[Sum]):
     agrees_on_end = True
 
     def __init__(
-        self, when: Quorum, run: Run, machine: Rounds, payload: Carried[Sum], groups: Iterable[tuple[int, ...]]
+        self, when: Quorum, run: Run, machine: Rounds, payload: Payload[Sum], groups: Iterable[tuple[int, ...]]
     ) -> None:
         super().__init__(run)
         self.when = when

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.strategies.quorum.driver import Payload
 from partreduce.topo.phase import Group
 
 
@@ -24,7 +25,7 @@ class Snapshot:
     """The same, as they were brought."""
 
 
-class Shadows:
+class Shadows(Payload[Snapshot]):
     """The shadow s of one worker, and c, by how much rounds changed it since the training last took it.
 
     What is asked for under the driver's lock copies the model once or a few times. Costs four arrays of model size,
@@ -37,23 +38,21 @@ class Shadows:
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, group_of: Callable[[int], Group | None]) -> None:
-        self._buckets, self._room, self._group_of = tuple(buckets), room, group_of
-        self._carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
+        super().__init__(buckets, room)
+        self._group_of = group_of
         self._shadow = [_zeros(bucket) for bucket in buckets]
         self._changes = [_zeros(bucket) for bucket in buckets]
-        arrays = [_zeros(bucket, room if index == self._carrier else 0) for index, bucket in enumerate(buckets)]
-        if self._carrier == len(arrays):
+        arrays = [_zeros(bucket, room if index == self.carrier else 0) for index, bucket in enumerate(buckets)]
+        if self.carrier == len(arrays):
             arrays.append(torch.zeros(room))
         self._snapshot = Snapshot(arrays, [_zeros(bucket) for bucket in buckets])
         self.keeps_model = False
         """Whether the model stays as it is when results are taken: another one is about to be loaded."""
 
-    # What the driver asks for, under its lock.
-
     def publish(self) -> None:
         """What the training did becomes part of the shadow: s = x + c."""
         with torch.no_grad():
-            for bucket, shadow, changes in zip(self._buckets, self._shadow, self._changes, strict=True):
+            for bucket, shadow, changes in zip(self.buckets, self._shadow, self._changes, strict=True):
                 shadow.copy_(bucket.flat)
                 shadow.add_(changes)
 
@@ -87,31 +86,10 @@ class Shadows:
         """The training goes on with the shadow: x = s, c = 0. It has published before."""
         if not self.keeps_model:
             with torch.no_grad():
-                for bucket, shadow, changes in zip(self._buckets, self._shadow, self._changes, strict=True):
+                for bucket, shadow, changes in zip(self.buckets, self._shadow, self._changes, strict=True):
                     bucket.flat.copy_(shadow)
                     changes.zero_()
         return []
-
-    def retain(self, rounds: Sequence[int]) -> None:
-        """Results are added up in the shadow."""
-
-    def release(self, sums: Sequence[Snapshot]) -> None:
-        """As above."""
-
-    # What the collective thread asks for, without the lock.
-
-    def arrays(self, payload: Snapshot) -> list[torch.Tensor]:
-        return payload.arrays
-
-    def room(self, payload: Snapshot) -> torch.Tensor:
-        """Where a round's members tell one another what they must."""
-        return payload.arrays[self._carrier][-self._room :]
-
-    def is_special(self, payload: Snapshot) -> bool:  # noqa: ARG002 - as all that is summed
-        return False
-
-    def arrived(self, payload: Snapshot, *, special: bool) -> None:
-        """The mean is over all members, whoever has brought progress."""
 
 
 def _zeros(bucket: Bucket, room: int = 0) -> torch.Tensor:

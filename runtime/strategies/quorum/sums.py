@@ -1,7 +1,7 @@
 """Sums: a worker's send buffer, the gradients in it, and the sums of rounds that wait to be applied; in host memory.
 
 An array of one bucket holds its gradients as the bucket lays them out, then one number for each parameter, which says
-whether anybody had a gradient for it. The first array that can (see `Tail`) also has room for what a round's workers
+whether anybody had a gradient for it. The first array that can (see `Payload`) also has room for what a round's workers
 must tell one another.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.strategies.quorum.driver import Payload
 from partreduce.topo.errors import InputError
 
 
@@ -28,7 +29,7 @@ class GradientSum:
     """Whether a GradScaler was at work on a gradient in it, so that what is not finite must be looked for."""
 
 
-class GradientSums:
+class GradientSums(Payload[GradientSum]):
     """The send buffer of one worker and the sums that wait.
 
     Costs an array of model size for the send buffer, for the round that runs, and for each result that waits or was
@@ -41,10 +42,8 @@ class GradientSums:
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
-        self.buckets, self._room = tuple(buckets), room
+        super().__init__(buckets, room)
         self._num_workers = num_workers
-        self.carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
-        """The array at whose end the room is."""
         self.made = 0
         """Sums that were allocated so far; they are used again."""
         self._spare: list[GradientSum] = []
@@ -158,10 +157,6 @@ class GradientSums:
             for array in payload.arrays:
                 array.zero_()
         return payload.arrays
-
-    def room(self, payload: GradientSum) -> torch.Tensor:
-        """Where a round's workers tell one another what they must."""
-        return payload.arrays[self.carrier][-self._room :]
 
     def is_special(self, payload: GradientSum) -> bool:
         """Whether a GradScaler was at work here."""
