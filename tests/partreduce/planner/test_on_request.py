@@ -31,7 +31,9 @@ JITTERED = Hardware(
 
 
 def job(cluster="2x3", hardware=JITTERED, **options):
-    return Job(**{"cluster": replace(Cluster.parse(cluster), hardware=hardware), "effort": 3.0} | options)
+    return Job(
+        **{"cluster": replace(Cluster.parse(cluster), hardware=hardware), "effort": 3.0, "time_limit": 3600.0} | options
+    )
 
 
 @pytest.fixture(scope="module")
