@@ -235,7 +235,7 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
         model, optimizer = push_model(world, schedule(2, hosts=(0, 1), synchronous=False), [0.0] * 3)
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
-        mailbox = optimizer.runner._mailbox
+        mailbox = optimizer.runner.mailboxes[0]
         address = f"{mailbox._place}:{mailbox._port}"
         with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
             stranger.setsockopt(zmq.LINGER, 200)  # what is refused would be waited for without end

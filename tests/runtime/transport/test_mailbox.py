@@ -87,7 +87,7 @@ def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy,
         optimizer = DistributedOptimizer(inner, model, plan, timeout=10, initial=initial, world=world)
         for step in range(6):
             if step == 2:
-                mailbox = optimizer.runner._mailbox
+                mailbox = optimizer.runner.mailboxes[0]
                 push((mailbox._place.removeprefix("tcp://"), mailbox._port), [b"[" * 4096], [b"[" * 4096, b"x"])
                 time.sleep(0.2)
                 push_once.wait(20)

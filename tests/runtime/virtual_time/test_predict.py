@@ -275,7 +275,7 @@ def test_mailboxes_of_a_real_run_count_the_bytes_that_were_predicted(ranks, stra
             model(torch.ones(2, 4096)).sum().backward()
             optimizer.step()
         together.wait(20)
-        traffic = optimizer.runner._mailbox.traffic()
+        traffic = optimizer.runner.mailboxes[0].traffic()
         together.wait(20)
         optimizer.finish()
         return {peer: entry.sent.num_bytes for peer, entry in traffic.items()}
