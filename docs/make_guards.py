@@ -15,8 +15,10 @@ HEAD = """# What guards the checker
 Every inequality and every premise on which a claim of the [checker](../certificates.md) rests, with data that is *just*
 true and data that is just false beside it: one unit too good, one edge too few, one class that diverges. This page is
 written by `python docs/make_guards.py` from the rows of [tests/helpers/edges.py](../../tests/helpers/edges.py), each of
-which [test_checker_edges.py][edges] tries both ways; a test holds the page to them. Small changes of the checker's code
-are to be noticed by these tests ([mutants](../../benchmarks/results/mutants.md)).
+which [test_checker_edges.py][edges] tries both ways, and from those of
+[tests/helpers/read_edges.py](../../tests/helpers/read_edges.py), which [test_what_the_checker_reads.py][read] tries on
+the loader too; a test holds the page to them. Small changes of the checker's code are to be noticed by these tests
+([mutants](../../benchmarks/results/mutants.md) says how many are).
 
 Beside them:
 
@@ -44,13 +46,15 @@ Beside them:
 def page() -> str:
     """The text of the page."""
     from helpers.edges import EDGES
+    from helpers.read_edges import READ_EDGES
 
+    edges = [*EDGES, *READ_EDGES]
     parts = [HEAD]
-    for file in dict.fromkeys(edge.file for edge in EDGES):
+    for file in dict.fromkeys(edge.file for edge in edges):
         parts.append(
             f"## [{file}](../../verify/checker/{file})\n\n| it asks | what is just false is refused with |\n|---|---|\n"
         )
-        parts += [f"| {edge.rule} | {edge.says.replace('|', ' ')} |\n" for edge in EDGES if edge.file == file]
+        parts += [f"| {edge.rule} | {edge.says.replace('|', ' ')} |\n" for edge in edges if edge.file == file]
         parts.append("\n")
     return "".join(parts).rstrip() + "\n"
 

@@ -29,9 +29,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from benchmarks.mutants.mutations import Mutant, mutants_of
-from benchmarks.mutants.targets import TARGETS
+from benchmarks.mutants.targets import ROOT, TARGETS
 
-ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
 PLANTED = Path(__file__).with_name("planted.toml")
@@ -97,46 +96,73 @@ def slot_command(file: str, stages: tuple[tuple[str, ...], ...]) -> list[str]:
     return [sys.executable, "-m", "benchmarks.mutants.slot", file, *map(",".join, stages)]
 
 
-def judge(file: str, mutants: list[Mutant], session: Session, *, jobs: int, stages: int) -> None:
+class Slots:
+    """Processes that judge, each in a copy of its own; one whose command fits the next file as well goes on."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[list[str], subprocess.Popen[str]]] = {}
+
+    def of(self, number: int, command: list[str]) -> tuple[subprocess.Popen[str], dict | None]:
+        """The process in that place, and what it said of the unchanged files if it is new."""
+        if number in self._running:
+            if self._running[number][0] == command:
+                return self._running[number][1], None
+            self.end(number)
+        copy = copied(number)
+        environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1",
+                                    "OMP_NUM_THREADS": "1"}  # fmt: skip
+        process = subprocess.Popen(
+            command, cwd=copy, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self._running[number] = (command, process)
+        return process, json.loads(process.stdout.readline())
+
+    def end(self, number: int) -> None:
+        """Let one end."""
+        process = self._running.pop(number)[1]
+        process.stdin.close()
+        process.wait()
+
+    def close(self) -> None:
+        """Let all end."""
+        for number in list(self._running):
+            self.end(number)
+
+
+def judge(slots: Slots, file: str, mutants: list[Mutant], session: Session, *, jobs: int, stages: int) -> None:
     """Let slots judge the mutants, side by side."""
     queue: SimpleQueue[Mutant] = SimpleQueue()
     for mutant in mutants:
         queue.put(mutant)
     lock, began, done, failures = threading.Lock(), time.monotonic(), [0], list[str]()
+    print(f"{file}: {len(mutants)} mutants", flush=True)
 
     def slot(number: int) -> None:
-        copy = copied(number)
-        environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1",
-                                    "OMP_NUM_THREADS": "1"}  # fmt: skip
-        command = slot_command(file, TARGETS[file][:stages])
-        with subprocess.Popen(
-            command, cwd=copy, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        ) as process:
-            base = json.loads(process.stdout.readline())
-            if base["code"] or base["loaded"]:
-                failures.append(f"{file}: its tests fail without any change: {base['by'] or base}")
+        process, base = slots.of(number, slot_command(file, TARGETS[file][:stages]))
+        if base is not None and (base["code"] or base["loaded"]):
+            failures.append(f"{file}: its tests fail without any change: {base['by'] or base}")
+            return
+        if base is not None and number == 0:
+            print(f"  unchanged, its tests take {base['cpu']} CPU s", flush=True)
+        while True:
+            try:
+                mutant = queue.get_nowait()
+            except Empty:
                 return
-            if number == 0:
-                print(f"{file}: {len(mutants)} mutants; unchanged, its tests take {base['cpu']} CPU s", flush=True)
-            while True:
-                try:
-                    mutant = queue.get_nowait()
-                except Empty:
-                    break
-                process.stdin.write(json.dumps({"id": 0, "file": file, "source": mutant.source}) + "\n")
-                process.stdin.flush()
-                answer = json.loads(process.stdout.readline())
-                row = asdict(mutant) | {key: answer[key] for key in ("verdict", "by", "seconds")}
-                del row["source"]
-                with lock:
-                    session.add(row)
-                    done[0] += 1
-                    if row["verdict"] == "survived" or done[0] % 50 == 0:
-                        speed = (time.monotonic() - began) / done[0]
-                        print(f"  {done[0]}/{len(mutants)}, {speed:.2f} s each", flush=True)
-                    if row["verdict"] == "survived":
-                        print(_shown(file, row), flush=True)
-            process.stdin.close()
+            task = {"id": 0, "file": file, "line": mutant.line, "source": mutant.source}
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline())
+            row = asdict(mutant) | {key: answer[key] for key in ("verdict", "by", "seconds")}
+            del row["source"]
+            with lock:
+                session.add(row)
+                done[0] += 1
+                if row["verdict"] == "survived" or done[0] % 50 == 0:
+                    speed = (time.monotonic() - began) / done[0]
+                    print(f"  {done[0]}/{len(mutants)}, {speed:.2f} s each", flush=True)
+                if row["verdict"] == "survived":
+                    print(_shown(file, row), flush=True)
 
     threads = [threading.Thread(target=slot, args=(number,)) for number in range(jobs)]
     for thread in threads:
@@ -178,7 +204,7 @@ def report(file: str, rows: list[dict], *, is_sample: bool) -> bool:
 
 def planted() -> bool:
     """Judge the bugs of `planted.toml`, and print which test kills each; whether all are dead."""
-    dead = True
+    dead, slots = True, Slots()
     for file, bugs in tomllib.loads(PLANTED.read_text("utf-8")).items():
         source = (ROOT / file).read_text(encoding="utf-8")
         for bug in bugs:
@@ -186,10 +212,11 @@ def planted() -> bool:
                 sys.exit(f"{file}: {bug['was']!r} stands there {source.count(bug['was'])} times, not once")
         mutants = [Mutant(0, bug["bug"], "", "", source.replace(bug["was"], bug["now"])) for bug in bugs]
         session = Session(file, stages=1, again=False, fresh=True, name=f"planted.{file}")
-        judge(file, mutants, session, jobs=1, stages=1)
+        judge(slots, file, mutants, session, jobs=1, stages=1)
         for row in session.rows.values():
             print(f"{row['operator']}: {row['verdict']} by {row['by'] or 'nothing'}")
             dead &= row["verdict"] != "survived"
+    slots.close()
     return dead
 
 
@@ -207,7 +234,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.planted:
         sys.exit(0 if planted() else 1)
-    good = True
+    good, slots = True, Slots()
     for file in chosen.file or TARGETS:
         stages = 1 if chosen.quick else len(TARGETS[file])
         source = (ROOT / file).read_text(encoding="utf-8")
@@ -219,10 +246,11 @@ def main() -> None:
         if session.suspects is not None:
             todo = [m for k, m in keys.items() if k in session.suspects]
         if todo:
-            judge(file, todo, session, jobs=min(chosen.jobs, len(todo)), stages=stages)
+            judge(slots, file, todo, session, jobs=min(chosen.jobs, len(todo)), stages=stages)
         good &= report(
             file, [session.rows[k] for k in keys if k in session.rows], is_sample=len(picked) == chosen.sample
         )
+    slots.close()
     sys.exit(0 if good else 1)
 
 

@@ -76,7 +76,7 @@ def _death(status: int) -> str:
 def _run(run: Callable[[], int], failure: FirstFailure, seconds: float, writer: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.alarm(int(seconds * 8) + 20)  # a mutant that sleeps for ever; other work on the machine is no reason
+    signal.alarm(int(seconds * 20) + 60)  # a mutant that sleeps for ever; other work on the machine is no reason
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(quiet, stream)

@@ -5,6 +5,9 @@ A stage is a tuple of pytest's arguments. The order within a stage matters as we
 
 from __future__ import annotations
 
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 GENERATOR = "schedulers/protocols/group_generator/"
 EXPLORED = (
     "tests/schedulers/protocols/test_generator_explored.py",
@@ -21,25 +24,19 @@ PAYLOADS = "tests/verify/test_payload_claims.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
-CORRUPTED = "tests/verify/checker/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
-FORGED = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_certificate_mutations.py", ORACLE)
-EDGES = "tests/verify/checker/test_checker_edges.py"
-NUMBERS = "tests/verify/checker/test_checker_numbers.py"
-FACTS = (
-    "tests/verify/checker/test_facts.py",
-    "tests/verify/checker/test_gap_facts.py::test_the_checker_finds_the_bounds_of_the_prover",
-)
-READ = "tests/verify/checker/test_what_the_checker_reads.py"
-CLAIMED = (
-    "after_a_loss", "consensus", "consensus_distance", "contraction", "drift", "exact_consensus", "limit",
-    "membership", "spectral_gap",
-)  # fmt: skip
-STATED = (
-    "__init__", "codec_error", "conflict_free", "deadlock_free", "end", "equal_replicas", "kept_gap", "lag", "memory",
-    "queues", "quorum", "quorum_groups", "rounds", "staleness", "stochastic", "tables", "without_backup",
-)  # fmt: skip
 TABLE_CLAIMS = "tests/verify/test_table_claims.py"
 QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
+CHECKER = (
+    *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers")),
+    *(f"tests/verify/checker/test_{of}.py" for of in ("facts", "gap_facts", "what_the_checker_reads")),
+    *(f"tests/verify/test_{of}_claims.py" for of in ("kept_gap", "quorum")),
+    QUORUM_CLAIMS,
+    PAYLOADS,
+    TABLE_CLAIMS,
+)
+"""Of all files of the checker: `warm` picks the tests that come to a mutant's line."""
+PROGRAM = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_gap_facts.py")
+"""Of those that only the checker's program executes, in processes of its own."""
 LOOKED_UP = (
     "tests/runtime/sharding/test_hybrid.py",
     "tests/runtime/sharding/test_row_codes.py",
@@ -114,16 +111,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
         for name in ("functions", "function_process", "asked_function")
     },
-    **{f"verify/checker/claims/{name}.py": ((EDGES, NUMBERS), (CORRUPTED, *FORGED)) for name in CLAIMED},
-    **{f"verify/checker/facts/{name}.py": (FACTS, (NUMBERS, SAYS, *FORGED)) for name in STATED},
-    **{
-        f"verify/checker/{name}.py": ((EDGES, NUMBERS, *FACTS), (SAYS, CORRUPTED, *FORGED))
-        for name in ("definite", "events", "linear_algebra", "meetings", "period", "refusal", "steady_state")
-    },
-    **{
-        f"verify/checker/{name}.py": ((EDGES, READ), (*FACTS, SAYS, CORRUPTED, *FORGED))
-        for name in ("axes", "certificate", "kept_gap", "program", "quorum", "schedule", "strict_json", "tables")
-    },
+    **{str(path.relative_to(ROOT)): (CHECKER,) for path in sorted((ROOT / "verify" / "checker").rglob("*.py"))},
+    **{f"verify/checker/{name}.py": (PROGRAM,) for name in ("__main__", "program")},
     "benchmarks/explore/two_sides.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     **{
         f"runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)

@@ -2,9 +2,11 @@
 
     python -m benchmarks.mutants.warm PACKAGE TEST [TEST …]     (in the copy)
 
-It reads and answers as `slot` does, with the file in each task. A mutant is judged in a fork of a process that has
-collected all tests. There the package is imported anew, and what other modules hold of it is exchanged for the new.
-So a mutant costs the tests up to the first that fails. Tests that name the mutant's file come first.
+It reads and answers as `slot` does, with the file and the line in each task. A mutant is judged in a fork of a process
+that has collected all tests. There the package is imported anew, and what other modules hold of it is exchanged for the
+new. First all tests run once on the unchanged files, and each line of the package is noted with the tests that come to
+it. So a mutant costs the tests of its line, quickest first, up to one that fails; all tests where none was seen to come
+there: at module level, and in what only processes of their own execute.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ import importlib
 import json
 import os
 import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,7 +27,11 @@ import pytest
 from benchmarks.mutants.slot import OPTIONS, FirstFailure, judge_in_a_fork
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TextIO
+
+    Lines = set[tuple[str, int]]
+    Trace = Callable[[FrameType, str, object], "Trace | None"]
 
 
 OURS = ("partreduce", "helpers", "tests", "benchmarks")
@@ -44,19 +53,47 @@ def exchange(package: str) -> None:
                 setattr(module, name, getattr(sys.modules[value.__module__], value.__name__))
 
 
+CALLS, STEPS = 50, 5000
+"""Lines are noted in so many calls of a function by one test, and in one call; the rest is alike."""
+
+
+def tracer(folder: str, seen: Lines) -> Trace:
+    """What `sys.settrace` calls to note the lines of a folder's files."""
+    calls: Counter[CodeType] = Counter()
+
+    def each_call(frame: FrameType, event: str, value: object) -> Trace | None:
+        code = frame.f_code
+        if not code.co_filename.startswith(folder) or calls[code] >= CALLS:
+            return None
+        calls[code] += 1
+        left = STEPS
+
+        def each_line(frame: FrameType, _event: str, _value: object) -> Trace:
+            nonlocal left
+            seen.add((code.co_filename, frame.f_lineno))
+            left -= 1
+            frame.f_trace_lines = left > 0
+            return each_line
+
+        return each_line(frame, event, value)
+
+    return each_call
+
+
 class Server:
     """Takes the place of pytest's loop over its tests."""
 
     def __init__(self, package: str, answers: TextIO) -> None:
         self.package, self.answers = package, answers
         self.failure = FirstFailure()
+        self.seconds: list[float] = []
+        self.tests_of: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         sys.dont_write_bytecode = True
-        folder = Path(self.package.partition(".")[2].replace(".", "/"))
-        cpu = self.judge(session, str(folder / "__init__.py"), 600)
-        self.answer({"code": cpu["code"], "by": cpu["by"], "cpu": [cpu["cpu"]], "loaded": False})
+        base = self.judge_unchanged(session)
+        self.answer({"code": base["code"], "by": base["by"], "cpu": [base["cpu"]], "loaded": False})
         for line in sys.stdin:
             task = json.loads(line)
             path = Path(task["file"])
@@ -64,7 +101,11 @@ class Server:
             for cached in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
                 cached.unlink()
             path.write_text(task["source"], encoding="utf-8")
-            outcome = self.judge(session, task["file"], 3 + 2 * cpu["cpu"])
+            place = (str(Path("partreduce", task["file"]).absolute()), task["line"])
+            numbers = sorted(self.tests_of.get(place, range(len(session.items))), key=self.seconds.__getitem__)
+            items = [session.items[number] for number in numbers]
+            limit = 3 + 3 * sum(self.seconds[number] for number in numbers)
+            outcome = judge_in_a_fork(lambda items=items: self.run(items), self.failure, limit)
             path.write_bytes(original)
             verdict = "survived" if outcome["code"] == 0 else "time" if outcome["by"] == "time" else "killed"
             self.answer({"verdict": verdict, "by": outcome["by"], "seconds": outcome["seconds"]})
@@ -74,20 +115,40 @@ class Server:
         self.answers.write(json.dumps(told) + "\n")
         self.answers.flush()
 
-    def judge(self, session: pytest.Session, file: str, seconds: float) -> dict:
-        """Run the tests on the file as it now stands, those first whose names hold it."""
-        named = "/".join(Path(file).parts[2:])
+    def run(self, items: list[pytest.Item]) -> int:
+        """Run tests, on the files as they now stand, up to the first that fails."""
+        exchange(self.package)
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failure.name:
+                return 1
+        return 0
 
-        def run() -> int:
-            exchange(self.package)
-            items = sorted(session.items, key=lambda item: f"[{named}:" not in item.nodeid)
-            for item, following in zip(items, [*items[1:], None], strict=True):
-                item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-                if self.failure.name:
-                    return 1
-            return 0
+    def judge_unchanged(self, session: pytest.Session) -> dict:
+        """Run every test once, and learn the lines and the processor time of each."""
+        folder = str(Path(self.package.replace(".", "/")).absolute())
+        with tempfile.NamedTemporaryFile("w+") as noted:
 
-        return judge_in_a_fork(run, self.failure, seconds)
+            def traced() -> int:
+                exchange(self.package)
+                for item in session.items:
+                    seen: Lines = set()
+                    began = time.process_time()
+                    sys.settrace(tracer(folder, seen))
+                    item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+                    sys.settrace(None)
+                    noted.write(json.dumps([time.process_time() - began, sorted(seen)]) + "\n")
+                noted.flush()
+                return int(bool(self.failure.name))
+
+            outcome = judge_in_a_fork(traced, self.failure, 1200)
+            noted.seek(0)
+            for number, line in enumerate(noted):
+                seconds, lines = json.loads(line)
+                self.seconds.append(seconds)
+                for file, place in lines:
+                    self.tests_of[file, place].append(number)
+        return outcome
 
 
 def main() -> None:

@@ -119,7 +119,11 @@ def _progress(*, as_json: bool) -> Iterator[Callable[[str], None]]:
 
 def _shown(planned: Plan) -> list[Option]:
     """What the table shows by rising communication: recommendation, baselines, and others of the front, evenly."""
-    always = {id(option): option for option in [planned.recommendation, *planned.baselines]}
+    kinds: dict[str, Option] = {}
+    for option in sorted(planned.options, key=lambda one: one.time, reverse=True):
+        if option.facts is not None:
+            kinds[option.facts.kind] = option  # the last one is the best of its kind
+    always = {id(option): option for option in [planned.recommendation, *planned.baselines, *kinds.values()]}
     others = [option for option in planned.front if id(option) not in always]
     room = max(2, MAX_ROWS - len(always))
     if len(others) > room:
@@ -165,9 +169,8 @@ def _print(planned: Plan, job: Job) -> None:
     )
     if len(planned.front) > MAX_ROWS:
         screen.print(f"{len(planned.front)} schedules are on the front; --front FILE writes all of them.", style="dim")
-    screen.print(
-        f"\nRecommendation ({job.objective}): {planned.recommendation.name}, {planned.proof.verdict}", style="bold"
-    )
+    screen.print(f"\nRecommendation ({job.objective}): {planned.recommendation.name}", style="bold")
+    screen.print(f"The claims of this schedule: {planned.proof.verdict}. Its seconds and steps are predictions.")
     screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}). {planned.answer.ended.capitalize()}.")
     for sentence in planned.reasons:
         screen.print(f"  • {sentence}")

@@ -103,7 +103,7 @@ def decisive_time(option: Option, job: Job) -> float:
     All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Lateness
     is different: what it costs depends on the task, and what waits for its averages does not pay it.
     """
-    if not option.late or job.fastest or _is_asked_for(option, job):
+    if not (option.late or option.facts) or job.fastest or _is_asked_for(option, job):
         return option.time
     return option.time_at_worst
 

@@ -8,6 +8,7 @@ from partreduce.console import size
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.job import Job
 from partreduce.planner.slowdown import Slowdown
+from partreduce.planner.trials import on_request
 from partreduce.planner.trials.quorums import memory_of_groups
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
 
@@ -38,6 +39,18 @@ def not_weighed(job: Job) -> list[str]:
             f"is {size(job.max_queues)}"
         )
     return said
+
+
+def not_weighed_on_request(job: Job) -> list[str]:
+    """Why groups on request, pairs and servers are no candidates, where nobody asked for something else."""
+    what = "groups on request, pairs and servers are"
+    if on_request.is_open(job) and Slowdown.of(job).is_even:
+        return [
+            f"{what} not weighed: no worker is slow and no step takes longer than others, which is what they answer"
+        ]
+    if on_request.is_open(job) and (most := on_request.MOST_WORKERS) < job.cluster.num_workers:
+        return [f"{what} weighed for at most {most} workers, not {job.cluster.num_workers}"]
+    return []
 
 
 def _of_fewer(job: Job) -> list[str]:

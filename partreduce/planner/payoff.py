@@ -45,6 +45,8 @@ class _Coded(NamedTuple):
 
 
 def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    if chosen.facts is not None:
+        return []
     if job.codec is Codec.NONE:
         return _would_gain(chosen, options, job)
     if chosen.how.codec is not Codec.NONE:

@@ -14,7 +14,7 @@ from partreduce.planner.competitors import competitors
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
 from partreduce.planner.job import Job
-from partreduce.planner.left_out import not_reached, not_weighed
+from partreduce.planner.left_out import not_reached, not_weighed, not_weighed_on_request
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label
 from partreduce.planner.option import Option
@@ -167,6 +167,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
             *kinds.cautions(chosen, job),
             *not_reached({"the catalogue": left_out, **weighed.left_out}, unmeasured),
             *not_weighed(job),
+            *not_weighed_on_request(job),
         ],
         front=best if any(option is chosen for option in best) else sorted([*best, chosen], key=_by_communication),
         baselines=baselines(options),

@@ -55,6 +55,8 @@ def _waits_as(option: Option, job: Job) -> bool:
     """Whether what comes late may, in an option that is one kind among others."""
     if option.quorum:
         return job.quorum is None and job.when is None
+    if option.facts and not option.gap:
+        return job.when is None
     return option.lateness in job.whens
 
 
@@ -172,6 +174,8 @@ def _phases(option: Option) -> str:
         return "one group of all workers"
     if option.quorum and not option.quorum.of:
         return f"one group of all workers with {option.quorum.memory_bytes / 1e6:.3g} MB of results"
+    if option.facts and not option.gap and not option.quorum:
+        return "a protocol that decides while the job runs"
     if option.gap:
         return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"
     distinct = option.num_phases

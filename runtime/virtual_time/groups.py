@@ -6,7 +6,7 @@ last member has computed and is out of older groups, and shares the links with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
 from partreduce.runtime.virtual_time.network import Network
 from partreduce.runtime.virtual_time.recorder import Recorder
-from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
+from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay, Meets
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
@@ -109,13 +109,14 @@ def group_machine(
     return VirtualMachine(system, timing, seed=seed)
 
 
-def run_groups(case: Case) -> Timeline:
+def run_groups(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
     """Every worker's rounds under the group generator. O(num_rounds · n) requests of O(n) each, and groups at once."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Generated), "the registry chose this function"
     count, size, seconds = cluster.num_workers, case.size(), case.seconds()
     record, done_rounds = Recorder(seconds), np.zeros(count, dtype=np.int64)
     heard = Hearsay(case.paces()) if count <= MAX_WORKERS else None
+    told = listeners if heard is None else (heard, *listeners)
     left: dict[int, int] = {}
 
     @cache
@@ -128,12 +129,13 @@ def run_groups(case: Case) -> Timeline:
         record.begun[row], record.computed[row], record.start[row] = done.begun, done.computed, done.start
         record.end[row] = record.finish[row] = done.end
         done_rounds[done.worker] += 1
-        if not done.members or heard is None:
+        if not done.members:
             return
         left[done.seq] = left.get(done.seq, len(done.members)) - 1
         if not left[done.seq]:  # the last member leaves, at the instant of all
             del left[done.seq]
-            heard.meet(done.members, done_rounds)
+            for listener in told:
+                listener.meet(done.members, done_rounds)
 
     network = Network(cluster, case.hardware)
     timing = GroupTiming(lambda worker, round_: float(seconds[round_, worker]), group, note, network)

@@ -16,7 +16,7 @@ from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
 from partreduce.runtime.virtual_time.network import Network
 from partreduce.runtime.virtual_time.recorder import Recorder
-from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
+from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay, Meets
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
 from partreduce.schedulers.protocols.base import Received
@@ -90,7 +90,7 @@ class PairTiming(Recorder):
             self.end[row, worker] = step.end
 
 
-def run_pairs(case: Case) -> Timeline:
+def run_pairs(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
     """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbours), and messages on the links."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Pairwise), "the registry chose this function"
@@ -98,13 +98,14 @@ def run_pairs(case: Case) -> Timeline:
     ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), of who never waits
     passive = np.setdiff1d(np.arange(count), strategy.active)
     heard = Hearsay(paces) if count <= MAX_WORKERS else None
+    told = listeners if heard is None else (heard, *listeners)
 
     def exchanged(asker: int, partner: int, now: float) -> None:
-        if heard is not None:
-            done = np.array(timing.done)
-            for worker in passive:
-                done[worker] = np.searchsorted(ends[:, worker], now, side="right")
-            heard.meet((asker, partner), done)
+        done = np.array(timing.done)
+        for worker in passive:
+            done[worker] = np.searchsorted(ends[:, worker], now, side="right")
+        for listener in told:
+            listener.meet((asker, partner), done)
 
     network = Network(cluster, case.hardware)
     timing = PairTiming(seconds, network, num_bytes=case.size(), overlap=strategy.overlap, on_exchange=exchanged)

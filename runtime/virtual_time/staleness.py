@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,13 @@ class Ages:
     def mean(self) -> float | None:
         """Over all workers, all others and all rounds; None as above."""
         return self._total / self._count if self._count else None
+
+
+class Meets(Protocol):
+    """Told of workers that average with one another."""
+
+    def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
+        """They do so when everybody has done so many rounds, shape (num_workers,)."""
 
 
 class Hearsay:

@@ -205,7 +205,7 @@ def test_schedules_beyond_the_theorems_are_not_proved():
 
 def confirmed(squared: Fraction, rows: list[list[int]], scale: int) -> bool:
     try:
-        linear_algebra.confirm_norm(squared, rows, scale, "norm", Work())
+        linear_algebra.confirm_norm(squared, rows, scale, "norm", Work("norm"))
     except checker.Refusal:
         return False
     return True

@@ -36,7 +36,7 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
     largest = max(matrix[i][i] for i in range(size))
     finer = max(0, FACTOR_BITS - largest.bit_length() // 2)  # A is taken 4^finer times
     shift = (largest << 2 * finer) >> SHIFT_BITS
-    work.spend(size**3 // 3 * (40 + largest.bit_length() // 8), place)
+    work.spend(size**3 // 3 * (40 + largest.bit_length() // 8))
     factor: IntegerMatrix = []
     left_over = [0] * size  # Σ_{j≠i} |R_ij| − R_ii
     for i in range(size):

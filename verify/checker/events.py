@@ -92,7 +92,7 @@ class EventGraph:
             self.uses[source].append(len(self.needs))
         self.needs.append(Need(event, tokens, spare))
 
-    def leads(self, start: int, ends: Iterable[int], work: Work, place: str) -> dict[int, int]:
+    def leads(self, start: int, ends: Iterable[int], work: Work) -> dict[int, int]:
         """The most rounds that each of `ends` can be ahead of the worker `start`; without those that have no limit."""
         settled: dict[int, int] = {}
         missing = set(ends)
@@ -104,7 +104,7 @@ class EventGraph:
                 continue
             settled[event] = distance
             missing.discard(event)
-            work.spend(40 * (1 + len(self.uses[event])), place)
+            work.spend(40 * (1 + len(self.uses[event])))
             for number in self.uses[event]:
                 need = self.needs[number]
                 left[number] = left.get(number, need.spare + 1) - 1

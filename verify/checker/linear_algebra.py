@@ -42,7 +42,7 @@ def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
         for i in below:
             factor = matrix[i][k] / matrix[k][k]
             bits = factor.numerator.bit_length() + factor.denominator.bit_length()
-            work.spend(len(below) * (100 + bits * bits // 10**4), place)
+            work.spend(len(below) * (100 + bits * bits // 10**4))
             for j in below:
                 matrix[i][j] -= factor * matrix[k][j]
     return [matrix[k][k] for k in range(size)]
@@ -85,7 +85,7 @@ def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str,
         Refusal: the elimination ends early, so that the bound is false, or true by less than that.
     """
     n = len(rows)
-    work.spend(n**3 + n, place)
+    work.spend(n**3 + n)
     confirm(squared >= SMALLEST, place, str(squared), f"at least {SMALLEST}")
     b = max(0, NORM_BITS - (squared.numerator.bit_length() - squared.denominator.bit_length()) // 2)
     m = isqrt(squared.numerator * 4**b // squared.denominator) - (n + 1) // 2

@@ -38,7 +38,7 @@ Families = list[set[int]]
 """For every local rank sets of digits, as bits of an integer."""
 
 
-def rounds_to_meet(schedule: Schedule, place: str, work: Work) -> int | None:
+def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
     """R, over all rounds of the period in which it can begin; None where some workers never meet.
 
     Raises:
@@ -47,20 +47,20 @@ def rounds_to_meet(schedule: Schedule, place: str, work: Work) -> int | None:
     find = _of_rule if schedule.form == "rule" else _of_all
     found = 0
     for start in range(schedule.period):
-        rounds = find(schedule, start, place, work)
+        rounds = find(schedule, start, work)
         if rounds is None:
             return None
         found = max(found, rounds)
     return found
 
 
-def reached_sets(schedule: Schedule, start: int, place: str, work: Work) -> Iterator[list[int]]:
+def reached_sets(schedule: Schedule, start: int, work: Work) -> Iterator[list[int]]:
     """From whom something has arrived at every worker, as bits of an integer, after 1, 2, … rounds from round `start`.
 
     Ends when nothing can change any more. Not for rules.
     """
     n, period = schedule.num_workers, schedule.period
-    work.spend(n * (n // 8 + 40), place)  # before the first list is made
+    work.spend(n * (n // 8 + 40))  # before the first list is made
     arrived = [1 << worker for worker in range(n)]
     meetings: list[list[tuple[list[int], list[int]]]] = [
         [(list(members), list(members)) for members, _, relax in phase if relax] for phase in schedule.phases
@@ -76,30 +76,30 @@ def reached_sets(schedule: Schedule, start: int, place: str, work: Work) -> Iter
         before = arrived
         arrived = list(before)
         for targets, heard in meetings[t % period]:
-            work.spend((len(heard) + len(targets)) * (40 + n // 64), place)
+            work.spend((len(heard) + len(targets)) * (40 + n // 64))
             together = 0
             for source in heard:
                 together |= before[source]
             for target in targets:
                 arrived[target] = together
-        work.spend(n * 10, place)
+        work.spend(n * 10)
         quiet = quiet + 1 if arrived == before else 0
         if quiet >= period:
             return
         yield arrived
 
 
-def _of_all(schedule: Schedule, start: int, place: str, work: Work) -> int | None:
+def _of_all(schedule: Schedule, start: int, work: Work) -> int | None:
     everybody = (1 << schedule.num_workers) - 1
-    for number, arrived in enumerate(reached_sets(schedule, start, place, work), 1):
+    for number, arrived in enumerate(reached_sets(schedule, start, work), 1):
         if all(bits == everybody for bits in arrived):
             return number
     return None
 
 
-def _of_rule(schedule: Schedule, start: int, place: str, work: Work) -> int | None:
+def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
     size, period = schedule.width, schedule.period
-    work.spend(size * size * 10, place)
+    work.spend(size * size * 10)
     phases = [
         [(members, sum(1 << digit for digit in across)) for members, across, relax in phase if relax]
         for phase in schedule.phases
@@ -113,14 +113,14 @@ def _of_rule(schedule: Schedule, start: int, place: str, work: Work) -> int | No
             changed = False
             for members, across in phases[(start + number) % period]:
                 together = {digits | across for member in members for digits in families[member]}
-                work.spend(100 + len(members) * 10 + len(together) ** 2, place)
+                work.spend(100 + len(members) * 10 + len(together) ** 2)
                 together = {one for one in together if not any(one & other == one != other for other in together)}
                 for member in members:
                     changed |= families[member] != together
                     families[member] = together
             number += 1
             quiet = 0 if changed else quiet + 1
-            work.spend(size * 10, place)
+            work.spend(size * 10)
             if quiet >= period:
                 return None
         slowest = max(slowest, number)

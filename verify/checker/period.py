@@ -73,7 +73,7 @@ def classes(schedule: Schedule, place: str) -> list[list[int]]:
 
 
 def distance_from_mean(
-    schedule: Schedule, digits: Sequence[int], num_periods: int, place: str, work: Work
+    schedule: Schedule, digits: Sequence[int], num_periods: int, work: Work
 ) -> tuple[IntegerMatrix, int]:
     """Pᵏ − J on one class, for k periods: rows of integers, and the common denominator of all of them.
 
@@ -81,7 +81,7 @@ def distance_from_mean(
         Refusal: the numbers or the work become too large.
     """
     size = schedule.width
-    work.spend(size**3, place)  # before the first matrix is made: a small file may speak of a billion workers
+    work.spend(size**3)  # before the first matrix is made: a small file may speak of a billion workers
     rows = [[int(i == j) for j in range(size)] for i in range(size)]
     scale = 1
     growth = [growth_bits(schedule, t) for t in range(schedule.period)]
@@ -90,8 +90,8 @@ def distance_from_mean(
             largest = max(scale, *map(max, rows), -min(map(min, rows)))
             bits = largest.bit_length()
             fits = size * size * (bits + growth[t]) <= MAX_MATRIX_BITS and bits + growth[t] < MAX_ENTRY_BITS
-            require(fits, place, "too large for this check; use another method")
-            work.spend(max(size * size, 16) * (32 + bits // 32), place)
+            require(fits, work.place, "too large for this check; use another method")
+            work.spend(max(size * size, 16) * (32 + bits // 32))
             rows, factor = after_phase(schedule, t, digits, rows)
             scale *= factor
     if digits:
@@ -150,9 +150,9 @@ def confirm_norm(schedule: Schedule, entry: dict[str, Any], num_periods: int, pl
     squared = as_fraction(entry["squared"], f"{place}.squared")
     listed = classes(schedule, place)
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
-    work = Work()
+    work = Work(place)
     for digits in listed:
-        rows, scale = distance_from_mean(schedule, digits, num_periods, place, work)
+        rows, scale = distance_from_mean(schedule, digits, num_periods, work)
         is_bound = min(pivots(bound_minus_gram(squared, rows, scale), f"{place}.squared", work)) >= 0
         confirm(is_bound, f"{place}.squared", entry["squared"], "a larger one: the matrix is indefinite")
     return squared

@@ -80,12 +80,15 @@ class TooLarge(Refusal):
 
 
 class Work:
-    """What one claim has cost so far, counted rather than timed, so that the answer is the same on every machine."""
+    """What one claim has cost so far, counted rather than timed, so that the answer is the same on every machine.
 
-    def __init__(self, limit: int = MAX_WORK) -> None:
-        self.spent, self.limit = 0, limit
+    `place` names the claim in that answer.
+    """
 
-    def spend(self, amount: int, place: str) -> None:
+    def __init__(self, place: str, limit: int = MAX_WORK) -> None:
+        self.place, self.limit, self.spent = place, limit, 0
+
+    def spend(self, amount: int) -> None:
         """Add to the cost, *before* the work is done.
 
         Raises:
@@ -93,4 +96,4 @@ class Work:
         """
         self.spent += amount
         if self.spent > self.limit:
-            raise TooLarge(f"{place}: too large for this check; use another method", UNREADABLE)
+            raise TooLarge(f"{self.place}: too large for this check; use another method", UNREADABLE)

@@ -94,7 +94,7 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
     return replace(schedule, form="groups", radices=[], phases=phases)
 
 
-def read_steps(schedule: Schedule, place: str, work: Work) -> Steps:
+def read_steps(schedule: Schedule, work: Work) -> Steps:
     """The steps of a schedule for which these figures are checked: no phase lengthens, and all is small.
 
     Raises:
@@ -102,18 +102,18 @@ def read_steps(schedule: Schedule, place: str, work: Work) -> Steps:
     """
     for sizes in schedule.group_sizes():
         is_tame = all(0 <= relax <= 2 for _, relax in sizes)
-        confirm(is_tame, place, "relax", "0 <= relax <= 2 in every group")
+        confirm(is_tame, work.place, "relax", "0 <= relax <= 2 in every group")
     for t, edges in enumerate(schedule.rounds):
         weights = weights_of_round(edges)
         confirm(weights is not None, f"schedule: round {t}", "a column", "columns that sum to 1")
         smallest = min(weights or [])
-        confirm(smallest >= 0, place, str(smallest), "no negative weight")
+        confirm(smallest >= 0, work.place, str(smallest), "no negative weight")
     width = schedule.width
     longest = 2 * max(growth_bits(schedule, t) for t in range(schedule.period))  # W acts from both sides
-    require(width * width * longest <= MAX_MATRIX_BITS, place, "factors with too long denominators for this check")
+    require(width * width * longest <= MAX_MATRIX_BITS, work.place, "factors with too long denominators for this check")
     paces = schedule.paces * width if len(schedule.paces) == 1 else schedule.paces[:width]
     instants = max(paces)
-    work.spend(200 * (instants + schedule.period) * width, place)
+    work.spend(200 * (instants + schedule.period) * width)
     means = [_means(schedule, t, paces) for t in range(schedule.period)]
     noise = [[mean * mean / pace for mean, pace in zip(row, paces, strict=True)] for row in means]
     return Steps(paces, instants, means, noise)

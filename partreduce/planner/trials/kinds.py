@@ -8,10 +8,11 @@ from partreduce.planner.job import Job
 from partreduce.planner.option import Option
 from partreduce.planner.trials.gaps import Gaps
 from partreduce.planner.trials.kit import Kind, Trials
+from partreduce.planner.trials.on_request import ON_REQUEST
 from partreduce.planner.trials.quorums import Quorums
 from partreduce.schedulers.synthesis.clock import Clock
 
-KINDS: tuple[Kind, ...] = (Gaps(), Quorums())
+KINDS: tuple[Kind, ...] = (Gaps(), Quorums(), *ON_REQUEST)
 """In the order in which they are tried."""
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -90,11 +89,11 @@ class Trials:
 class Kind(ABC):
     """A kind of strategy that is run in virtual time; the registry is `trials.kinds`."""
 
-    word: ClassVar[str]
+    word: str
     """Of `Facts.kind` and of an option's JSON."""
-    name: ClassVar[str]
+    name: str
     """In sentences, without an article."""
-    share: ClassVar[float] = 0.15
+    share: float = 0.15
     """Of the time, where it is one kind among others."""
 
     @abstractmethod

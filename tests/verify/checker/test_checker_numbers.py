@@ -63,16 +63,18 @@ def test_a_form_by_whole_numbers_without_room(monkeypatch, matrix, holds):
     """Without spare bits and shift each remainder counts, which those of 60 bits never do."""
     monkeypatch.setattr(definite, "FACTOR_BITS", 0)
     monkeypatch.setattr(definite, "SHIFT_BITS", 1000)
-    assert accepts(definite.confirm_semidefinite, matrix, "here", Work()) == holds
+    assert accepts(definite.confirm_semidefinite, matrix, "here", Work("here")) == holds
 
 
 def test_a_form_is_accepted_from_the_shift_on():
     """[[1, x], [x, 1]] · 2^50: accepted for x up to about 1 − 2⁻⁴⁵."""
     size = 2**50
-    off = least(lambda x: not accepts(definite.confirm_semidefinite, [[size, x], [x, size]], "here", Work()), 0, size)
+    off = least(
+        lambda x: not accepts(definite.confirm_semidefinite, [[size, x], [x, size]], "here", Work("here")), 0, size
+    )
     assert size - off == pytest.approx(2**5, abs=1)
-    assert accepts(definite.confirm_semidefinite, [[2**300, 0], [0, 2**256]], "here", Work())
-    assert not accepts(definite.confirm_semidefinite, [[2**300, 0], [0, 2**255]], "here", Work())
+    assert accepts(definite.confirm_semidefinite, [[2**300, 0], [0, 2**256]], "here", Work("here"))
+    assert not accepts(definite.confirm_semidefinite, [[2**300, 0], [0, 2**255]], "here", Work("here"))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_a_factor_takes_a_bound_just_above_the_norm_and_none_below(rows, scale, 
     true, n = Fraction(true), len(rows)
 
     def holds(units):
-        return accepts(linear_algebra.confirm_norm, true * Fraction(units, 10**15), rows, scale, "here", Work())
+        return accepts(linear_algebra.confirm_norm, true * Fraction(units, 10**15), rows, scale, "here", Work("here"))
 
     over = least(holds, 5 * 10**14, 2 * 10**15) - 10**15
     assert 0 <= over < 10**15 * n * 2.0**-29
@@ -115,7 +117,7 @@ def test_where_bounds_begin(rows, true, over):
     """Pinned, in units of 10⁻¹²: a factor that allows for less than these is not the one that was proved."""
 
     def holds(units):
-        return accepts(linear_algebra.confirm_norm, Fraction(units, 10**12), rows, 1, "here", Work())
+        return accepts(linear_algebra.confirm_norm, Fraction(units, 10**12), rows, 1, "here", Work("here"))
 
     assert least(holds, 0, 10**14) - true * 10**12 == over
 
@@ -140,7 +142,7 @@ def test_pivots_have_the_signs_of_eigenvalues():
         if min(abs(values)) < 1e-9:
             continue
         try:
-            found = linear_algebra.pivots([list(row) for row in matrix], "here", Work())
+            found = linear_algebra.pivots([list(row) for row in matrix], "here", Work("here"))
         except Refusal:
             continue
         assert sum(pivot < 0 for pivot in found) == sum(values < 0)
@@ -250,20 +252,20 @@ def test_a_rate_below_the_second_eigenvalue_is_refused_whatever_the_form():
 
 
 def test_work_is_counted_before_it_is_done_up_to_its_limit():
-    work = Work(10)
-    work.spend(4, "here")
-    work.spend(6, "here")
+    work = Work("here", 10)
+    work.spend(4)
+    work.spend(6)
     with pytest.raises(TooLarge, match="here: too large"):
-        work.spend(1, "here")
-    assert Work().limit == MAX_WORK == 10**10
+        work.spend(1)
+    assert Work("here").limit == MAX_WORK == 10**10
 
 
 def test_what_every_check_is_counted_to_cost(monkeypatch):
     """The answer "too large" is the same on every machine, so what is counted is part of the answer."""
     spent = Counter()
 
-    def spend(self, amount, place):
-        assert place, "named in the answer"
+    def spend(self, amount):
+        assert self.place, "named in the answer"
         spent[name] += amount
 
     monkeypatch.setattr(Work, "spend", spend)
@@ -274,7 +276,7 @@ def test_what_every_check_is_counted_to_cost(monkeypatch):
         read = checker.read_schedule(dump_schedule(SCHEDULES[schedule]))
         name = f"facts of {schedule}"
         for stated in FACTS[read.mode].values():
-            stated(read, Work())
+            stated(read, Work("here"))
     assert dict(spent) == COSTS
 
 

@@ -97,9 +97,7 @@ def test_what_is_not_so_is_not_stated():
 
 
 def test_a_fact_that_costs_too_much_is_named_and_left_out(monkeypatch):
-    monkeypatch.setattr(
-        checker.facts.__globals__["Work"], "__init__", lambda self, limit=0: vars(self).update(spent=0, limit=50)
-    )
+    monkeypatch.setitem(checker.facts.__globals__, "MAX_WORK", 50)
     facts = computed(groups(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]]))
     assert facts["end"] == (True, None)
     assert facts["memory"][1] is not None

@@ -76,7 +76,7 @@ def events_of(graph, setting):
 def bounds_of(graph, setting, ends):
     """Entry [i][j] as the checker finds it, None without a limit; of each worker j only the `ends` are asked for."""
     events, n = events_of(graph, setting), graph.num_workers
-    columns = [events.leads(j, ends(j), Work(), "here") for j in range(n)]
+    columns = [events.leads(j, ends(j), Work("here")) for j in range(n)]
     return tuple(tuple(columns[j].get(i) for j in range(n)) for i in range(n))
 
 
@@ -113,7 +113,7 @@ def random_digraph(rng, n):
 def test_a_search_that_costs_too_much_is_given_up():
     events = events_of(load_graph("ring:6"), Gap())
     with pytest.raises(TooLarge, match="here: too large"):
-        events.leads(0, range(6), Work(100), "here")
+        events.leads(0, range(6), Work("here", 100))
 
 
 @pytest.mark.parametrize("name", ["checker", "a copy of version-1.0", "json"])

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.forgery.attempt import fresh
 from benchmarks.forgery.corruptions import aimed_schedule, blind
 from benchmarks.forgery.schedules import SCHEDULES
+from helpers.read_edges import READ_EDGES
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import PartreduceError
@@ -94,51 +95,12 @@ def test_of_graphs_and_gaps_drawn_at_random():
     assert min(seen.values()) > 300
 
 
-def with_gap(edges, gap, n=3):
-    cluster = {"num_nodes": n, "workers_per_node": 1}
-    strategy = {"kind": "neighbor", "rounds": [{"edges": edges, "weights": "1/3"}], "when": {"gap": gap}}
-    return {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
-
-
-RING = [[0, 1], [1, 2], [2, 0]]
-REFUSED = {
-    "an edge without a way back": (with_gap([*RING[:2], [1, 0]], {}), "a path leads back over every edge"),
-    "a part that hears another": (with_gap([[0, 1], [1, 0], [1, 2]], {"staleness": 1}), "a path leads back"),
-    "no token at all": (with_gap(RING, {"max_ig": 0}), "max_ig"),
-    "more backup workers than in-neighbours": (with_gap(RING, {"max_ig": 1, "backup": 2}), "none above its in-neigh"),
-    "backup workers of strangers": (with_gap(RING, {"max_ig": 1, "backup": [0] * 4}), "1 number, or 1 a worker"),
-    "backup workers without tokens": (with_gap(RING, {"backup": 1}), "backup needs max_ig"),
-    "staleness beyond all queues": (with_gap(RING, {"staleness": 2**16}), "staleness"),
-    "uniform weights that are not": (with_gap([*RING, [0, 2]], {"weights": "uniform"}), "is uniform"),
-    "a name that is none": ({**with_gap(RING, {}), "name": ""}, "schedule.name"),
-    "a name of two lines": ({**with_gap(RING, {}), "name": "a\nb"}, "schedule.name"),
-    "a long name": ({**with_gap(RING, {}), "name": "x" * 1001}, "schedule.name"),
-}
-"""Beside each of them lies one that both read."""
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_the_loader_refuses_the_checker_refuses(name):
-    raw, says = REFUSED[name]
-    assert loaded(json.dumps(raw))[0] is None
-    found, refusal = read(json.dumps(raw))
-    assert (found, says in refusal) == (None, True), refusal
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        with_gap(RING, {}),
-        with_gap([*RING[:2], [1, 0]], {"max_ig": 1}),
-        with_gap([[0, 1], [1, 0]], {"staleness": 1}),
-        with_gap([*RING, [1, 0]], {"max_ig": 1, "backup": 1}),
-        with_gap(RING, {"staleness": 2**16 - 1}),
-        {**with_gap(RING, {}), "name": "x" * 1000},
-    ],
-)
-def test_what_is_just_allowed_both_read(raw):
-    agree(raw, seen := Counter())
-    assert seen[True] == 1
+@pytest.mark.parametrize("edge", READ_EDGES, ids=lambda edge: f"{edge.file}: {edge.rule}")
+def test_what_is_just_allowed_both_read_and_what_is_not_both_refuse(edge):
+    agree(edge.true[0], seen := Counter())
+    agree(edge.false[0], seen)
+    assert (seen[True], seen[False]) == (1, 1)
+    assert edge.says in read(json.dumps(edge.false[0]))[1]
 
 
 @pytest.mark.parametrize(("relax", "reads"), [(2**53 - 1, True), (2**53, False), (1 - 2**53, True), (-(2**53), False)])

@@ -61,7 +61,7 @@ def check_by_order(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
     is_complete = len(order) == size - low and len(set(order)) == len(order)
     confirm(is_complete, f"{place}.order", "…", "every worker (or local rank, and -1) once")
     if schedule.radices:
-        Work().spend(100 * size * (1 + len(schedule.radices)), place)
+        Work(place).spend(100 * size * (1 + len(schedule.radices)))
         _confirm_connected(schedule, place)
 
     position = {vertex: number for number, vertex in enumerate(order)}
@@ -116,9 +116,9 @@ def check_by_roots(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
         for target, source, weight in edges:
             if weight > 0:
                 onward.setdefault(source, set()).add(target)
-    work, num_edges = Work(), sum(map(len, onward.values()))
+    work, num_edges = Work(place), sum(map(len, onward.values()))
     for lost, root in enumerate(roots):
-        work.spend(30 * (n + num_edges), place)
+        work.spend(30 * (n + num_edges))
         reached, waiting = {lost, root}, [root]
         while waiting:
             new = onward.get(waiting.pop(), set()) - reached

@@ -46,9 +46,9 @@ MAX_ENTRY = 2**96
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`at_most`, `bits` (the X of the class c is covariance[c] / 2^bits), `covariance` (lower triangles by rows)."""
-    work = Work()
+    work = Work(place)
     schedule = with_places(schedule, place)
-    steps = read_steps(schedule, place, work)
+    steps = read_steps(schedule, work)
     bits = as_integer(entry["bits"], f"{place}.bits", 0, MAX_BITS + 1)
     listed = classes_with_counts(schedule, place)
     triangles = as_list(entry["covariance"], f"{place}.covariance")
@@ -90,7 +90,7 @@ class _Period(NamedTuple):
         inside = Fraction(made * (size if digits else size - 1), size)
         total, covariance = Fraction(0), start
         for t in range(schedule.period):
-            self.work.spend(100 * size * size, place)
+            self.work.spend(100 * size * size)
             total += (steps.instants - 1) * _trace(covariance, digits) / self.unit + inside
             if not schedule.is_late:
                 covariance = _with_diagonal(covariance, noises[t])

@@ -42,8 +42,8 @@ def check_by_factor(schedule: Schedule, entry: dict[str, Any], place: str) -> No
     confirm(schedule.form != "rule", place, "factor", "pivots on the classes of a rule")
     require(schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
     squared = as_fraction(entry["squared"], f"{place}.squared")
-    work = Work()
-    rows, scale = distance_from_mean(schedule, (), 1, place, work)
+    work = Work(place)
+    rows, scale = distance_from_mean(schedule, (), 1, work)
     linear_algebra.confirm_norm(squared, rows, scale, f"{place}.squared", work)
 
 
@@ -51,6 +51,6 @@ def check_by_norms(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
     """`squared`."""
     confirm(schedule.form != "rule", place, "norms", "pivots on the classes of a rule")
     squared = as_fraction(entry["squared"], f"{place}.squared")
-    rows, scale = distance_from_mean(schedule, (), 1, place, Work())
+    rows, scale = distance_from_mean(schedule, (), 1, Work(place))
     product = largest_absolute_sum(rows, scale) * largest_absolute_sum(list(zip(*rows, strict=True)), scale)
     confirm(product <= squared, f"{place}.squared", entry["squared"], f"at least {product}")

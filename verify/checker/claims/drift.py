@@ -46,9 +46,9 @@ MAX_ENTRY = 2**96
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`at_most`, `squared` (c²), `bits` (Z of the class c is state[c] / 2^bits), `state` (matrices by rows)."""
-    work = Work()
+    work = Work(place)
     schedule = with_places(schedule, place)
-    steps = read_steps(schedule, place, work)
+    steps = read_steps(schedule, work)
     columns = _pushed_places(schedule, entry["claim"], place)
     bits = as_integer(entry["bits"], f"{place}.bits", 0, MAX_BITS + 1)
     squared = as_fraction(entry["squared"], f"{place}.squared")
@@ -62,11 +62,11 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
         at = f"{place}.state[{number}]"
         numbers = as_integers(state, at, -MAX_ENTRY, MAX_ENTRY)
         confirm(len(numbers) == schedule.width * len(columns), at, len(numbers), "a column for each push")
-        rows, scale = distance_from_mean(schedule, digits, 1, at, work)
+        rows, scale = distance_from_mean(schedule, digits, 1, work)
         linear_algebra.confirm_norm(squared, rows, scale, f"{place}.squared", work)
         firsts = range(0, len(numbers), len(columns))
         start = [[entry << GUARD for entry in numbers[first : first + len(columns)]] for first in firsts]
-        total += count * period.sum_of_squares(digits, start, squared, at)
+        total += count * period.sum_of_squares(digits, start, squared)
     bound = Fraction(total, period.unit**2 * schedule.num_workers * schedule.period * steps.instants)
     at_most = as_fraction(entry["at_most"], f"{place}.at_most")
     confirm(bound <= at_most, f"{place}.at_most", entry["at_most"], f"at least {float(bound):.9g}")
@@ -103,13 +103,13 @@ class _Period(NamedTuple):
                 result[at][column] += round(made[at] * self.unit)
         return result
 
-    def sum_of_squares(self, digits: Sequence[int], start: IntegerMatrix, squared: Fraction, place: str) -> int:
+    def sum_of_squares(self, digits: Sequence[int], start: IntegerMatrix, squared: Fraction) -> int:
         """A bound on the sum of the squares off the mean over the instants of a period in the steady state."""
         schedule, steps = self.schedule, self.steps
         entries = schedule.width * len(self.columns)
         total, state = Fraction(0), start
         for t in range(schedule.period):
-            self.work.spend(100 * (steps.instants + 1) * entries, place)
+            self.work.spend(100 * (steps.instants + 1) * entries)
             for s in range(1, steps.instants):
                 total += _squares(self.pushed(state, steps.made(s)), digits)
             if not schedule.is_late:

@@ -41,9 +41,9 @@ MILLER_RABIN_BASES = 24
 
 def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> None:  # noqa: ARG001 - as the others
     """Nothing besides: the product is made again."""
-    work = Work()
+    work = Work(place)
     for digits in classes(schedule, place):
-        rows, _ = distance_from_mean(schedule, digits, 1, place, work)
+        rows, _ = distance_from_mean(schedule, digits, 1, work)
         confirm(not any(map(any, rows)), place, "the product", "exactly the mean")
 
 

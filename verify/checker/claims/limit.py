@@ -51,12 +51,12 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     floor = as_integer(entry["floor"], f"{place}.floor", 1, MAX_FORM)
     form = _read_form(entry["form"], n - 1, f"{place}.form")
 
-    work = Work()
-    rows, scale = distance_from_mean(schedule, (), 1, place, work)  # n·scale·(P − J): in differences J drops out
+    work = Work(place)
+    rows, scale = distance_from_mean(schedule, (), 1, work)  # n·scale·(P − J): in differences J drops out
     last = rows[-1]
     step = [[row[j] - last[j] for j in range(n - 1)] for row in rows[:-1]]  # scale · N
     length = max((abs(number) for row in (*step, *form) for number in row), default=1).bit_length()
-    work.spend(2 * n**3 * (40 + length // 8), place)
+    work.spend(2 * n**3 * (40 + length // 8))
     columns = list(zip(*step, strict=True))
     moved = [[inner_product(row, column) for column in columns] for row in form]  # scale · HN
     shrunk = [[inner_product(one, other) for other in zip(*moved, strict=True)] for one in columns]  # scale² · NᵀHN

@@ -55,7 +55,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     confirm_equal(f"{place}.measure", given, list(map(str, needed_measure)))
     is_symmetric = symmetric == list(map(list, zip(*symmetric, strict=True)))
     confirm(is_symmetric, f"{place}.measure", "…", "a reversible or undirected graph")
-    work = Work()
+    work = Work(place)
     for name, fewest, most in (("at_least", 0, 1), ("less_than", 2, n)):
         beyond = 1 - as_fraction(entry[name], f"{place}.{name}")
         count = n

@@ -134,7 +134,7 @@ def facts(schedule: Schedule) -> Iterator[Fact]:
     for name, stated in FACTS[schedule.mode].items():
         follows = name not in OF_THE_FILE or stated in GAP.values()
         try:
-            numbers = stated(schedule, Work(MAX_WORK))
+            numbers = stated(schedule, Work(name, MAX_WORK))
         except TooLarge:
             yield Fact(name, None, follows)
         else:

@@ -44,6 +44,6 @@ def numbers(schedule: Schedule, work: Work) -> Numbers:
     """`steps` (of all workers in a round), `behind`."""
     paces = schedule.paces
     steps = paces[0] * schedule.num_workers if len(paces) == 1 else sum(paces)
-    reach = rounds_to_meet(schedule, "end", work)
+    reach = rounds_to_meet(schedule, work)
     ahead = schedule.lag if schedule.pipeline else 0
     return {"steps": steps, "behind": NONE if reach is None else reach + ahead}

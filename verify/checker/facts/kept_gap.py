@@ -59,7 +59,7 @@ def gap_of_pairs(schedule: Schedule, work: Work) -> Numbers | None:
         return None
     worst: tuple[float, int, int] = (-1, 0, 0)
     for start in range(n):
-        leads = schedule.events.leads(start, range(n), work, "gap-of-pairs")
+        leads = schedule.events.leads(start, range(n), work)
         for end in range(n):
             if leads.get(end, inf) > worst[0]:
                 worst = leads.get(end, inf), start, end
@@ -123,7 +123,7 @@ def _bounds(schedule: Schedule, work: Work) -> Bounds:
     for u, v in edges:
         neighbours[u].add(v)
         neighbours[v].add(u)
-    leads = [schedule.events.leads(v, near, work, "queues") for v, near in enumerate(neighbours)]
+    leads = [schedule.events.leads(v, near, work) for v, near in enumerate(neighbours)]
     return {(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in edges}
 
 

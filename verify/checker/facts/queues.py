@@ -33,11 +33,11 @@ def numbers(schedule: Schedule, work: Work) -> Numbers | None:
     """`gap`, and `capacities` (a number for each edge)."""
     if schedule.form != "graph":
         return None
-    gap = rounds_to_meet(schedule, "queues", work)
-    return {"gap": NONE if gap is None else gap, "capacities": _capacities(schedule, "queues", work)}
+    gap = rounds_to_meet(schedule, work)
+    return {"gap": NONE if gap is None else gap, "capacities": _capacities(schedule, work)}
 
 
-def _capacities(schedule: Schedule, place: str, work: Work) -> list[int]:
+def _capacities(schedule: Schedule, work: Work) -> list[int]:
     """The largest number of waiting messages of every edge, in the order of (target, source)."""
     uses: dict[tuple[int, int], list[bool]] = {}
     for t, edges in enumerate(schedule.rounds):
@@ -46,8 +46,8 @@ def _capacities(schedule: Schedule, place: str, work: Work) -> list[int]:
     largest = dict.fromkeys(uses, 0)
     for s in range(schedule.period):
         left = dict(uses)
-        for number, arrived in enumerate(reached_sets(schedule, s + 1, place, work), 1):
-            work.spend(len(left) * (20 + 5 * number), place)
+        for number, arrived in enumerate(reached_sets(schedule, s + 1, work), 1):
+            work.spend(len(left) * (20 + 5 * number))
             for target, source in [edge for edge in left if arrived[edge[1]] >> edge[0] & 1]:
                 used = left.pop((target, source))
                 waiting = sum(used[t % schedule.period] for t in range(s, s + number + 1))

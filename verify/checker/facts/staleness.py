@@ -36,7 +36,7 @@ def numbers(schedule: Schedule, work: Work) -> Numbers | None:
     keeps_own = all(relax >= 0 and relax * (size - 1) < size for size, relax in sizes)
     if not (keeps_own and all(map(keeps_something, schedule.rounds))):
         return None
-    reach = rounds_to_meet(schedule, "staleness", work)
+    reach = rounds_to_meet(schedule, work)
     if reach is None:
         return None
     late, pace = schedule.lag, max(schedule.paces)

@@ -70,7 +70,7 @@ def _has_two_closed_sets(sources: Sequence[Sequence[int]], spare: Sequence[int],
 
     def struck(kept: set[int], without: set[int]) -> set[int]:
         """The largest set in `kept` less `without` that can close itself; `kept` can."""
-        work.spend(1000 + 50 * len(kept), "consensus")
+        work.spend(1000 + 50 * len(kept))
         left = kept - without
         waiting = {v for u in without for v in targets[u] if v in left}
         while waiting:

@@ -1,0 +1,240 @@
+"""Groups on request, pairs and servers: what decides while the job runs whom a worker averages with.
+
+Each is run in virtual time by the objects of the run-time, on links that all share. Where models meet, the meetings of
+the run are carried out on vectors, which gives the consensus distance and the drift that the steps model prices; where
+gradients are added to parameters that others changed meanwhile, their mean age is priced as that of a quorum is.
+
+What is not calibrated is priced pessimistically where it decides (`Facts.more`). AD-PSGD beside its computing needed
+42.2 / 27.7 = 1.53 times All-Reduce's steps in rehearsal on the lab's digits, each at its best rate, and 70 / 43 = 1.63
+times on the wire; groups on request 0.93 to 1.03 times (benchmarks/lab/rates.json, results/lab-baselines.md). So pairs
+pay at least the second at worst, and groups the error that the steps model states.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partreduce.planner.measuring import pushed_by
+from partreduce.planner.option import Facts, Option
+from partreduce.planner.recommend import ms
+from partreduce.planner.slowdown import Slowdown
+from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, error_of, memory_bytes
+from partreduce.planner.trials.quorum_runs import price_of
+from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.figures.base import Figure, absent
+from partreduce.topo.figures.base import Kind as FigureKind
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Late
+from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from partreduce.planner.job import Job
+    from partreduce.runtime.virtual_time.timeline import Timeline
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.strategies.base import Strategy
+
+MOST_WORKERS = 64
+"""Messages of all are on the links at once, which takes a run that grows with their square."""
+ROUNDS, WARM_UP = 80, 20
+COLUMNS = 64
+"""Columns of noise."""
+PAIRS_AT_WORST = 0.63
+"""What AD-PSGD needed more than All-Reduce's steps where it was measured."""
+
+
+def is_open(job: Job) -> bool:
+    """Whether a job leaves it open who averages with whom and when."""
+    return job.when is None and not (job.gap or job.quorum or job.tables) and job.objective is Objective.BALANCED
+
+
+class Meetings:
+    """Carries out the meetings of a run on noise, and on one unit vector for each worker. O(n · numbers) for each.
+
+    `apart` holds squared distances to the mean after each meeting: of noise, and of pushes whose mean is zero, by
+    worker and by node.
+    """
+
+    def __init__(self, cluster: Cluster, *, warm_up: int, seed: int) -> None:
+        count = cluster.num_workers
+        self._rng, self._warm_up = np.random.default_rng(seed), warm_up
+        self._on_node = np.eye(cluster.num_nodes)[cluster.node_of()]  # (num_workers, num_nodes)
+        self._now, self._done = np.zeros((count, COLUMNS + count)), np.zeros(count, dtype=np.int64)
+        self.apart: list[tuple[float, float, float]] = []
+
+    def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
+        """See `Meets`."""
+        now, count, listed = self._now, len(done), list(members)
+        steps = done - self._done
+        self._done = done.copy()
+        now[:, :COLUMNS] += np.sqrt(steps)[:, None] * self._rng.standard_normal((count, COLUMNS))
+        now[np.arange(count), COLUMNS + np.arange(count)] += steps
+        now[listed] = now[listed].mean(axis=0)
+        if done.mean() < self._warm_up:
+            return
+        off = now[listed] - now.mean(axis=0)
+        pushed = off[:, COLUMNS:] - off[:, COLUMNS:].mean(axis=1, keepdims=True)
+        squares = (off[:, :COLUMNS] ** 2).sum() / COLUMNS, (pushed**2).sum(), ((pushed @ self._on_node) ** 2).sum()
+        noise, by_worker, by_node = (float(square) / len(listed) for square in squares)
+        self.apart.append((noise, by_worker, by_node))
+
+
+def _divisions(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
+    """Prague's divisions with laggards that hold nobody up, in pairs and threes; the rare meeting of all."""
+    del cluster
+    for division in (Division.RANDOM, Division.GLOBAL, Division.INTER_INTRA):
+        for size in (2, 3):
+            rule = InitiatorRule.LAGGARD_LATE
+            yield f"{division}, groups of {size}", Generated(division=division, group_size=size, initiator=rule)
+    for every in (4, 16):
+        late = InitiatorRule.LAGGARD_LATE
+        words = f"{Division.NODE_THEN_ALL}, all every {every}"
+        yield words, Generated(division=Division.NODE_THEN_ALL, all_every=every, initiator=late)
+
+
+def _pairings(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
+    """Every second worker asks, so that there are some of both sides on a node; after its step or beside the next."""
+    active = tuple(range(0, cluster.num_workers, 2))
+    yield "AD-PSGD", Pairwise(active=active)
+    yield "AD-PSGD, late", Pairwise(active=active, when=Late())
+
+
+def _servers(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
+    """A shard on each node."""
+    hosts = tuple(cluster.workers_of(node)[0] for node in range(cluster.num_nodes))
+    yield "synchronous", Server(hosts=hosts)
+    yield "asynchronous", Server(hosts=hosts, synchronous=False)
+
+
+class OnRequest(Kind):
+    """A kind with the strategies that are run; all of them under the same price for what models' meetings do."""
+
+    share = 0.05
+
+    def __init__(self, word: str, name: str, strategies: Callable[[Cluster], Iterator[tuple[str, Strategy]]]) -> None:
+        self.word, self.name, self._strategies = word, name, strategies
+
+    def weighs(self, job: Job) -> bool:
+        """See `Kind`."""
+        return is_open(job) and job.cluster.num_workers <= MOST_WORKERS and not Slowdown.of(job).is_even
+
+    def options(self, trials: Trials, known: Sequence[Option] = ()) -> list[Option]:  # noqa: ARG002
+        """See `Kind`."""
+        job, count = trials.job, trials.job.cluster.num_workers
+        work = PER_EVENT * ROUNDS * count * (8 + count / 4)
+        listed = []
+        for words, strategy in self._strategies(job.cluster):
+            schedule = Schedule(f"{self.word}: {words}", job.cluster, strategy)
+            listed.append((words, Trial(schedule.name, work, partial(self._measured, schedule, job))))
+        trials.try_all(listed, in_any_case=False)
+        return list(trials.options.values())
+
+    def _measured(self, schedule: Schedule, job: Job) -> Option | None:
+        """One run as an option; None where the strategy does not suit the cluster or the limits."""
+        try:
+            schedule.strategy.check(job.cluster)
+        except PartreduceError:
+            return None
+        size = getattr(schedule.strategy, "group_size", 2)
+        if job.limits.max_group is not None and size > job.limits.max_group:
+            return None
+        met = Meetings(job.cluster, warm_up=WARM_UP, seed=job.seed)
+        return _priced(schedule, _run(schedule, job, met), met, job, self.word)
+
+    def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:  # noqa: ARG002
+        """See `Kind`."""
+        facts = chosen.facts
+        assert facts is not None, "chosen is one of this kind"
+        models = facts.memory_bytes / (job.hardware.model_bytes or 1)
+        said = (
+            f"its workers have no common rounds: {ms(chosen.step_seconds)} are the mean over the steps of all, on "
+            f"links that all share; a worker keeps {models:.3g} models beside its parameters"
+        )
+        return [said]
+
+    def cautions(self, chosen: Option, job: Job) -> list[str]:  # noqa: ARG002
+        """See `Kind`."""
+        said = (
+            "who averages with whom is decided while the job runs: its seconds, consensus distance and steps are of a "
+            "run in virtual time, not proved"
+        )
+        return [said]
+
+
+ON_REQUEST = (
+    OnRequest("generated", "groups on request", _divisions),
+    OnRequest("pairwise", "pairs", _pairings),
+    OnRequest("server", "servers", _servers),
+)
+"""Prague's generator, AD-PSGD and parameter servers."""
+
+
+def _run(schedule: Schedule, job: Job, met: Meetings) -> Timeline:
+    from partreduce.runtime.virtual_time.case import Case
+    from partreduce.runtime.virtual_time.groups import run_groups
+    from partreduce.runtime.virtual_time.pairs import run_pairs
+    from partreduce.runtime.virtual_time.servers import run_servers
+
+    form, times = schedule.strategy.how.form, job.compute_times()
+    case = Case(schedule, job.hardware, times, ROUNDS, job.seed, model_bytes=None, form=form)
+    if isinstance(schedule.strategy, Generated):
+        return run_groups(case, listeners=(met,))
+    return run_pairs(case, listeners=(met,)) if isinstance(schedule.strategy, Pairwise) else run_servers(case)
+
+
+def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kind: str) -> Option:
+    """The option as its run was, with the price of what models' meetings, or late gradients, do to its steps."""
+    strategy, model, observed, count = schedule.strategy, job.steps_model, timeline.observed, schedule.num_workers
+    assert observed is not None, "every protocol counts what it sends"
+    how = f"by a run of {ROUNDS} rounds"
+    noise, by_worker, by_node = np.mean(met.apart, axis=0).tolist() if met.apart else (0.0, 0.0, 0.0)
+    spread = Figure(noise, FigureKind.ESTIMATE, how)
+    drift = Figure(by_node if job.push == "node" else by_worker, FigureKind.ESTIMATE, how)
+    figures = noise, pushed_by(drift, job)
+    age = 0.0 if strategy.averages_gradients else observed.mean_age or 0.0
+    if isinstance(strategy, Server):
+        late = age * (count - 1) / count  # rounds of as many gradients as there are workers
+        steps_ratio, more = 1 + price_of(late, job), late * model.delay_more
+    else:
+        steps_ratio = model.steps_ratio(*figures, late=isinstance(strategy, Pairwise))
+        more = steps_ratio * model.error(job.data)
+    if isinstance(strategy, Pairwise):
+        more = max(more, 1 + PAIRS_AT_WORST - steps_ratio)
+    step = timeline.per_step(warm_up=WARM_UP)
+    num_steps = ROUNDS * float(schedule.paces().mean())
+    return Option(
+        name=schedule.name,
+        schedule=schedule,
+        form=strategy.how.form,
+        period=1,
+        communication=float(timeline.communicating().mean()) / num_steps,
+        nic_bytes=float(observed.nic_bytes.max(initial=0.0)) / num_steps,
+        step_seconds=step,
+        step_error=error_of(timeline.finish.mean(axis=1), WARM_UP) / step if step else 0.0,
+        waiting=float(timeline.waiting().mean()) / num_steps,
+        consensus_distance=spread,
+        drift=drift,
+        contraction=absent("who averages with whom is decided while the job runs"),
+        steps_ratio=steps_ratio,
+        model=model,
+        extrapolated=model.extrapolates(*figures),
+        status="catalogue",
+        facts=Facts(
+            kind=kind,
+            words=schedule.name,
+            memory_bytes=memory_bytes(strategy, job),
+            least_share=1.0,
+            gradients=float(count),
+            more=more,
+            age=age,
+        ),
+    )

@@ -1,0 +1,782 @@
+"""Aimed documents for what the checker reads: of every limit and premise one that is just allowed, and one that is not.
+
+`READ_EDGES` has rows like those of `helpers.edges`, without an entry: the document alone is read, by the loader too.
+"""
+
+from __future__ import annotations
+
+from helpers.edges import Edge, document, graph, groups, rule
+
+HUGE = 2**31
+
+
+def reads(file, of, true, false, says):
+    return Edge(file, of, (true, None), (false, None), says)
+
+
+def over_all(nodes=2, size=1, **options):
+    return document(nodes, size, kind="allreduce", **options)
+
+
+def pipeline(**members):
+    return over_all(when={"pipeline": members})
+
+
+def how(size=2, **members):
+    return over_all(2, size, how=members)
+
+
+def gap(edges=((0, 1), (1, 2), (2, 0)), n=3, weight="1/3", **members):
+    return graph(n, [(s, t, weight) for s, t in edges], when={"gap": members})
+
+
+def quorum(n=4, **members):
+    return over_all(n, when={"quorum": members})
+
+
+def grouped(*phases, options=None, **members):
+    return groups(4, *(phases or [[[0, 1, 2]]]), when={"quorum": members}, **(options or {}))
+
+
+def table(**members):
+    given = {"parameter": "t", "rows": 6, "columns": 2} | members
+    return over_all(3, what={"tables": [{name: value for name, value in given.items() if value is not None}]})
+
+
+def tables(*names, **options):
+    listed = [{"parameter": name, "rows": 6, "columns": 2} for name in names]
+    return over_all(3, what={"tables": listed, **options})
+
+
+def nodes(*listed, **strategy):
+    return {**groups(3, [[0, 1]]), "cluster": {"nodes": list(listed)}, **strategy}
+
+
+def sized(num_nodes, size, raw=None):
+    return {**(raw or groups(2, [[0, 1]])), "cluster": {"num_nodes": num_nodes, "workers_per_node": size}}
+
+
+def named(name):
+    return {**groups(2, [[0, 1]]), "name": name}
+
+
+def weights(*numbers, edges=((0, 1), (1, 0))):
+    return document(2, 1, kind="neighbor", rounds=[{"edges": list(map(list, edges)), "weights": list(numbers)}])
+
+
+def relax(factor):
+    return groups(2, [([0, 1], factor)])
+
+
+def block(radices=(2, 3), size=2, **members):
+    raw = rule(radices, size, [([0], [0])])
+    raw["strategy"]["phases"][0][0] |= members
+    return raw
+
+
+RING = (0, 1), (1, 2), (2, 0)
+AXES, GAP, QUORUM, TABLES, SCHEDULE, STRICT = (
+    f"{name}.py" for name in ("axes", "kept_gap", "quorum", "tables", "schedule", "strict_json")
+)
+LATE, COUNT = "strategy.when.pipeline", "must be an integer 1..2147483647"
+STARTED, KEPT = "strategy.when.quorum", "strategy.when.gap"
+TABLE = "strategy.what.tables[0]"
+
+READ_EDGES = [
+    reads(AXES, "a pipeline is 2 wide", pipeline(width=2), pipeline(width=1), f"{LATE}.width: must be an integer 2.."),
+    reads(AXES, "or wider, if it says so", pipeline(width=3, wider=True), pipeline(width=3), f"{LATE}.width: 2, or"),
+    reads(
+        AXES,
+        "a width below 2^31",
+        pipeline(width=HUGE - 1, wider=True),
+        pipeline(width=HUGE, wider=True),
+        f"{LATE}.width: {COUNT}",
+    ),
+    reads(AXES, "a warm-up is not negative", pipeline(warm_up=0), pipeline(warm_up=-1), f"{LATE}.warm_up: must be an"),
+    reads(AXES, "and below 2^53", pipeline(warm_up=2**53 - 1), pipeline(warm_up=2**53), "0..9007199254740991"),
+    reads(
+        AXES, "a drain is one of two", pipeline(drain="drop"), pipeline(drain=0), f"{LATE}.drain: must be one of ['a"
+    ),
+    reads(AXES, "a switch is no number", pipeline(wider=True), pipeline(wider=1), f"{LATE}.wider: must be one of [Fal"),
+    reads(AXES, "a pipeline has these members", pipeline(), pipeline(depth=2), f"{LATE}: has unknown keys ['depth']"),
+    reads(
+        AXES,
+        "a pipeline of gradients in each step",
+        pipeline(),
+        over_all(when={"pipeline": {}}, pace=2),
+        "strategy.when: goes with allreduce at pace 1, a quorum with static as well",
+    ),
+    reads(AXES, "lockstep", over_all(when="lockstep"), over_all(when="late"), "strategy.when: must be one of ['lock"),
+    reads(
+        AXES, "one round late", over_all(when={"late": 1}), over_all(when={"late": 2}), "strategy.when.late: must be"
+    ),
+    *(
+        reads(AXES, f"one answer to when, {name}", raw, both, "strategy.when: has unknown keys ['late']")
+        for name, raw, both in (
+            ("a gap", gap(), graph(3, [(s, t, "1/3") for s, t in RING], when={"gap": {}, "late": 1})),
+            ("a quorum", quorum(quorum=2), over_all(4, when={"quorum": {"quorum": 2}, "late": 1})),
+            ("a pipeline", pipeline(), over_all(when={"pipeline": {}, "late": 1})),
+        )
+    ),
+    reads(AXES, "a block holds a number", how(codec="int8", block=1), how(codec="int8", block=0), "how.block: must be"),
+    reads(
+        AXES,
+        "a block below 2^31",
+        how(codec="int8", block=HUGE - 1),
+        how(codec="int8", block=HUGE),
+        f"strategy.how.block: {COUNT}",
+    ),
+    *(
+        reads(
+            AXES,
+            f"{member} is of int8",
+            how(codec="int8", **{member: value}),
+            how(codec="float16", **{member: value}),
+            f"strategy.how: ['{member}']: only int8 has it",
+        )
+        for member, value in (("rounding", "stochastic"), ("block", 2), ("error_feedback", True))
+    ),
+    reads(
+        AXES,
+        "where needs a codec",
+        how(codec="float16", form="hierarchical", where="across-nodes"),
+        how(form="hierarchical", where="across-nodes"),
+        "strategy.how: where: goes with a codec and the form hierarchical",
+    ),
+    reads(
+        AXES,
+        "where needs the form hierarchical",
+        how(codec="int8", form="hierarchical", where="across-nodes"),
+        how(codec="int8", where="across-nodes"),
+        "strategy.how: where: goes with a codec and the form hierarchical",
+    ),
+    *(
+        reads(
+            AXES,
+            f"{member} is of gradients",
+            how(**{member: value, **more}),
+            over_all(2, 2, how={member: value, **more}, pace=2),
+            f"strategy.how: {member}: goes with gradients in each step",
+        )
+        for member, value, more in (("sending", "layers", {}), ("error_feedback", True, {"codec": "int8"}))
+    ),
+    reads(
+        AXES,
+        "gradients that come late are averaged as they are sent",
+        how(sending="layers"),
+        over_all(2, 2, how={"sending": "layers"}, when={"late": 1}),
+        "strategy.how: sending: goes with gradients in each step",
+    ),
+    reads(
+        AXES,
+        "neighbours send parameters as they are",
+        graph(2, [(0, 1, "1/2")], how={"codec": "none"}),
+        graph(2, [(0, 1, "1/2")], how={"codec": "int8"}),
+        "strategy.how: parameters go to neighbours as they are",
+    ),
+    # a gap
+    reads(GAP, "a token", gap(max_ig=1), gap(max_ig=0), f"{KEPT}.max_ig: must be an integer 1..2147483647"),
+    reads(GAP, "tokens below 2^31", gap(max_ig=HUGE - 1), gap(max_ig=HUGE), f"{KEPT}.max_ig: must be an integer 1.."),
+    reads(GAP, "staleness below 2^16", gap(staleness=2**16 - 1), gap(staleness=2**16), f"{KEPT}.staleness: must be an"),
+    reads(GAP, "staleness is not negative", gap(staleness=1), gap(staleness=-1), "must be an integer 0..65535"),
+    reads(GAP, "a gap has these members", gap(max_ig=2), gap(most=2), f"{KEPT}: has unknown keys ['most']"),
+    reads(GAP, "an order is one of two", gap(order="parallel"), gap(order="any"), f"{KEPT}.order: must be one of ['se"),
+    reads(
+        GAP,
+        "as many backup workers as in-neighbours",
+        gap([*RING, (1, 0)], max_ig=1, backup=1),
+        gap([*RING, (1, 0)], max_ig=1, backup=2),
+        f"{KEPT}.backup: 1 number, or 1 a worker, and none above its in-neighbours",
+    ),
+    reads(
+        GAP,
+        "of every worker",
+        gap([*RING, (1, 0)], max_ig=1, backup=[2, 1, 1]),
+        gap([*RING, (1, 0)], max_ig=1, backup=[1, 2, 1]),
+        "none above its in-neighbours",
+    ),
+    reads(
+        GAP,
+        "backup workers of each worker",
+        gap(max_ig=1, backup=[0, 1, 0]),
+        gap(max_ig=1, backup=[0, 1, 0, 0]),
+        "1 number, or 1 a worker",
+    ),
+    reads(
+        GAP, "not fewer than none", gap(max_ig=1, backup=1), gap(max_ig=1, backup=-1), f"{KEPT}.backup: must hold integ"
+    ),
+    reads(GAP, "backup workers need tokens", gap(max_ig=1, backup=1), gap(backup=1), f"{KEPT}: backup needs max_ig"),
+    reads(
+        GAP,
+        "a skip of its trigger",
+        gap(max_ig=3, staleness=1, skip={"limit": 3, "trigger": 3}),
+        gap(max_ig=3, staleness=1, skip={"limit": 2, "trigger": 3}),
+        f"{KEPT}.skip.limit: must be an integer 3..",
+    ),
+    reads(
+        GAP,
+        "a trigger of 2",
+        gap(max_ig=3, staleness=1, skip={"limit": 2, "trigger": 2}),
+        gap(max_ig=3, staleness=1, skip={"limit": 2, "trigger": 1}),
+        f"{KEPT}.skip.trigger: must be an integer 2..2147483647",
+    ),
+    reads(
+        GAP,
+        "a skip of 2, where no trigger is said",
+        gap(max_ig=3, staleness=1, skip={"limit": 2}),
+        gap(max_ig=3, staleness=1, skip={"limit": 1}),
+        f"{KEPT}.skip.limit: must be an integer 2..",
+    ),
+    reads(
+        GAP,
+        "a skip below 2^31",
+        gap(max_ig=3, staleness=1, skip={"limit": HUGE - 1}),
+        gap(max_ig=3, staleness=1, skip={"limit": HUGE}),
+        "2..2147483647",
+    ),
+    reads(
+        GAP,
+        "a skip has these members",
+        gap(max_ig=3, staleness=1, skip={"limit": 2}),
+        gap(max_ig=3, staleness=1, skip={"limit": 2, "most": 3}),
+        f"{KEPT}.skip: has unknown keys ['most']",
+    ),
+    reads(
+        GAP,
+        "a skip needs tokens",
+        gap(max_ig=3, staleness=1, skip={"limit": 2}),
+        gap(staleness=1, skip={"limit": 2}),
+        f"{KEPT}: skip and inquire need max_ig",
+    ),
+    reads(
+        GAP,
+        "a skip goes with staleness",
+        gap(max_ig=3, staleness=1, skip={"limit": 2}),
+        gap(max_ig=3, skip={"limit": 2}),
+        f"{KEPT}: skip goes with backup or staleness",
+    ),
+    reads(
+        GAP,
+        "or with backup workers",
+        gap(max_ig=3, backup=1, skip={"limit": 2}),
+        gap(max_ig=3, backup=0, skip={"limit": 2}),
+        f"{KEPT}: skip goes with backup or staleness",
+    ),
+    reads(
+        GAP,
+        "who inquires has backup workers",
+        gap(max_ig=3, backup=1, inquire=True),
+        gap(max_ig=3, inquire=True),
+        f"{KEPT}: inquire goes with backup",
+    ),
+    *(
+        reads(
+            GAP, f"{what} goes with staleness", gap(staleness=1, **more), gap(**more), f"{KEPT}: newest and iteration"
+        )
+        for what, more in (("newest", {"reduce": "newest"}), ("iteration", {"weights": "iteration"}))
+    ),
+    *(
+        reads(
+            GAP,
+            f"NOTIFY-ACK goes without {what}",
+            gap(max_ig=3, notify_ack=True),
+            gap(max_ig=3, notify_ack=True, **more),
+            f"{KEPT}: notify_ack goes with neither",
+        )
+        for what, more in (("staleness", {"staleness": 1}), ("backup workers", {"backup": 1}))
+    ),
+    reads(
+        GAP,
+        "uniform weights where all updates count the same",
+        gap(weight="1/2", weights="uniform"),
+        gap(weight="1/3", weights="uniform"),
+        f"{KEPT}.weights: is uniform; the weights of the round are others",
+    ),
+    reads(
+        GAP,
+        "a way back over every edge",
+        gap([(0, 1), (1, 0)]),
+        gap([(0, 1), (1, 0), (1, 2)]),
+        "strategy.rounds[0]: without max_ig a path leads back over every edge",
+    ),
+    reads(GAP, "unless there are tokens", gap([(0, 1)], max_ig=1), gap([(0, 1)]), "a path leads back over every edge"),
+    reads(
+        GAP,
+        "a way back through others",
+        gap(RING),
+        gap([(0, 1), (1, 2), (1, 0)]),
+        "a path leads back over every edge",
+    ),
+    *(
+        reads(GAP, f"a gap of {what}", gap(), raw, f"{KEPT}: goes with 1 weighted graph, and 1 pace for all")
+        for what, raw in (
+            ("one round", graph(3, *[[(s, t, "1/3") for s, t in RING]] * 2, when={"gap": {}})),
+            ("one pace", graph(3, [(s, t, "1/3") for s, t in RING], when={"gap": {}}, pace=[1, 2, 1])),
+            (
+                "one pace, which is not listed",
+                graph(3, [(s, t, "1/3") for s, t in RING], when={"gap": {}}, pace=[1] * 3),
+            ),
+            ("neighbours", groups(3, [[0, 1]], when={"gap": {}})),
+        )
+    ),
+    # a quorum
+    reads(QUORUM, "2 workers", quorum(quorum=2), quorum(quorum=1), f"{STARTED}.quorum: must be an integer 2..3"),
+    reads(QUORUM, "fewer than all", quorum(quorum=3), quorum(quorum=4), f"{STARTED}.quorum: must be an integer 2..3"),
+    reads(
+        QUORUM, "or a word", quorum(quorum="solo"), quorum(quorum="one"), f"{STARTED}.quorum: must be one of ['solo'"
+    ),
+    *(
+        reads(
+            QUORUM,
+            f"{name} is one of two",
+            quorum(quorum=2, **{name: value}),
+            quorum(quorum=2, **{name: "any"}),
+            f"{STARTED}.{name}: must be one of",
+        )
+        for name, value in (("count", "call"), ("missed", "sum"), ("divide", "contributors"))
+    ),
+    *(
+        reads(
+            QUORUM,
+            f"{name} of at least {least}",
+            quorum(quorum=2, **{name: least}, **more),
+            quorum(quorum=2, **{name: least - 1}, **more),
+            f"{STARTED}.{name}: must be an integer {least}..2147483647",
+        )
+        for name, least, more in (
+            ("staleness", 1, {}),
+            ("grace", 0, {}),
+            ("synchronise_every", 0, {"missed": "latest"}),
+        )
+    ),
+    *(
+        reads(
+            QUORUM,
+            f"{name} below 2^{bits}",
+            quorum(quorum=start, **{name: 2**bits - 1}, **more),
+            quorum(quorum=start, **{name: 2**bits}, **more),
+            f"{STARTED}.{name}: must be an integer",
+        )
+        for name, bits, start, more in (
+            ("staleness", 31, 2, {}),
+            ("seed", 53, "majority", {}),
+        )
+    ),
+    reads(
+        QUORUM, "a seed is not negative", quorum(quorum="majority", seed=0), quorum(quorum="majority", seed=-1), "seed"
+    ),
+    reads(
+        QUORUM,
+        "a seed draws majorities",
+        quorum(quorum="majority", seed=1),
+        quorum(quorum="solo", seed=1),
+        f"{STARTED}: seed goes with the quorum majority",
+    ),
+    reads(
+        QUORUM,
+        "sums are of open rounds",
+        quorum(quorum=2, missed="sum"),
+        quorum(quorum=2, missed="sum", count="call"),
+        f"{STARTED}: missed sum goes with count open-round",
+    ),
+    reads(
+        QUORUM,
+        "the latest alone has no staleness",
+        quorum(quorum=2, missed="latest"),
+        quorum(quorum=2, missed="latest", staleness=3),
+        f"{STARTED}: staleness goes with missed each or sum",
+    ),
+    reads(
+        QUORUM,
+        "models meet again where the latest counts",
+        quorum(quorum=2, missed="latest", synchronise_every=9),
+        quorum(quorum=2, synchronise_every=9),
+        f"{STARTED}: synchronise_every goes with missed latest",
+    ),
+    reads(
+        QUORUM,
+        "a group's quorum is below its largest",
+        grouped(quorum=2),
+        grouped([[0, 1]], [[2, 3]], quorum=2),
+        f"{STARTED}: fewer than the 2 of the largest group",
+    ),
+    reads(
+        QUORUM,
+        "a block's group counts its nodes",
+        rule([2], 2, [([0, 1], [0])], when={"quorum": {"quorum": 3}}),
+        rule([2], 2, [([0, 1], [])], when={"quorum": {"quorum": 3}}),
+        f"{STARTED}: fewer than the 2 of the largest group",
+    ),
+    *(
+        reads(
+            QUORUM,
+            f"groups have no {name}",
+            grouped(quorum=2),
+            grouped(quorum=2, **{name: value}),
+            f"{STARTED}: {name}: not in groups, where models are averaged",
+        )
+        for name, value in (("count", "call"), ("divide", "contributors"), ("missed", "sum"))
+    ),
+    *(
+        reads(QUORUM, f"groups have a {name}", grouped(**members), grouped(**members, count="call"), "count: not in")
+        for name, members in (
+            ("staleness", {"quorum": 2, "staleness": 3}),
+            ("grace", {"quorum": 2, "grace": 5}),
+            ("seed", {"quorum": "majority", "seed": 5}),
+        )
+    ),
+    reads(
+        QUORUM,
+        "a round of groups takes what came",
+        grouped(quorum=2),
+        grouped(quorum=2, options={"averaging": "step-normalised"}),
+        "strategy.averaging: mean, since a round takes what came",
+    ),
+    *(
+        reads(
+            QUORUM,
+            f"a quorum sums {what}",
+            quorum(quorum=2),
+            over_all(4, when={"quorum": {"quorum": 2}}, how=given),
+            "strategy.how: what a quorum sums goes as it is, when it is whole",
+        )
+        for what, given in (("without a codec", {"codec": "int8"}), ("the whole", {"sending": "layers"}))
+    ),
+    reads(
+        QUORUM,
+        "a quorum of gradients in each step",
+        quorum(quorum=2),
+        over_all(4, when={"quorum": {"quorum": 2}}, pace=2),
+        "strategy.when: goes with allreduce at pace 1, a quorum with static as well",
+    ),
+    # tables
+    *(
+        reads(TABLES, f"{name} of at least 1", table(**{name: 1}), table(**{name: 0}), f"{TABLE}.{name}: {COUNT}")
+        for name in ("rows", "columns")
+    ),
+    *(
+        reads(
+            TABLES, f"{name} below 2^31", table(**{name: HUGE - 1}), table(**{name: HUGE}), f"{TABLE}.{name}: {COUNT}"
+        )
+        for name in ("rows", "columns")
+    ),
+    reads(
+        TABLES, "a parameter of 1000 characters", table(parameter="x" * 1000), table(parameter="x" * 1001), "has 1 to"
+    ),
+    reads(
+        TABLES, "a parameter has a name", table(parameter="x"), table(parameter=""), f"{TABLE}.parameter: has 1 to 1000"
+    ),
+    reads(
+        TABLES, "a table has a parameter", table(), table(parameter=None), f"{TABLE}: has unknown keys [] or lacks ['p"
+    ),
+    reads(
+        TABLES, "a way of three", table(way="gather"), table(way="all"), f"{TABLE}.way: must be one of ['sharded', 'g"
+    ),
+    reads(
+        TABLES, "a gradient of two", table(gradient="sparse"), table(gradient=1), f"{TABLE}.gradient: must be one of ['"
+    ),
+    reads(
+        TABLES, "a codec of four", table(codec="bfloat16"), table(codec="int4"), f"{TABLE}.codec: must be one of ['none"
+    ),
+    reads(
+        TABLES,
+        "a host is a worker",
+        table(hosts=[2, 0]),
+        table(hosts=[3, 0]),
+        f"{TABLE}.hosts: must hold integers 0..2",
+    ),
+    reads(TABLES, "each host once", table(hosts=[0, 1]), table(hosts=[1, 1]), f"{TABLE}.hosts: names each worker once"),
+    reads(
+        TABLES, "a part for every host", table(partitions=3), table(partitions=2), f"{TABLE}.partitions: must be an int"
+    ),
+    reads(TABLES, "a row in every part", table(partitions=6), table(partitions=7), "must be an integer 3..6"),
+    reads(
+        TABLES,
+        "a dense way has a dense gradient",
+        table(way="gather", gradient="sparse"),
+        table(way="dense", gradient="sparse"),
+        f"{TABLE}.gradient: way dense has a dense gradient",
+    ),
+    reads(
+        TABLES,
+        "a dense way has no codec of its own",
+        table(way="gather", codec="int8"),
+        table(way="dense", codec="int8"),
+        f"{TABLE}.codec: way dense has the strategy's own codec",
+    ),
+    *(
+        reads(
+            TABLES,
+            f"{name} are of sharded tables",
+            table(**{name: value}),
+            table(way="gather", **{name: value}),
+            f"{TABLE}: only a sharded table has hosts and partitions",
+        )
+        for name, value in (("hosts", [0, 1]), ("partitions", 4))
+    ),
+    reads(
+        TABLES, "one route a parameter", tables("a", "b"), tables("a", "a"), "strategy.what.tables: a parameter has one"
+    ),
+    reads(
+        TABLES, "settings are for tables", tables("a", average=False), tables(average=False), "settings are for tables"
+    ),
+    *(
+        reads(
+            TABLES,
+            f"{name} is a switch",
+            tables("a", **{name: False}),
+            tables("a", **{name: 0}),
+            f"what.{name}: must be",
+        )
+        for name in ("local_aggregation", "average", "average_dense")
+    ),
+    *(
+        reads(
+            TABLES,
+            f"steps that all share: {what}",
+            tables("a"),
+            {**tables("a"), **raw},
+            "strategy.what: tables are exc",
+        )
+        for what, raw in (
+            (
+                "one pace",
+                groups(3, [[0, 1]], what={"tables": [{"parameter": "a", "rows": 6, "columns": 2}]}, pace=[1, 2, 1]),
+            ),
+            ("no quorum", over_all(3, what=tables("a")["strategy"]["what"], when={"quorum": {"quorum": 2}})),
+        )
+    ),
+    # the whole document
+    reads(SCHEDULE, "a name", named("x"), named(""), "schedule.name: has 1 to 1000 printable characters"),
+    reads(SCHEDULE, "a name of 1000 characters", named("x" * 1000), named("x" * 1001), "schedule.name: has 1 to 1000"),
+    reads(SCHEDULE, "a name of one line", named("a b"), named("a\nb"), "schedule.name: has 1 to 1000 printable"),
+    reads(SCHEDULE, "a name is a text", named("1"), named(1), "schedule.name: must be a text"),
+    *(
+        reads(SCHEDULE, f"{member} as it is", groups(2, [[0, 1]]), {**groups(2, [[0, 1]]), member: value}, says)
+        for member, value, says in (
+            ("format", "schedule", "schedule.format: must be one of ['partreduce.schedule']"),
+            ("version", 2, "schedule.version: must be one of [1]"),
+            ("certificate", [], "schedule.certificate: must be an object"),
+            ("cluster", [], "schedule.cluster: must be an object"),
+            ("strategy", [], "schedule.strategy: must be an object"),
+            ("more", 1, "schedule: has unknown keys ['more']"),
+        )
+    ),
+    reads(SCHEDULE, "2 workers", sized(1, 2), sized(1, 1), "cluster: needs 2 to 2147483647 workers"),
+    reads(
+        SCHEDULE,
+        "fewer than 2^31",
+        sized(1, HUGE - 1, over_all()),
+        sized(2, HUGE // 2, over_all()),
+        "cluster: needs 2 to 2147483647",
+    ),
+    reads(SCHEDULE, "a node", sized(1, 2), sized(0, 2), f"cluster.num_nodes: {COUNT}"),
+    reads(SCHEDULE, "a worker on it", sized(2, 1), sized(2, 0), f"cluster.workers_per_node: {COUNT}"),
+    reads(
+        SCHEDULE, "every node holds a worker", nodes([0], [1, 2]), nodes([0], [1, 2], []), "cluster.nodes: every node"
+    ),
+    reads(
+        SCHEDULE, "every rank stands once", nodes([2], [1, 0]), nodes([2], [1, 2]), "cluster.nodes: ranks are 0..n-1"
+    ),
+    reads(SCHEDULE, "ranks from 0 on", nodes([2], [1, 0]), nodes([3], [1, 2]), "cluster.nodes: ranks are 0..n-1, each"),
+    reads(
+        SCHEDULE, "a rank is not negative", nodes([2], [1, 0]), nodes([2], [1, -1]), "cluster.nodes: must hold integers"
+    ),
+    reads(
+        SCHEDULE,
+        "a cluster says one of two things",
+        nodes([0], [1, 2]),
+        {**sized(3, 1), "cluster": {"nodes": [[0], [1, 2]], "num_nodes": 2}},
+        "cluster: has unknown keys ['num_nodes']",
+    ),
+    reads(
+        SCHEDULE, "a kind of three", over_all(), document(2, 1, kind="pairwise"), "strategy.kind: must be one of ['sta"
+    ),
+    reads(SCHEDULE, "a phase", groups(2, []), groups(2), "strategy.phases: must hold at least 1"),
+    reads(SCHEDULE, "a round", graph(2, []), graph(2), "strategy.rounds: must hold at least 1"),
+    reads(SCHEDULE, "two in a group", groups(3, [[0, 1]]), groups(3, [[0]]), "strategy.phases[0]: groups of 2 or more"),
+    reads(
+        SCHEDULE, "a member is a worker", groups(3, [[0, 2]]), groups(3, [[0, 3]]), "phases[0]: must hold integers 0..2"
+    ),
+    reads(
+        SCHEDULE, "each member once", groups(3, [[0, 2]]), groups(3, [[0, 2, 2]]), "a worker stands twice in a group"
+    ),
+    reads(
+        SCHEDULE,
+        "a pace of 1",
+        groups(3, [[0, 2]], pace=1),
+        groups(3, [[0, 2]], pace=0),
+        "pace: must hold integers 1..",
+    ),
+    reads(
+        SCHEDULE,
+        "a pace below 2^31",
+        groups(3, [[0, 2]], pace=HUGE - 1),
+        groups(3, [[0, 2]], pace=HUGE),
+        "strategy.pace",
+    ),
+    reads(
+        SCHEDULE,
+        "a pace of each worker",
+        groups(3, [[0, 2]], pace=[1, 2, 3]),
+        groups(3, [[0, 2]], pace=[1, 2]),
+        "strategy.pace: needs 1 number, or 1 a worker",
+    ),
+    reads(
+        SCHEDULE,
+        "no list of one pace",
+        groups(3, [[0, 2]], pace=[1, 1, 1]),
+        groups(3, [[0, 2]], pace=[1]),
+        "strategy.pace: needs 1 number, or 1 a worker",
+    ),
+    reads(
+        SCHEDULE,
+        "an averaging of two",
+        groups(3, [[0, 2]], averaging="step-normalised"),
+        groups(3, [[0, 2]], averaging="median"),
+        "strategy.averaging: must be one of ['mean', 'step-normalised']",
+    ),
+    reads(
+        SCHEDULE,
+        "a prologue is not negative",
+        groups(3, [[0, 2]], prologue=0),
+        groups(3, [[0, 2]], prologue=-1),
+        "strategy.prologue: must be an integer 0..9007199254740991",
+    ),
+    reads(
+        SCHEDULE,
+        "and below 2^53",
+        groups(3, [[0, 2]], prologue=2**53 - 1),
+        groups(3, [[0, 2]], prologue=2**53),
+        "strategy.prologue: must be an integer 0..",
+    ),
+    reads(
+        SCHEDULE,
+        "parameters are rounded where all meet",
+        groups(3, [[0, 1, 2]], how={"codec": "int8"}),
+        groups(3, [[0, 1]], how={"codec": "int8"}),
+        "strategy.how.codec: parameters are rounded where a round of the period averages over all",
+    ),
+    # rules
+    reads(SCHEDULE, "radices of 2", block((2, 3)), block((1, 6)), "strategy.node_radices: must hold integers 2.."),
+    reads(
+        SCHEDULE,
+        "their product is the nodes",
+        block(),
+        {**block(), "cluster": {"num_nodes": 5, "workers_per_node": 2}},
+        "strategy.node_radices: needs equal nodes, and a product of num_nodes",
+    ),
+    reads(
+        SCHEDULE,
+        "of equal nodes",
+        block((2,), 2),
+        {**block((2,), 2), "cluster": {"nodes": [[0], [1, 2, 3]]}},
+        "strategy.node_radices: needs equal nodes, and a product of num_nodes",
+    ),
+    reads(
+        SCHEDULE,
+        "nodes in the order of ranks",
+        {**block((2,), 2), "cluster": {"nodes": [[0, 1], [2, 3]]}},
+        {**block((2,), 2), "cluster": {"nodes": [[0, 2], [1, 3]]}},
+        "strategy.node_radices: needs equal",
+    ),
+    reads(
+        SCHEDULE,
+        "a local rank of the node",
+        block(local=[1]),
+        block(local=[2]),
+        "phases[0][0].local: must hold integers 0",
+    ),
+    reads(
+        SCHEDULE,
+        "a local rank at all",
+        block(local=[1]),
+        block(local=[]),
+        "phases[0][0]: a block names at least 1 local",
+    ),
+    reads(
+        SCHEDULE, "a local rank once", block(local=[1, 0]), block(local=[1, 1]), "phases[0][0]: local names one twice"
+    ),
+    reads(
+        SCHEDULE,
+        "a digit of the rule",
+        block(across=[1]),
+        block(across=[2]),
+        "phases[0][0].across: must hold integers 0..",
+    ),
+    reads(SCHEDULE, "a digit once", block(across=[1, 0]), block(across=[1, 1]), "phases[0][0]: across names one twice"),
+    reads(
+        SCHEDULE,
+        "a block has these members",
+        block(relax="1/2"),
+        block(relaxed="1/2"),
+        "phases[0][0]: has unknown keys",
+    ),
+    reads(
+        SCHEDULE,
+        "a block's factor is a number",
+        block(relax="1/2"),
+        block(relax="half"),
+        "phases[0][0].relax: must be an",
+    ),
+    # weighted graphs
+    reads(
+        SCHEDULE,
+        "a weight for each edge",
+        weights("1/2", "1/3"),
+        weights("1/2"),
+        "rounds[0]: edges are pairs, each with",
+    ),
+    reads(
+        SCHEDULE,
+        "an edge is a pair",
+        weights("1/2", "1/3"),
+        weights("1/2", "1/3", edges=[(0, 1), (1, 0, 1)]),
+        "rounds[0]: edges are pairs",
+    ),
+    reads(
+        SCHEDULE,
+        "an edge stands once",
+        weights("1/2", "1/3"),
+        weights("1/2", "1/3", edges=[(0, 1), (0, 1)]),
+        "strategy.rounds[0]: an edge is given twice",
+    ),
+    reads(
+        SCHEDULE,
+        "an edge joins two",
+        weights("1/2", "1/3"),
+        weights("1/2", "1/3", edges=[(0, 1), (1, 1)]),
+        "strategy.rounds[0]: an edge joins a worker to itself",
+    ),
+    reads(
+        SCHEDULE,
+        "an edge of workers",
+        weights("1/2", "1/3"),
+        weights("1/2", "1/3", edges=[(0, 1), (2, 0)]),
+        "strategy.rounds[0].edges[1]: must hold integers 0..1",
+    ),
+    reads(
+        SCHEDULE,
+        "a weight is a number",
+        weights("1/2", "1/3"),
+        weights("1/2", "x"),
+        "strategy.rounds[0].weights[1]: must",
+    ),
+    # numbers
+    reads(STRICT, "64 digits", relax("9" * 64), relax("9" * 65), "must be an integer or a fraction such as 4/3"),
+    reads(
+        STRICT,
+        "64 digits below the line",
+        relax(f"1/{'9' * 64}"),
+        relax(f"1/{'9' * 65}"),
+        "must be an integer or a frac",
+    ),
+    reads(STRICT, "not divided by 0", relax("0/1"), relax("1/0"), "must be an integer or a fraction such as 4/3"),
+    reads(STRICT, "digits of one alphabet", relax("1/2"), relax("١/٢"), "strategy.phases[0]: must be an integer or a"),
+    reads(
+        STRICT, "no sign but one minus", relax("-1/2"), relax("+1/2"), "must be an integer or a fraction such as 4/3"
+    ),
+    reads(STRICT, "an integer below 2^53", relax(2**53 - 1), relax(2**53), "must be an integer or a fraction"),
+    reads(STRICT, "and above -2^53", relax(1 - 2**53), relax(-(2**53)), "must be an integer or a fraction"),
+    reads(STRICT, "no truth value", relax(1), relax(True), "must be an integer or a fraction"),
+]

@@ -1,0 +1,93 @@
+"""Groups on request, pairs and servers as options: weighed where steps differ, priced by their runs, never a loss."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+
+from partreduce import Job, plan
+from partreduce.planner.gain import TIE, decisive_time
+from partreduce.planner.left_out import not_weighed_on_request
+from partreduce.planner.recommend import permitted, recommend
+from partreduce.planner.trials.kinds import KINDS
+from partreduce.planner.trials.on_request import ON_REQUEST, PAIRS_AT_WORST
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.strategies import Server
+from partreduce.verify import prove
+
+JITTERED = Hardware(
+    inside=Link.of_bandwidth(1e9, 1e-4),
+    nic=Link.of_bandwidth(25e6, 1e-4),
+    model_bytes=2_192_296,
+    compute=0.06,
+    slowdown=((1, 4.0),),
+    jitter=0.8,
+)
+
+
+def job(cluster="2x3", hardware=JITTERED, **options):
+    return Job(
+        **{"cluster": replace(Cluster.parse(cluster), hardware=hardware), "effort": 3.0, "time_limit": 3600.0} | options
+    )
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan(job())
+
+
+def kind_of(option):
+    return option.facts.kind if option.facts else option.schedule.strategy.kind
+
+
+def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(planned):
+    found = [option for option in planned.options if kind_of(option) in {kind.word for kind in ON_REQUEST}]
+    assert {kind_of(option) for option in found} == {"generated", "pairwise", "server"}
+    for option in found:
+        timeline = simulate(
+            option.schedule, JITTERED, compute=job().compute_times(), num_rounds=80, seed=0, form=option.form
+        )
+        assert option.step_seconds == timeline.per_step(warm_up=20), "the objects that run, on links that all share"
+        assert prove(option.schedule).verdict != "refuted"
+        assert json.dumps(option.to_json(), allow_nan=False)
+        assert decisive_time(option, job()) >= option.time
+        if isinstance(option.schedule.strategy, Server) and option.schedule.strategy.synchronous:
+            assert option.steps_ratio == 1.0
+        else:
+            assert option.steps_ratio > 1.0, "what does not average over all in every step pays for it"
+    assert {kind.word for kind in KINDS} <= {kind_of(option) for option in planned.options}
+
+
+def test_what_is_not_calibrated_decides_by_a_pessimistic_price(planned):
+    pairs = [option for option in planned.options if kind_of(option) == "pairwise"]
+    for option in pairs:
+        assert decisive_time(option, job()) >= (1 + PAIRS_AT_WORST) * option.step_seconds * (1 - 1e-12) or (
+            option.steps_ratio > 1 + PAIRS_AT_WORST
+        )
+
+
+def test_with_one_more_kind_allowed_the_recommendations_time_never_rises_beyond_a_tie(planned):
+    kinds = sorted({kind_of(option) for option in planned.options})
+    for size in range(1, len(kinds)):
+        for few in itertools.combinations(kinds, size):
+            fewer = [option for option in planned.options if kind_of(option) in few]
+            if not permitted(fewer, job()):
+                continue
+            before = decisive_time(recommend(fewer, job()), job())
+            for more in set(kinds) - set(few):
+                wider = [option for option in planned.options if kind_of(option) in (*few, more)]
+                assert decisive_time(recommend(wider, job()), job()) <= before * (1 + TIE), (few, more)
+
+
+def test_what_is_not_weighed_is_named_with_the_reason():
+    (line,) = not_weighed_on_request(job("65x1"))
+    assert line == "groups on request, pairs and servers are weighed for at most 64 workers, not 65"
+    (line,) = not_weighed_on_request(job(hardware=replace(JITTERED, slowdown=(), jitter=0.0)))
+    assert line.startswith("groups on request, pairs and servers are not weighed: no worker is slow")
+    assert not not_weighed_on_request(job()), "they are"
+    assert not not_weighed_on_request(job(quorum=True)), "nothing but quorums was asked for"
