@@ -38,7 +38,9 @@ def wait_in_step(
         heartbeat,
         timeout,
         why=lambda lack: (
-            _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, step, paused())
+            _hopeless(heartbeat, lack, None)
+            if pausing
+            else _hopeless(heartbeat, lack, step) or _unequal(heartbeat, lack, step, paused())
         ),
         refuse_failure=refuse_failure,
         told=lambda lack: f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {listed(lack.of)}",
