@@ -292,8 +292,10 @@ def without_launcher(request) -> dict:
         if fired is None and fault in ("SIGSTOP", "SIGKILL") and output.count("STEPS") == num_workers:
             fired = now()
             os.kill(host, getattr(signal, fault))
-            time.sleep(0.1)
-            assert Path(f"/proc/{host}/stat").read_text().split(")")[1].split()[0] in "TZ", "the fault fired"
+            fires_by = time.monotonic() + 20  # a signalled process, too, needs a processor to stop or end
+            while Path(f"/proc/{host}/stat").read_text().split(")")[1].split()[0] not in "TZ":
+                assert time.monotonic() < fires_by, "the fault fired"
+                time.sleep(0.01)
         for pid in list(workers):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 codes[workers.pop(pid)] = now()

@@ -8,7 +8,7 @@ import pytest
 from helpers.load import stretched
 from helpers.warm import WARM
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 NAMES = (
     "all-reduce", "groups", "neighbours", "gap", "quorum", "quorum of groups", "pairwise", "server",
@@ -21,7 +21,7 @@ def told():
     """What became of each job; they run side by side, since most of the time all of them stand."""
     pytest.importorskip("zmq")
     timeout = min(stretched(5), 15.0)  # for which, and a little longer, all stand
-    return json.loads(WARM.run("helpers.suspended", str(timeout), *NAMES, timeout=115, check=True).stdout)
+    return json.loads(WARM.run("helpers.suspended", str(timeout), *NAMES, timeout=280, check=True).stdout)
 
 
 @pytest.mark.parametrize("name", NAMES)
