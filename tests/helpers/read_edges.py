@@ -84,12 +84,11 @@ TABLE = "strategy.what.tables[0]"
 
 READ_EDGES = [
     reads(AXES, "a pipeline is 2 wide", pipeline(width=2), pipeline(width=1), f"{LATE}.width: must be an integer 2.."),
-    reads(AXES, "or wider, if it says so", pipeline(width=3, wider=True), pipeline(width=3), f"{LATE}.width: 2, or"),
     reads(
         AXES,
         "a width below 2^31",
-        pipeline(width=HUGE - 1, wider=True),
-        pipeline(width=HUGE, wider=True),
+        pipeline(width=HUGE - 1),
+        pipeline(width=HUGE),
         f"{LATE}.width: {COUNT}",
     ),
     reads(AXES, "a warm-up is not negative", pipeline(warm_up=0), pipeline(warm_up=-1), f"{LATE}.warm_up: must be an"),
@@ -97,7 +96,13 @@ READ_EDGES = [
     reads(
         AXES, "a drain is one of two", pipeline(drain="drop"), pipeline(drain=0), f"{LATE}.drain: must be one of ['a"
     ),
-    reads(AXES, "a switch is no number", pipeline(wider=True), pipeline(wider=1), f"{LATE}.wider: must be one of [Fal"),
+    reads(
+        AXES,
+        "a switch is no number",
+        over_all(how={"codec": "int8", "error_feedback": True}),
+        over_all(how={"codec": "int8", "error_feedback": 1}),
+        "strategy.how.error_feedback: must be one of [Fal",
+    ),
     reads(AXES, "a pipeline has these members", pipeline(), pipeline(depth=2), f"{LATE}: has unknown keys ['depth']"),
     reads(
         AXES,
@@ -134,7 +139,7 @@ READ_EDGES = [
             how(codec="float16", **{member: value}),
             f"strategy.how: ['{member}']: only int8 has it",
         )
-        for member, value in (("rounding", "stochastic"), ("block", 2), ("error_feedback", True))
+        for member, value in (("block", 2), ("error_feedback", True))
     ),
     reads(
         AXES,
@@ -333,7 +338,7 @@ READ_EDGES = [
             quorum(quorum=2, **{name: "any"}),
             f"{STARTED}.{name}: must be one of",
         )
-        for name, value in (("count", "call"), ("missed", "sum"), ("divide", "contributors"))
+        for name, value in (("count", "call"), ("missed", "sum"))
     ),
     *(
         reads(
@@ -415,7 +420,7 @@ READ_EDGES = [
             grouped(quorum=2, **{name: value}),
             f"{STARTED}: {name}: not in groups, where models are averaged",
         )
-        for name, value in (("count", "call"), ("divide", "contributors"), ("missed", "sum"))
+        for name, value in (("count", "call"), ("missed", "sum"))
     ),
     *(
         reads(QUORUM, f"groups have a {name}", grouped(**members), grouped(**members, count="call"), "count: not in")
