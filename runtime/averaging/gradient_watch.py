@@ -12,12 +12,11 @@ to the mean of all, and models would part unnoticed.
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.flat_model import FlatModel
+from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 
 WATCHED_STEPS = 8
@@ -43,11 +42,10 @@ class GradientWatch:
         for parameter, (tensor, version) in self._versions.items():
             gradient = parameter.grad
             if gradient is not None and id(gradient) == tensor and gradient._version > version + allowed:  # noqa: SLF001 - no public way
-                warnings.warn(
+                warn_user(
                     "partreduce: gradients were changed between backward() and step(), where this schedule averages "
                     "them: clipping there acts on this worker's own gradient and differs from DDP; "
-                    "call optimizer.average_gradients() before it",
-                    stacklevel=6,
+                    "call optimizer.average_gradients() before it"
                 )
                 self._steps = WATCHED_STEPS
                 break

@@ -7,7 +7,6 @@ All workers apply the same gradients in the same order, so their models stay equ
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from partreduce.runtime.averaging.gradients import clear_gradients, commit_gradi
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.strategies.base import Arrived, Run
 from partreduce.runtime.strategies.gradient_means import KIND, ON_TIME, TAKEN_ELSEWHERE, GradientMeans
+from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.axes import WIDER, Drain, GradientTotal, Pipeline
 
@@ -54,7 +54,7 @@ class GradientPipeline(GradientMeans):
             self.layers.may_begin = self._has_room
         if when.width > 2 and run.rank == 0:
             text = f"partreduce: schedule {run.schedule.name!r} has a pipeline of {when.width}: {WIDER}"
-            warnings.warn(text, stacklevel=5)
+            warn_user(text)
 
     def average(self, step: int) -> Arrived:
         """Let this step's gradients go and put those of K - 1 steps ago in their place; in lockstep in the warm-up."""

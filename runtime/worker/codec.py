@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import torch
 
+from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError, MissingFeatureError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
@@ -55,11 +55,10 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
     if strategy.how.codec is not Codec.INT8 or not strategy.averages_gradients:
         return
     if any(word in name for name in names for word in NORMALISES):
-        warnings.warn(
+        warn_user(
             f"partreduce: codec int8 with {names[0]}, which divides each gradient by its own size: what rounding "
             "leaves of small ones becomes whole steps, the same on all workers, so weights may move elsewhere than "
-            "without a codec (docs/codecs.md); use bfloat16 or float16, or SGD",
-            stacklevel=4,
+            "without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
         )
 
 

@@ -33,6 +33,8 @@ class Ending:
         self.run, self.engine = run, engine
         self.state = RUNNING
         self._own_process = own_process
+        self._refused: tuple[int, InputError] | None = None
+        """The step in which a call was refused, and why: a script may catch it and end, and the others wait."""
         if own_process:
             atexit.register(self.leave)
 
@@ -113,7 +115,10 @@ class Ending:
 
     def after(self, error: PartreduceError) -> None:
         """Where an error is one of the run: destroy the groups first, so that peers learn at once; then say it."""
-        if isinstance(error, InputError) or self.state in (FINISHED, BROKEN):
+        if isinstance(error, InputError):
+            self._refused = (self.engine.steps, error)
+            return
+        if self.state in (FINISHED, BROKEN):
             return
         self.state = BROKEN
         self.engine.model_use.detach()
@@ -132,6 +137,8 @@ class Ending:
         heartbeat = self.run.reducer.heartbeat
         if self.state in (RUNNING, EVALUATING):
             error = getattr(sys, "last_value", None)
+            if error is None and self._refused is not None and self._refused[0] == self.engine.steps:
+                error = self._refused[1]
             reason = f"stopped in round {self.engine.round}"
             text = "" if error is None else f"{type(error).__name__}: {error}".strip().removesuffix(":")
             reason += f" with {text}" if text else " without calling finish()"

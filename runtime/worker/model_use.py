@@ -6,7 +6,6 @@ nothing. Evaluating or saving the live model gives one worker's own, where the s
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
@@ -17,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from partreduce.runtime.averaging.foreign import averaged_elsewhere, refuse_averaged_gradients
 from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
 from partreduce.runtime.strategies.base import Run
+from partreduce.runtime.user_warning import warn_user
 
 if TYPE_CHECKING:
     from partreduce.runtime.worker.engine import Engine
@@ -95,10 +95,9 @@ class ModelUse:
         if self._warned or not self.engine.steps or not self.engine.differs:
             return
         self._warned = True
-        warnings.warn(
+        warn_user(
             f"partreduce: step {self.engine.steps}: {what} worker {self.run.rank}'s own model, not the mean of all; "
-            "do it inside `with optimizer.mean_model():`, which all workers enter, or after optimizer.finish()",
-            stacklevel=6,
+            "do it inside `with optimizer.mean_model():`, which all workers enter, or after optimizer.finish()"
         )
 
 

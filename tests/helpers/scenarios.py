@@ -290,6 +290,19 @@ def exception() -> None:
     reporting(lambda: train(optimizer, model, 50, hook))
 
 
+def refused() -> None:
+    """A buffer grows on one worker, whose script catches the refusal and ends by itself."""
+    model = network()
+    model.register_buffer("seen", torch.zeros(6))
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60)
+
+    def hook(step) -> None:
+        if rank() == 1 and step == 4:
+            model.seen = torch.zeros(7)
+
+    reporting(lambda: train(optimizer, model, 50, hook))
+
+
 def infinite_gradient(schedule, kind="static") -> None:
     """GradScaler meets an infinite gradient on one worker only."""
     model = network()
@@ -576,6 +589,7 @@ SCENARIOS = {
         )
     },
     "exception": (4, exception),
+    "refused": (4, refused),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
     "infinite gradient, static": (4, lambda: infinite_gradient(pairs())),
     "infinite gradient, all-reduce": (4, lambda: infinite_gradient(everyone())),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 
 import torch
@@ -16,6 +15,7 @@ from partreduce.runtime.strategies.quorum.rounds import room_for
 from partreduce.runtime.strategies.quorum.runner import QuorumRunner
 from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
 from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.user_warning import warn_user
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.strategies.quorum import MissedResults, Quorum
@@ -173,7 +173,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         self.on_host.recorder.end(operation)
         if warns and not self._has_warned and bool(((numbers != numbers[0]) | (numbers < 0)).any()):
             self._has_warned = True
-            warnings.warn(PARTED, stacklevel=6)
+            warn_user(PARTED)
 
     def _synchronise(self) -> None:
         """Take the mean of all models where the protocol waits for that.

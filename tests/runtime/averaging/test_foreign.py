@@ -307,7 +307,9 @@ def said_by(ranks, schedule, act, *, n=2):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ranks.run(n, work)
-    return sorted(str(warning.message) for warning in caught if "partreduce" in str(warning.message))
+    ours = [warning for warning in caught if "partreduce" in str(warning.message)]
+    assert {warning.filename for warning in ours} <= {__file__}, "each points at the line that used the model"
+    return sorted(str(warning.message) for warning in ours)
 
 
 ONE_OF_THREE = Schedule(

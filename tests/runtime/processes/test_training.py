@@ -231,6 +231,15 @@ def test_an_exception_on_one_worker_reaches_the_others_with_its_name(driver):
         assert report["seconds"] < stretched(15)
 
 
+def test_a_refusal_that_a_script_catches_before_it_ends_reaches_the_others(driver):
+    answer = driver.run("refused")
+    assert set(answer["errors"]) == {0, 1, 2, 3}
+    assert answer["errors"].pop(1)["error"] == "InputError"
+    for report in answer["errors"].values():
+        assert "worker 1 stopped in round" in report["text"]
+        assert "with InputError: buffer 'seen': has the shape [7]" in report["text"]
+
+
 def test_workers_in_different_rounds_are_told_by_the_tags(driver):
     answer = driver.run("other round")
     assert len(answer["errors"]) == 4

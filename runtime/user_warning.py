@@ -1,0 +1,21 @@
+"""Warnings that point at the user's own line, however deep the run-time and torch lie between."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+BETWEEN = (f"{Path(__file__).parent}/", f"{Path(torch.__file__).parent}/", contextlib.__file__)
+"""Where the files lie that a user did not write: the run-time's, torch's, and what enters context managers."""
+
+
+def warn_user(text: str) -> None:
+    """A UserWarning at the nearest line outside the run-time and torch."""
+    frame, level = sys._getframe(), 1  # noqa: SLF001 - `skip_file_prefixes` of warnings.warn came with Python 3.12
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(BETWEEN):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
