@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-PARTS := proofs processes running commands strategies schedulers devices others
+PARTS := proofs processes conformance running commands strategies schedulers devices others
 
 .PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
@@ -26,7 +26,8 @@ demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 # below torch that a mistake may end their process. Lines interleave, each with its part's name; any failing fails the whole. Bytecode is kept even
 # where it is switched off: the processes that tests start would compile all sources again.
 test-proofs: FILES = tests/topo tests/verify
-test-processes: FILES = $(addprefix tests/runtime/,processes conformance launcher state)
+test-processes: FILES = $(addprefix tests/runtime/,processes)
+test-conformance: FILES = $(addprefix tests/runtime/,conformance launcher state)
 test-strategies: FILES = $(addprefix tests/runtime/,strategies sharding)
 test-devices: FILES = $(addprefix tests/runtime/,devices)
 test-running: FILES = tests/runtime $(foreach folder,processes conformance launcher state strategies sharding devices,--ignore=tests/runtime/$(folder))
