@@ -33,8 +33,11 @@ class Ending:
         self.run, self.engine = run, engine
         self.state = RUNNING
         self._own_process = own_process
-        self._refused: tuple[int, InputError] | None = None
-        """The step in which a call was refused, and why: a script may catch it and end, and the others wait."""
+        self._refused = (-1, "")
+        """The step in which a call was refused, and why: a script may catch it and end, and the others wait.
+
+        A text, since the error holds the frames that it passed, and so this optimizer.
+        """
         if own_process:
             atexit.register(self.leave)
 
@@ -116,7 +119,7 @@ class Ending:
     def after(self, error: PartreduceError) -> None:
         """Where an error is one of the run: destroy the groups first, so that peers learn at once; then say it."""
         if isinstance(error, InputError):
-            self._refused = (self.engine.steps, error)
+            self._refused = (self.engine.steps, _text(error))
             return
         if self.state in (FINISHED, BROKEN):
             return
@@ -137,13 +140,12 @@ class Ending:
         heartbeat = self.run.reducer.heartbeat
         if self.state in (RUNNING, EVALUATING):
             error = getattr(sys, "last_value", None)
-            if error is None and self._refused is not None and self._refused[0] == self.engine.steps:
-                error = self._refused[1]
+            refused_in, refusal = self._refused
+            text = _text(error) if error is not None else refusal if refused_in == self.engine.steps else ""
             reason = f"stopped in round {self.engine.round}"
-            text = "" if error is None else f"{type(error).__name__}: {error}".strip().removesuffix(":")
             reason += f" with {text}" if text else " without calling finish()"
             heartbeat.note("left", " ".join(reason.split())[:300])
-            if error is None and self.engine.steps and not isinstance(self.engine, GradientEngine):
+            if not text and self.engine.steps and not isinstance(self.engine, GradientEngine):
                 sys.stderr.write(
                     f"partreduce: worker {self.run.rank} ended in round {self.engine.round} without "
                     "optimizer.finish(), so it kept its own model, not the mean of all; call finish() before saving\n"
@@ -154,3 +156,7 @@ class Ending:
         if self.state != FINISHED and hosts_store(self.run.rank, self.run.reducer.world.store):
             heartbeat.linger(len(self.run.everyone))
         heartbeat.stop()
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip().removesuffix(":")
