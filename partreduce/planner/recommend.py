@@ -219,8 +219,9 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
         options = [option for option in options if option.quorum]
         least = min((option.quorum.memory_bytes for option in options if option.quorum), default=None)
         if least is None:
-            return "no quorum was found within the limits; raise --max group or --max period, or leave out "
-            "--when quorum"
+            return (
+                "no quorum was found within the limits; raise --max group or --max period, or leave out --when quorum"
+            )
         if least > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {least:.0f}; raise it"
     if job.gap:

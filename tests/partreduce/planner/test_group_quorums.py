@@ -196,7 +196,8 @@ def test_limits_hold_for_quorums_too():
     assert all(option.quorum.of for option in found.options if option.quorum)
     line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
     assert "as fast as All-Reduce in every step" in line, "which the limits leave out"
-    with pytest.raises(UnknownError, match="no quorum was found within the limits; raise --max group"):
+    way_out = "raise --max group or --max period, or leave out --when quorum"
+    with pytest.raises(UnknownError, match=f"no quorum was found within the limits; {way_out}"):
         plan(replace(asked, limits=Limits(max_group=2), max_queues=1.0))
 
 
