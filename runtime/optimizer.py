@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -33,6 +32,7 @@ from partreduce.runtime.transport.hierarchical import chosen_form, formed
 from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
 from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.watch.progress_publisher import publish
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
@@ -367,7 +367,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             except InputError as error:
                 lost = f"partreduce: what the state holds beside the optimizer's is dropped: {error}"
         if lost:
-            warnings.warn(lost, stacklevel=3)
+            warn_user(lost)
 
     def _refuse_other_steps(self, steps: int) -> None:
         """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet.

@@ -13,9 +13,9 @@ BETWEEN = (f"{Path(__file__).parent}/", f"{Path(torch.__file__).parent}/", conte
 """Where the files lie that a user did not write: the run-time's, torch's, and what enters context managers."""
 
 
-def warn_user(text: str) -> None:
-    """A UserWarning at the nearest line outside the run-time and torch."""
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
+    """A warning at the nearest line outside the run-time and torch."""
     frame, level = sys._getframe(), 1  # noqa: SLF001 - `skip_file_prefixes` of warnings.warn came with Python 3.12
     while frame.f_back is not None and frame.f_code.co_filename.startswith(BETWEEN):
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import secrets
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from partreduce.runtime.state import checkpoint_directory
 from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
 from partreduce.runtime.state.saved_tables import deal_anew, reader
+from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import FileProblem, InputError, PartreduceError
@@ -188,7 +188,7 @@ def _loaded(
     readers = 1 if other_run else len(members)
     name, passed_over = checkpoint_directory.chosen(directory, reports[:readers], members[:readers])
     if passed_over and optimizer.rank == members[0]:
-        warnings.warn(passed_over, RuntimeWarning, stacklevel=3)
+        warn_user(passed_over, RuntimeWarning)
     if name is None:
         return None
     folder = directory / name
@@ -210,7 +210,7 @@ def _loaded(
 def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[int]) -> Resumed:
     """The first worker reads and averages all files; the others get the result from it."""
     if lost := optimizer.ending.guard(optimizer.runner.drain):
-        warnings.warn(lost, stacklevel=3)
+        warn_user(lost)
     facts: dict[str, Any] = {}
     if optimizer.rank == members[0]:
         try:

@@ -545,6 +545,20 @@ def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(rank
     assert sum("the late gradients of 2 steps, and a pipeline of 2 has 1" in text for text in said) == 2
 
 
+def test_what_a_load_drops_is_said_at_the_line_that_loads(ranks, tmp_path):
+    def work(world):
+        _, optimizer, _ = trained(world, 3)
+        save_checkpoint(optimizer, tmp_path)
+        load_checkpoint(optimizer, tmp_path, other_run=True)
+        optimizer.finish()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ranks.run(2, work)
+    files = [warning.filename for warning in caught if "were in flight, are dropped" in str(warning.message)]
+    assert files == [__file__] * 2
+
+
 @pytest.mark.filterwarnings("ignore:partreduce. the gradients of step 1, which were in flight")
 def test_a_model_loaded_by_itself_is_refused_while_gradients_are_in_flight(ranks):
     def work(world):
