@@ -43,7 +43,6 @@ class Here:
     round: int
 
 
-PartialEvent = OwnEvent | Received
 PartialMessage = Activate | Arrived | Share | Here
 
 

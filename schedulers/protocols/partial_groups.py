@@ -48,7 +48,6 @@ class Ended:
     round: int
 
 
-GroupsEvent = OwnEvent | Received
 GroupsMessage = Activate | Arrived | Share | Ended
 
 

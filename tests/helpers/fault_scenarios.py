@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.faults.processes import look_at
 from helpers.scenarios import everyone, network, pairs, rank, report, train
 from partreduce.runtime.launcher.launch import _import_once, launch
 from partreduce.runtime.optimizer import DistributedOptimizer
@@ -70,7 +71,7 @@ def pause_or_kill(number) -> None:
 
 
 def is_stopped(pid) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return look_at(pid).state == "T"
 
 
 def chain() -> Schedule:
@@ -293,7 +294,7 @@ def without_launcher(request) -> dict:
             fired = now()
             os.kill(host, getattr(signal, fault))
             fires_by = time.monotonic() + 20  # a signalled process, too, needs a processor to stop or end
-            while Path(f"/proc/{host}/stat").read_text().split(")")[1].split()[0] not in "TZ":
+            while look_at(host).state not in "TZ":
                 assert time.monotonic() < fires_by, "the fault fired"
                 time.sleep(0.01)
         for pid in list(workers):

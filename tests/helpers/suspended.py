@@ -20,10 +20,10 @@ import threading
 import time
 import traceback
 from fractions import Fraction
-from pathlib import Path
 
 import torch
 
+from benchmarks.faults.processes import look_at
 from helpers.scenarios import network
 from helpers.signs import Signs
 from partreduce.runtime.generator.client import GeneratorClient
@@ -156,7 +156,7 @@ class Job:
 def _stopped(pid):
     """Wait until a process is stopped; False if it ended before, or was not in time."""
     end = time.monotonic() + LIMIT
-    while (state := Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]) not in "TZ":
+    while (state := look_at(pid).state) not in "TZ":
         if time.monotonic() > end:
             return False
         time.sleep(0.01)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults.processes import runs
 from helpers import children
 from helpers.load import stretched
 from helpers.warm import WARM
@@ -70,14 +71,6 @@ def can_make_namespaces():
         return made and subprocess.run(["ip", "netns", "del", name], check=False).returncode == 0
     except FileNotFoundError:
         return False
-
-
-def gone(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - as short as it gets
-            return file.read().split(")")[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 @pytest.mark.parametrize(("fault", "seconds"), [("SIGSTOP", 10), ("SIGKILL", 5), ("cut", 10)])
@@ -138,7 +131,7 @@ def test_workers_of_a_killed_torchrun_end_and_say_that_the_store_is_gone(tmp_pat
     agent.wait()
     killed = time.monotonic()
     pids = [int((tmp_path / f"pid-{r}").read_text()) for r in range(2)]
-    while not all(gone(pid) for pid in pids):
+    while any(runs(pid) for pid in pids):
         assert time.monotonic() < killed + stretched(20), "orphans train on for two minutes"
         time.sleep(0.05)
     for number in range(2):
