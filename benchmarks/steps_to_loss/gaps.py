@@ -29,6 +29,7 @@ from partreduce.runtime.virtual_time.gaps import run_gaps
 from partreduce.runtime.virtual_time.replay import Replay
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.figures.late_distance import late_distance_like
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Gap, Skip
@@ -126,7 +127,9 @@ def main() -> None:
                     run(schedule, times, STEPS[mode], seed, training)
                     ratios.append(training.reached / (steps or np.nan))
                 pushed = 0.0 if mode == "shuffled" else found.drift_worker
-                model = FITTED.steps_ratio(found.consensus_distance, pushed, late=order is Order.PARALLEL)
+                spread, share = found.consensus_distance, 1 - 1 / CLUSTER.num_workers
+                late = late_distance_like(spread, 1, share) if order is Order.PARALLEL else 0.0
+                model = FITTED.steps_ratio(spread, pushed, late=late)
                 rows.append(
                     {
                         "data": mode, "slowdown": kind, "graph": graph, "order": str(order), "staleness": gap.staleness,

@@ -31,7 +31,7 @@ from partreduce.runtime.pilot.probes import ring_pairs
 from partreduce.runtime.pilot.run import run_pilot
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.pilot import dump_pilot
-from partreduce.topo.figures import consensus_distance
+from partreduce.topo.figures import consensus_distance, late_distance
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Late
 
@@ -129,7 +129,7 @@ def main() -> None:
     def row(runs: list[Curve], steps_ratios: list[float]) -> dict[str, object]:
         schedule = runs[0].schedule
         figures = float(consensus_distance(schedule)), drift_that_counts(schedule, "shuffled")
-        late = schedule.strategy.overlap
+        late = late_distance(schedule)
         return {
             "schedule": schedule.name,
             "consensus_distance": figures[0],

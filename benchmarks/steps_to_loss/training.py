@@ -130,7 +130,7 @@ class Lab:
     """One of the lab's networks, on shuffled data."""
 
     def __init__(self, task: str, cluster: Cluster, seed: int) -> None:
-        samples = _samples(task)
+        samples = samples_of(task)
         self._rehearsal = Rehearsal(samples, task=task, data="shuffled", cluster=cluster, rate=0.0, seed=seed)
 
     def start(self) -> Floats:
@@ -148,7 +148,7 @@ class Lab:
 
 
 @cache
-def _samples(task: str) -> Samples:
+def samples_of(task: str) -> Samples:
     with TemporaryDirectory() as folder:
         write_data(task, Path(folder) / "data.npz")
         return read_data(Path(folder) / "data.npz")
@@ -179,13 +179,42 @@ class Corrections:
         self.agreement = self.size = 0.0
 
 
+class Rule:
+    """What an optimizer subtracts, by torch's formulas: plain SGD, momentum of 0.9, or Adam; a row for each worker."""
+
+    def __init__(self, name: str, rate: float) -> None:
+        self.name, self.rate, self._steps = name, np.float32(rate), 0
+        self._first = self._second = np.float32(0.0)
+
+    def change(self, gradients: Floats) -> Floats:
+        """One step, of the shape of the gradients."""
+        self._steps += 1
+        if self.name == "sgd":
+            return self.rate * gradients
+        if self.name == "momentum":
+            self._first = np.float32(0.9) * self._first + gradients
+            return self.rate * self._first
+        self._first = np.float32(0.9) * self._first + np.float32(0.1) * gradients
+        self._second = np.float32(0.999) * self._second + np.float32(0.001) * gradients**2
+        size = np.sqrt(self._second / np.float32(1 - 0.999**self._steps)) + np.float32(1e-8)
+        return self.rate / np.float32(1 - 0.9**self._steps) * self._first / size
+
+
 class Workers:
     """All workers' models, (workers, count), and what a schedule does with their gradients."""
 
     def __init__(
-        self, schedule: Schedule, task: Task, *, rate: float, alpha: float = 0.0, guarded: bool = True
+        self,
+        schedule: Schedule,
+        task: Task,
+        *,
+        rate: float,
+        alpha: float = 0.0,
+        guarded: bool = True,
+        optimizer: str = "sgd",
     ) -> None:
         self.schedule, self.task, self.rate = schedule, task, np.float32(rate)
+        self._rule = Rule(optimizer, rate)
         paces = set(schedule.paces().tolist())
         if len(paces) != 1:
             raise ValueError("all workers are to have one pace")
@@ -207,7 +236,7 @@ class Workers:
             self._apply(coded_mean(gradients, strategy.how))
         else:
             corrections.compare(gradients, self._since == 0)
-            self.models -= self.rate * (gradients - corrections.values)
+            self.models -= self._rule.change(gradients - corrections.values)
             self._since += self.rate
             if (self._done + 1) % self.pace == 0:
                 self._average(self._done // self.pace % self.schedule.period)
@@ -219,7 +248,7 @@ class Workers:
         if isinstance(when, Pipeline) and self._done >= when.warm_up:
             self._late.append(mean)
             mean = self._late.popleft() if len(self._late) > when.lag else np.zeros_like(mean)
-        self.models -= self.rate * mean
+        self.models -= self._rule.change(mean)
 
     def _average(self, phase: int) -> None:
         if self.schedule.strategy.mixes_late:

@@ -1,0 +1,157 @@
+"""Five small networks of different kinds, and three optimizers, for sixteen workers in one process.
+
+What they learn is the lab's: digits by convolution or by two plain layers, the next letter of English text from the
+letters before it at once or one after another, and whose documentation a paragraph comes from by an embedding of its
+words. All are small, so that a step of all workers takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from benchmarks.lab.tasks import evaluated
+from benchmarks.steps_to_loss.training import BATCH, Floats, samples_of, shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.lab.tasks import Samples
+    from partreduce.topo.cluster import Cluster
+
+LETTERS_SEEN, WORDS, EVALUATED = 8, 2048, 1024
+
+
+class Recurrent(nn.Module):
+    """Elman's network: one letter after another."""
+
+    def __init__(self, letters: int, hidden: int = 48) -> None:
+        super().__init__()
+        self.embedding, self.into = nn.Embedding(letters, 12), nn.Linear(12, hidden)
+        self.again, self.out = nn.Linear(hidden, hidden), nn.Linear(hidden, letters)
+        self.hidden = hidden
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        """Scores of the next letter, (batch, letters), from places (batch, length)."""
+        said, state = self.into(self.embedding(places)), torch.zeros(self.hidden)
+        for step in said.unbind(1):
+            state = torch.tanh(step + self.again(state))
+        return self.out(state)
+
+
+class Bag(nn.Module):
+    """The mean of a paragraph's words, and two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layers = (
+            nn.Embedding(WORDS, 12),
+            nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 2)),
+        )
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        """Scores of both packages, (batch, 2), from places of words (batch, most); 0 is none."""
+        present = (places > 0).float()[..., None]
+        return self.layers((self.embedding(places % WORDS) * present).sum(1) / present.sum(1).sqrt())
+
+
+class Convolution(nn.Module):
+    """Two layers of 3x3 patches with a pool between them, as products: for each worker's own that is the fastest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(9, 8), nn.Linear(72, 12), nn.Linear(192, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores, (batch, 10), of images (batch, 1, 8, 8)."""
+        seen = self.first(_patches(images)).relu().unflatten(1, (4, 2)).unflatten(3, (4, 2)).amax((2, 4))
+        return self.out(self.second(_patches(seen.movedim(3, 1))).relu().flatten(1))
+
+
+def _patches(images: torch.Tensor) -> torch.Tensor:
+    """(batch, rows, columns, 9 * channels) of images (batch, channels, rows, columns), zero outside."""
+    rows, columns = images.shape[2:]
+    padded = nn.functional.pad(images, (1, 1, 1, 1))
+    shifted = [padded[:, :, i : i + rows, j : j + columns] for i in range(3) for j in range(3)]
+    return torch.cat(shifted, dim=1).movedim(1, 3)
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def _text(letters: int) -> nn.Module:
+    layers = [nn.Embedding(letters, 12), nn.Flatten(), nn.Linear(12 * LETTERS_SEEN, 96), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(96, letters))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A network, the lab's task whose samples it learns, and the loss to which it is trained."""
+
+    data: str
+    make: Callable[[int], nn.Module]
+    target: float
+
+
+KINDS = {
+    "convolution": Kind("digits", lambda _: Convolution(), 0.15),
+    "perceptron": Kind("digits", lambda _: _perceptron(), 0.2),
+    "recurrent": Kind("text", Recurrent, 2.35),
+    "text": Kind("text", _text, 2.3),
+    "embedding": Kind("svm", lambda _: Bag(), 0.3),
+}
+OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+class Network:
+    """One of the kinds as a task (`training.Task`), its gradients for all workers at once."""
+
+    def __init__(self, kind: str, cluster: Cluster, seed: int, mode: str = "shuffled") -> None:
+        self._rng, self._samples = np.random.default_rng(seed), _samples(kind)
+        torch.manual_seed(seed)
+        self._module = KINDS[kind].make(int(self._samples.inputs.max()) + 1)
+        self._shapes = {name: part.shape for name, part in self._module.named_parameters()}
+        self._sizes = [shape.numel() for shape in self._shapes.values()]
+        self._start = torch.cat([part.detach().flatten() for part in self._module.parameters()]).numpy()
+        self._own, self._evaluated = (
+            shards(self._samples.labels.numpy(), cluster, mode, self._rng),
+            evaluated(self._samples, EVALUATED),
+        )
+        self._of_all = vmap(grad(self._loss))
+
+    def _loss(self, at: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        parts = at.split(self._sizes)
+        named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
+        return nn.functional.cross_entropy(functional_call(self._module, named, (inputs,)), labels)
+
+    def start(self) -> Floats:
+        return self._start.copy()
+
+    def gradients(self, models: Floats) -> Floats:
+        picks = torch.from_numpy(np.stack([own[self._rng.integers(0, len(own), BATCH)] for own in self._own]))
+        found = self._of_all(torch.from_numpy(models), self._samples.inputs[picks], self._samples.labels[picks])
+        return np.asarray(found.numpy())
+
+    def loss(self, at: Floats) -> float:
+        with torch.no_grad():
+            return float(self._loss(torch.from_numpy(at), self._evaluated.inputs, self._evaluated.labels))
+
+    def slope(self, at: Floats) -> Floats:
+        found = grad(self._loss)(torch.from_numpy(at), self._evaluated.inputs, self._evaluated.labels)
+        return np.asarray(found.numpy())
+
+
+@cache
+def _samples(kind: str) -> Samples:
+    from benchmarks.lab.tasks import Samples
+
+    stored = samples_of(KINDS[kind].data)
+    inputs = stored.inputs[:, -LETTERS_SEEN:] if KINDS[kind].data == "text" else stored.inputs
+    return Samples(inputs.int() if not inputs.is_floating_point() else inputs, stored.labels)
