@@ -6,8 +6,8 @@
 A line per file at the end: mutants judged, killed, survivors that `accepted.toml` gives a reason for, and survivors
 that nobody has named; the score is killed / (judged − equivalent), with Wilson's 95 % interval when it is of a sample.
 Exit code 1 if a survivor has no name. Sessions stand in build/mutants/, a line per mutant, and go on where they stopped
-as long as the file and its tests are the same; `--again` judges the survivors of the last session, whatever has changed
-since.
+as long as the file and its tests are the same; `--again` keeps whom the last session killed, whatever has changed
+since, and judges all others.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class Session:
         known = json.loads(lines[0])["digest"] == self.digest if lines else False
         rows = [json.loads(line) for line in lines[1:]]
         last = {_key(row): row for row in rows}
-        self.suspects = {key for key, row in last.items() if row["verdict"] == "survived"} if again else None
         if (known or again) and not fresh:
             self.rows = {key: row for key, row in last.items() if not again or row["verdict"] != "survived"}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +226,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="so many mutants of each file, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--again", action="store_true", help="only the survivors of the last session")
+    parser.add_argument("--again", action="store_true", help="keep whom the last session killed, and judge the others")
     parser.add_argument("--quick", action="store_true", help="the quick tests only")
     parser.add_argument("--fresh", action="store_true", help="forget the last session")
     parser.add_argument("--planted", action="store_true", help="only the bugs of planted.toml, with what kills each")
@@ -243,8 +242,6 @@ def main() -> None:
         session = Session(file, stages=stages, again=chosen.again, fresh=chosen.fresh)
         keys = {_key(asdict(mutant)): mutant for mutant in picked}
         todo = [m for k, m in keys.items() if k not in session.rows]
-        if session.suspects is not None:
-            todo = [m for k, m in keys.items() if k in session.suspects]
         if todo:
             judge(slots, file, todo, session, jobs=min(chosen.jobs, len(todo)), stages=stages)
         good &= report(

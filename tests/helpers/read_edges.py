@@ -111,6 +111,7 @@ READ_EDGES = [
         over_all(when={"pipeline": {}}, pace=2),
         "strategy.when: goes with allreduce at pace 1, a quorum with static as well",
     ),
+    reads(AXES, "a pipeline is an object", pipeline(), over_all(when={"pipeline": 2}), f"{LATE}: must be an object"),
     reads(AXES, "lockstep", over_all(when="lockstep"), over_all(when="late"), "strategy.when: must be one of ['lock"),
     reads(
         AXES, "one round late", over_all(when={"late": 1}), over_all(when={"late": 2}), "strategy.when.late: must be"
@@ -581,6 +582,13 @@ READ_EDGES = [
         SCHEDULE, "every node holds a worker", nodes([0], [1, 2]), nodes([0], [1, 2], []), "cluster.nodes: every node"
     ),
     reads(
+        SCHEDULE,
+        "a list of nodes",
+        nodes([0], [1, 2]),
+        sized(3, 1) | {"cluster": {"nodes": {}}},
+        "nodes: must be a list",
+    ),
+    reads(
         SCHEDULE, "every rank stands once", nodes([2], [1, 0]), nodes([2], [1, 2]), "cluster.nodes: ranks are 0..n-1"
     ),
     reads(SCHEDULE, "ranks from 0 on", nodes([2], [1, 0]), nodes([3], [1, 2]), "cluster.nodes: ranks are 0..n-1, each"),
@@ -784,4 +792,5 @@ READ_EDGES = [
     reads(STRICT, "an integer below 2^53", relax(2**53 - 1), relax(2**53), "must be an integer or a fraction"),
     reads(STRICT, "and above -2^53", relax(1 - 2**53), relax(-(2**53)), "must be an integer or a fraction"),
     reads(STRICT, "no truth value", relax(1), relax(True), "must be an integer or a fraction"),
+    reads(STRICT, "no list", relax("3"), relax(["3"]), "strategy.phases[0]: must be an integer or a fraction"),
 ]
