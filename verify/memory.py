@@ -48,7 +48,8 @@ def prove_memory(schedule: Schedule) -> Claim:
         what = f"is in at most {groups} distinct groups{second}, with {connections} other members together"
         kept = "one for the sums" if sums == 1 else f"{sums} for the sums in flight and the one that is applied"
     kept += ", and one for the parameters with which a round began" if keeps_start else ""
-    kept += ", and one for the reference from which differences are taken" if has_reference else ""
+    coded = "coded " if codec is not Codec.NONE else ""
+    kept += f", and one for the reference from which {coded}differences are taken" if has_reference else ""
     kept += ", and one for the momentum of outer steps" if outer.momentum else ""
     kept += ", and at most two for what error feedback keeps" if strategy.how.error_feedback else ""
     text = (
