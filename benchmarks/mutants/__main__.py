@@ -24,6 +24,7 @@ import threading
 import time
 import tomllib
 from dataclasses import asdict
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -183,19 +184,34 @@ def interval(killed: int, judged: int) -> tuple[float, float]:
     return (middle - half) / (1 + z * z / judged), (middle + half) / (1 + z * z / judged)
 
 
+def _accepted(file: str, row: dict) -> str:
+    """What `accepted.toml` says of a survivor: "equivalent", "taste", or nothing.
+
+    Without `now` any change of the lines is meant; without `was` any change to those lines.
+    """
+    for entry in _entries().get(file, []):
+        if all(row[text] == entry.get(text, row[text]) for text in ("was", "now")):
+            return entry["verdict"]
+    return ""
+
+
+@cache
+def _entries() -> dict[str, list[dict]]:
+    return tomllib.loads(ACCEPTED.read_text("utf-8"))
+
+
 def report(file: str, rows: list[dict], *, is_sample: bool) -> bool:
     """Print one file's score; whether every survivor has a name."""
-    accepted = {(e["was"], e["now"]): e for e in tomllib.loads(ACCEPTED.read_text("utf-8")).get(file, [])}
     survivors = [row for row in rows if row["verdict"] == "survived"]
-    named = [accepted[row["was"], row["now"]] for row in survivors if (row["was"], row["now"]) in accepted]
-    equivalent = sum(entry["verdict"] == "equivalent" for entry in named)
+    verdicts = [_accepted(file, row) for row in survivors]
+    equivalent, named = verdicts.count("equivalent"), len(verdicts) - verdicts.count("")
     killed, judged = len(rows) - len(survivors), len(rows) - equivalent
     score = f"{killed}/{judged} = {killed / max(judged, 1):.1%}"
     if is_sample and judged:
         low, high = interval(killed, judged)
         score += f" (95 % interval {low:.1%} to {high:.1%}; a sample of {len(rows)})"
-    unnamed = [row for row in survivors if (row["was"], row["now"]) not in accepted]
-    print(f"{file}: {score}; {equivalent} equivalent, {len(named) - equivalent} of taste, {len(unnamed)} unnamed")
+    unnamed = [row for row, verdict in zip(survivors, verdicts, strict=True) if not verdict]
+    print(f"{file}: {score}; {equivalent} equivalent, {named - equivalent} of taste, {len(unnamed)} unnamed")
     for row in unnamed:
         print(_shown(file, row))
     return not unnamed
