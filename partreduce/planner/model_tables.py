@@ -178,11 +178,7 @@ def measure_touched(
 
 
 def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches; what the user's own loader raises is one line.
-
-    Raises:
-        InputError: they cannot be iterated over, or not to the end.
-    """
+    """The batches; what the user's own loader raises is one line."""
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         raise InputError(f"gave batches that are no iterable ({type(batches).__name__}); return (model, loader)")
     iterator = iter(batches)
@@ -197,11 +193,7 @@ def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _forward(model: torch.nn.Module, batch: object) -> None:
-    """Call the model with the leading parts of a batch that its forward() has arguments for.
-
-    Raises:
-        InputError: it does not take them.
-    """
+    """Call the model with the leading parts of a batch that its forward() has arguments for."""
     from partreduce.runtime.sharding.touched import inputs_of
 
     parts, keywords = inputs_of(model, batch)
@@ -214,12 +206,7 @@ def _forward(model: torch.nn.Module, batch: object) -> None:
 
 
 def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
-    """What the function of `FILE.py:NAME` returns.
-
-    Raises:
-        FileProblem: there is no such file.
-        InputError: it is not written so, or fails.
-    """
+    """What the function of `FILE.py:NAME` returns."""
     build = function_of(text, "--model")
     try:
         return build()

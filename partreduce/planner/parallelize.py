@@ -222,11 +222,7 @@ def _chosen(
     uses: OtherUses,
     codecs: tuple[Codec, ...],
 ) -> tuple[Schedule, tuple[str, ...]]:
-    """The schedule with a way for every table, and the reasons.
-
-    Raises:
-        ScheduleError: no table may go a way of its own beside such a schedule, and one would.
-    """
+    """The schedule with a way for every table, and the reasons."""
     if not touched:
         return schedule, ()
     tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
