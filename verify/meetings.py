@@ -6,16 +6,12 @@ everything that a worker did is everywhere after so many rounds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count, pairwise
-from typing import TYPE_CHECKING
 
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
 
 MAX_WORKERS = 16_384
 """A set of as many bits for each worker: 34 MB."""

@@ -14,10 +14,12 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state import checkpoint_directory
 from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
@@ -26,11 +28,6 @@ from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import FileProblem, InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from partreduce.runtime.optimizer import DistributedOptimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,11 +105,6 @@ _RUNNERS: tuple[_Entry[Any], ...] = (
 )
 
 
-def runnable_kinds() -> set[str]:
-    """The names of the kinds that have a runner here."""
-    return {entry.kind.kind for entry in _RUNNERS}
-
-
 def build(run: Run) -> Runner:
     """The runner of a schedule's strategy.
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed, Count
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.round import MixingStep, Round
+from partreduce.topo.rule import RuleView
 from partreduce.topo.strategies.axes import LOCKSTEP, RING, Codec, Form, How, Late, Lockstep, Sending, When
 from partreduce.topo.strategies.routes import ALIKE, Routes
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.phase import Group, Phase
-    from partreduce.topo.round import MixingStep, Round
-    from partreduce.topo.rule import RuleView
 
 Pace = Count | tuple[Count, ...]
 """Steps per round: one number for all, or one per worker."""

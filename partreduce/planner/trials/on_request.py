@@ -12,36 +12,31 @@ pay at least the second at worst, and groups the error that the steps model stat
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.planner.job import Job
 from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import Facts, Option
 from partreduce.planner.recommend import ms
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, error_of, memory_bytes
 from partreduce.planner.trials.quorum_runs import price_of
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Late
+from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.server import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.planner.job import Job
-    from partreduce.runtime.virtual_time.timeline import Timeline
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.strategies.base import Strategy
 
 MOST_WORKERS = 64
 """Messages of all are on the links at once, which takes a run that grows with their square."""
