@@ -10,13 +10,13 @@ two networks on one small task: good for ranking schedules, not a promise about 
 Overlapped schedules have their consensus distance and drift under delayed mixing (docs/figures.md). On the first
 network these predict them as well as they predict the others (`python -m benchmarks.steps_to_loss.fit late`):
 All-Reduce in each step, late, needed 1.07 times its own steps. The lab's convolutional one needed 1.31 times at its
-best rate, and the lab's text 1.31 (`python -m benchmarks.steps_to_loss.late_and_small`). So lateness has a price, and
+best rate, and the lab's text 1.31 (benchmarks/results/late_and_small.md). So lateness has a price, and
 all three networks have equal weight: 1.03 from consensus distance and 0.19 are their geometric mean.
 
 Gradients that come a step late to all alike (a pipeline) cost more the nearer the learning rate comes to the pipeline's
 stability limit, and networks sharpen until it does: each at its best rate of a grid, pipelines needed 1.05 times the
 steps of lockstep on the first network, 1.43 on the lab's text and 2.1 on its digits, where the best rate was half of
-lockstep's (`python -m benchmarks.steps_to_loss.late_and_small`). Where the learning rate times the curvature, h, is not
+lockstep's (benchmarks/results/late_and_small.md). Where the learning rate times the curvature, h, is not
 known, their geometric mean counts. Where it is known, the price is proportional to the noise that the delay adds:
 0.008 times (noise factor - 1) meets both rates of the first network at which h stayed below the limit, h = 0.37 and
 0.74. Codecs have no price: gradients in 16 or 8 bits needed 0.97 to 1.05 times the steps on the two networks for
@@ -157,7 +157,7 @@ CORRECTED = StepsModel(
     max_consensus_distance=10.8,
     max_drift=170.0,
 )
-"""The same on sorted data with drift correction `auto` (`python -m benchmarks.steps_to_loss.fit corrected`).
+"""The same on sorted data with drift correction `auto` (benchmarks/results/steps_to_loss_corrected.json).
 
 Corrections take the push away but follow noise, so consensus distance weighs more than without and drift less.
 """
