@@ -94,8 +94,9 @@ def refuse_strategy(schedule: Schedule, who: str) -> None:
     """
     overlaps, codec = schedule.strategy.overlap, schedule.strategy.how.codec
     tables = ", with tables of their own route" if schedule.strategy.what.apart else ""
-    if not schedule.is_phased or overlaps or codec.rounds or tables:
+    outer = schedule.strategy.what.outer
+    if not schedule.is_phased or overlaps or codec.rounds or tables or not outer.is_plain:
         kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
         kind += f", with codec {codec.value}" if codec.rounds else ""
-        kind += tables
+        kind += tables + (f", with {outer.in_words}" if outer.in_words else "")
         raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")

@@ -67,12 +67,17 @@ class Policies:
         if average_states and schedule.strategy.mixes_late:
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
-    def refuse_codec(self, schedule: Schedule) -> None:
-        """Refuse models that begin apart where only what is added to a common start may be rounded.
+    def refuse_apart(self, schedule: Schedule) -> None:
+        """Refuse models that begin apart where only what is added to a common start may be rounded, or stepped with.
 
         Raises:
             InputError: as said.
         """
+        if not self.broadcast and (outer := schedule.strategy.what.outer.in_words):
+            raise InputError(
+                f"initial='keep': {outer} measures what workers moved since they were equal; use 'broadcast', or no "
+                "outer optimizer"
+            )
         if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.how.codec.rounds:
             raise InputError(
                 f"initial='keep': codec {schedule.strategy.how.codec.value!r} rounds what workers added since they "

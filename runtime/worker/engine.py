@@ -104,9 +104,9 @@ class Engine(ABC, Generic[AnyRunner]):
         """
         self._count(self._steps + self.runner.gather(apply=apply))
 
-    def late_gradients(self, guard: Callable[[Callable[[], State]], State]) -> State:  # noqa: ARG002 - where there are any
-        """What the state of an optimizer holds of gradients that are still to be applied, or made up for."""
-        return {}
+    def strategy_state(self, guard: Callable[[Callable[[], State]], State]) -> State:
+        """What an optimizer's state holds of the strategy's: gradients still to be applied, an outer momentum."""
+        return guard(self.runner.state) if self.runner.carries_state else {}
 
     def refuse_load(self, steps: int) -> None:
         """Refuse to go on from a step where the schedule cannot.

@@ -138,6 +138,10 @@ def refuse_schedule(schedule: Schedule) -> None:
             f"drift correction: in schedule {schedule.name!r} a quorum decides which progress a round has, for which "
             f"it is not derived; {way_out}"
         )
+    if not strategy.what.outer.is_plain:
+        raise InputError(
+            f"drift correction: schedule {schedule.name!r} has outer steps, for which it is not derived; {way_out}"
+        )
     if strategy.averaging is not Averaging.MEAN:
         raise InputError(f"drift correction: schedule {schedule.name!r} normalises steps; use plain means with it")
     if strategy.how.codec.rounds:

@@ -99,6 +99,11 @@ def as_number(value: object, place: str) -> Fraction:
     raise Refusal(f"{place}: must be an integer or a fraction such as 4/3", UNREADABLE)
 
 
+def shortest(value: Fraction) -> int | str:
+    """The canonical spelling of an exact number."""
+    return value.numerator if value.denominator == 1 and abs(value.numerator) < 2**53 else str(value)
+
+
 def as_fraction(value: object, place: str) -> Fraction:
     """An exact number of a certificate: a text such as "4/3" in lowest terms, so that each number has one spelling."""
     well_formed = isinstance(value, str) and re.fullmatch(r"-?\d{1,4000}(/[1-9]\d{0,3999})?", value, re.ASCII)
