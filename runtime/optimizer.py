@@ -371,11 +371,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn_user(lost)
 
     def _refuse_other_steps(self, steps: int) -> None:
-        """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet."""
         said = self.meeting.exchange("state to load", {"steps": steps})
         if len(found := sorted({int(one["steps"]) for one in said})) > 1:
             raise InputError(
@@ -421,11 +417,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse `copy.copy`, `copy.deepcopy` and pickle, with which hooks would run twice in every optimizer.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse `copy.copy`, `copy.deepcopy` and pickle, with which hooks would run twice in every optimizer."""
         raise InputError(
             "optimizer: a DistributedOptimizer belongs to a running job and cannot be copied or pickled; "
             "copy optimizer.state_dict(), or optimizer.optimizer, which is the plain one"
@@ -509,11 +501,7 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def refuse_other_num_workers(schedule: Schedule, world: World) -> None:
-    """Refuse a schedule for another number of workers than there are.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse a schedule for another number of workers than there are."""
     if schedule.num_workers != world.size:
         raise InputError(
             f"schedule {schedule.name!r}: is for {schedule.num_workers} workers and this run has "

@@ -87,11 +87,7 @@ def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) 
 
 
 def refuse_strategy(schedule: Schedule, who: str) -> None:
-    """Refuse what cannot be done by a group mean after a step.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse what cannot be done by a group mean after a step."""
     overlaps, codec = schedule.strategy.overlap, schedule.strategy.how.codec
     tables = ", with tables of their own route" if schedule.strategy.what.apart else ""
     outer = schedule.strategy.what.outer

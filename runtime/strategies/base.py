@@ -195,11 +195,7 @@ class GradientRunner(Runner):
         """
 
     def refuse_late(self) -> None:
-        """Called before a step whose gradients were averaged earlier: refuse what was added to them since.
-
-        Raises:
-            InputError: as said.
-        """
+        """Called before a step whose gradients were averaged earlier: refuse what was added to them since."""
 
     def refuse_changed_means(self) -> None:
         """Called before a step whose mean gradients the script has changed after `average_gradients()`.

@@ -118,11 +118,7 @@ def is_correctable(schedule: Schedule) -> bool:
 
 
 def refuse_schedule(schedule: Schedule) -> None:
-    """Refuse schedules for which the correction is not defined.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse schedules for which the correction is not defined."""
     strategy = schedule.strategy
     way_out = "use a static schedule, or allreduce with pace > 1, without overlap"
     if not schedule.is_phased or strategy.averages_gradients:

@@ -132,11 +132,7 @@ class Strategy(Closed, ABC):
 
     @abstractmethod
     def check_kind(self, cluster: Cluster) -> None:
-        """The part of `check` that belongs to one kind.
-
-        Raises:
-            ScheduleError: as said there.
-        """
+        """The part of `check` that belongs to one kind."""
 
     def _check_pace(self, cluster: Cluster) -> None:
         paces = (self.pace,) if isinstance(self.pace, int) else self.pace
