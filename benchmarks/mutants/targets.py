@@ -113,7 +113,6 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     },
     **{str(path.relative_to(ROOT)): (CHECKER,) for path in sorted((ROOT / "verify" / "checker").rglob("*.py"))},
     **{f"verify/checker/{name}.py": (PROGRAM,) for name in ("__main__", "program")},
-    "benchmarks/explore/two_sides.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     **{
         f"runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
         for name in ("commit", "gradients", "piggybacked")
