@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.faults.cell import Cell, Outcome, Record, Task, records_after
 from benchmarks.faults.kinds import WORKERS
-from benchmarks.faults.processes import belonging, command_of, look_at, runs
+from benchmarks.faults.processes import belonging, command_of, delays_of, look_at, runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 START_SECONDS = 40.0
 """How long a run may take to begin on a busy machine, before the cell is given up as not fired."""
+
+WAITED_SECONDS = 2.0
+"""By how much a wait for others may outlast its timeout, until it is known who holds it up."""
 
 
 @dataclass
@@ -43,13 +47,18 @@ class Running:
     victims: set[int] = field(default_factory=set)
     must_finish: bool = False
     must_save: bool = False
-    paused: list[int] = field(default_factory=list)
+    lasts: float = 0.0
+    """For how many seconds the fault itself holds up a run that is to go on."""
+    overdue: float = 0.0
+    """By how many seconds the injector was late to take it back."""
     gone: dict[int, float] = field(default_factory=dict)
     """When each worker's process was seen to be gone."""
     code: int | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     _read: dict[int, tuple[int, list[Record]]] = field(default_factory=dict)
     """Of each worker's file, up to which byte it was read, and what it held."""
+    _delays: dict[tuple[int, int], deque[tuple[float, float]]] = field(default_factory=dict)
+    """By process and thread: lately, when it was looked at, and for how long it had got no processor by then."""
 
     def records(self, rank: int) -> list[Record]:
         """What a worker has written; only what is new is read, since this is asked many times a second."""
@@ -77,6 +86,28 @@ class Running:
         for rank in range(WORKERS):
             if rank not in self.gone and (pid_of := self.pid_of(rank)) is not None and not runs(pid_of):
                 self.gone[rank] = time.monotonic()
+        if self.must_finish and not self.gone:
+            self._note_delays()
+
+    def _note_delays(self) -> None:
+        now, oldest = time.monotonic(), max(self.fault_time, time.monotonic() - self.cell.timeout - WAITED_SECONDS)
+        for pid in (self.pid, *filter(None, map(self.pid_of, range(WORKERS)))):
+            for thread, seconds in delays_of(pid).items():
+                known = self._delays.setdefault((pid, thread), deque())
+                known.append((now, seconds))
+                while len(known) > 1 and known[1][0] <= oldest:
+                    known.popleft()
+
+    @property
+    def held_up(self) -> float:
+        """Seconds that the machine, not the run, may have taken from a wait that ended when the first worker did.
+
+        One process waits for the next, so what they lacked a processor for adds up at most; of each its worst thread.
+        """
+        worst: dict[int, float] = {}
+        for (pid, _), known in self._delays.items():
+            worst[pid] = max(worst.get(pid, 0.0), known[-1][1] - known[0][1])
+        return self.overdue + sum(worst.values())
 
     @property
     def is_over(self) -> bool:
@@ -90,6 +121,11 @@ class Running:
         self.outcome.note = f"{note}, {self.fault_time - self.started:.2f} s after the start"
         self.culprit = culprit
         self.victims |= set(victims)
+
+    def took_back(self, seconds: float) -> None:
+        """An injector says that its fault is over, which was to last so long."""
+        self.lasts = seconds
+        self.overdue = max(0.0, time.monotonic() - self.fault_time - seconds)
 
     def until(self, done: Callable[[], bool], seconds: float = START_SECONDS) -> Iterator[None]:
         """Wait until something is so, the run is over, or time is up."""

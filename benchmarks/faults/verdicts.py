@@ -61,13 +61,20 @@ def judge_ends(running: Running) -> None:
         outcome.ended = "finished"
         return
     outcome.ended = "named error" if outcome.texts else "ended"
-    if running.must_finish:
+    if running.must_finish and _was_held_up(running) and all(end and end.what != "raised" for end in ends.values()):
+        outcome.note += f"; it may end, as the machine held it up for {running.held_up:.1f} s besides"
+    elif running.must_finish:
         said = {rank: end and f"{end.what} {end.more}" for rank, end in ends.items()}
         outcome.violations.append(f"did not finish: {said}")
     elif running.culprit:
         _judge_names(running)
         if KINDS[running.cell.kind].keeps_gap and running.cell.fault in ("kill worker", "pause for three", "cut link"):
             _judge_lack(running)
+
+
+def _was_held_up(running: Running) -> bool:
+    """Whether the machine alone took what the timeout leaves beside the fault, so that to go on was asked too much."""
+    return running.lasts + running.held_up >= running.cell.timeout
 
 
 def _held_up_since(running: Running, rank: int) -> float:

@@ -290,7 +290,6 @@ class Campaign:
                             schedule,
                             contestant.form,
                             median(cell.step_ms for cell in cells),
-                            MODEL_BYTES[setting.task],
                             max(cells[0].steps),
                         )
                     )

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from collections import deque
 from dataclasses import replace
@@ -34,7 +33,7 @@ from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Setting, case_of
-from benchmarks.lab.tasks import evaluated, make_model, read_data, shard, write_data
+from benchmarks.lab.tasks import evaluated, make_model, samples_of, shard
 from partreduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
 from partreduce.runtime.virtual_time.machine import VirtualMachine
 from partreduce.runtime.virtual_time.pairs import PairTiming
@@ -46,9 +45,8 @@ from partreduce.topo.strategies.axes import GradientTotal, Pipeline
 from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from benchmarks.lab.tasks import Samples
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.generated import Generated
     from partreduce.topo.strategies.pairwise import Pairwise
@@ -67,8 +65,8 @@ SLOW = ((6, 5.0),)
 class Rehearsal:
     """Sixteen (or so) models in one process; `losses` are those of the mean model."""
 
-    def __init__(self, samples: Samples, *, task: str, data: str, cluster: Cluster, rate: float, seed: int = 0) -> None:
-        count = cluster.num_workers
+    def __init__(self, *, task: str, data: str, cluster: Cluster, rate: float, seed: int = 0) -> None:
+        count, samples = cluster.num_workers, samples_of(task)
         fields: dict[str, Any] = {"name": "", "folder": "", "how": "", "address": "", "port": 0}
         nodes = cluster.num_nodes
         job = Job(**fields, num_nodes=nodes, workers_per_node=count // nodes, task=task, data=data, seed=seed)
@@ -90,16 +88,15 @@ class Rehearsal:
         loss = torch.nn.functional.cross_entropy(self._model(self.samples.inputs[batch]), self.samples.labels[batch])
         return torch.cat([part.flatten() for part in torch.autograd.grad(loss, self._parts)])
 
-    def slope(self, at: torch.Tensor) -> torch.Tensor:
-        """The gradient of `loss`."""
-        torch.nn.utils.vector_to_parameters(at, self._parts)
-        outputs = self._model.eval()(self._evaluated.inputs)
-        loss = torch.nn.functional.cross_entropy(outputs, self._evaluated.labels)
-        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, self._parts)])
-
     def step(self, rank: int) -> None:
         """A worker's step by itself."""
         self.models[rank] -= self.rate * self.gradient(rank, self.models[rank])
+
+    def take(self, counts: Sequence[int]) -> None:
+        """So many steps of each worker by itself."""
+        for rank, count in enumerate(counts):
+            for _ in range(count):
+                self.step(rank)
 
     def loss(self, model: torch.Tensor) -> float:
         """Over all samples that the lab evaluates."""
@@ -109,7 +106,14 @@ class Rehearsal:
             return float(torch.nn.functional.cross_entropy(outputs, self._evaluated.labels))
 
 
-def steps_to(target: float, rehearsal: Rehearsal, advance: Any, most: int) -> float | None:  # noqa: ANN401 - a callable
+def steps_to(
+    target: float,
+    rehearsal: Any,  # noqa: ANN401 - a Rehearsal, or what has its `models` and `loss`
+    advance: Callable[[int], None],
+    most: int,
+    *,
+    every: int = EVERY,
+) -> float | None:
     """Steps until the mean model's loss, interpolated between evaluations, falls to the target; None if it does not.
 
     `advance(step)` takes one step of every worker.
@@ -117,18 +121,18 @@ def steps_to(target: float, rehearsal: Rehearsal, advance: Any, most: int) -> fl
     before = rehearsal.loss(rehearsal.models.mean(0))
     for step in range(1, most + 1):
         advance(step - 1)
-        if step % EVERY:
+        if step % every:
             continue
         loss = rehearsal.loss(rehearsal.models.mean(0))
         if not np.isfinite(loss):
             return None
         if loss <= target:
-            return round(step - EVERY + EVERY * (before - target) / (before - loss), 2)
+            return round(step - every + every * (before - target) / (before - loss), 2)
         before = loss
     return None
 
 
-def by_schedule(rehearsal: Rehearsal, schedule: Schedule, alpha: float | None = None) -> Any:  # noqa: ANN401
+def by_schedule(rehearsal: Any, schedule: Schedule, alpha: float | None = None) -> Callable[[int], None]:  # noqa: ANN401 - as above
     """The steps of a schedule with fixed phases: pace, overlap, step-normalised averaging, drift correction."""
     matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in schedule.steps()]
     overlap = schedule.strategy.mixes_late
@@ -142,9 +146,7 @@ def by_schedule(rehearsal: Rehearsal, schedule: Schedule, alpha: float | None = 
     def advance(step: int) -> None:
         nonlocal since
         place = step % longest
-        for rank, pace in enumerate(paces):
-            for _ in range((place + 1) * pace // longest - place * pace // longest):
-                rehearsal.step(rank)
+        rehearsal.take([int((place + 1) * pace // longest - place * pace // longest) for pace in paces])
         models = rehearsal.models
         if corrections is not None:
             models += rehearsal.rate * corrections
@@ -169,7 +171,7 @@ def by_schedule(rehearsal: Rehearsal, schedule: Schedule, alpha: float | None = 
     return advance
 
 
-def by_pipeline(rehearsal: Rehearsal, when: Pipeline) -> Any:  # noqa: ANN401 - as above
+def by_pipeline(rehearsal: Rehearsal, when: Pipeline) -> Callable[[int], None]:
     """Pipe-SGD: equal models take the mean of all workers' gradients, some steps late once the warm-up is over."""
     on_their_way: deque[torch.Tensor] = deque()
 
@@ -185,7 +187,7 @@ def by_pipeline(rehearsal: Rehearsal, when: Pipeline) -> Any:  # noqa: ANN401 - 
     return advance
 
 
-def pairwise(rehearsal: Rehearsal, strategy: Pairwise) -> Any:  # noqa: ANN401 - as above
+def pairwise(rehearsal: Rehearsal, strategy: Pairwise) -> Callable[[int], None]:
     """AD-PSGD with its averaging beside the computing: a gradient is as old as the mean that was taken meanwhile."""
     machine = VirtualMachine(
         pairing_of(strategy, rehearsal.count),
@@ -204,7 +206,7 @@ def pairwise(rehearsal: Rehearsal, strategy: Pairwise) -> Any:  # noqa: ANN401 -
     return advance
 
 
-def asynchronous_server(rehearsal: Rehearsal) -> Any:  # noqa: ANN401 - as above
+def asynchronous_server(rehearsal: Rehearsal) -> Callable[[int], None]:
     """Workers push one after another; each gradient is as old as the other workers' pushes since its own last one."""
     server = rehearsal.models[0].clone()
     fetched = rehearsal.models.clone()
@@ -218,7 +220,7 @@ def asynchronous_server(rehearsal: Rehearsal) -> Any:  # noqa: ANN401 - as above
     return advance
 
 
-def generated(rehearsal: Rehearsal, strategy: Generated, cluster: Cluster) -> Any:  # noqa: ANN401 - as above
+def generated(rehearsal: Rehearsal, strategy: Generated, cluster: Cluster) -> Callable[[int], None]:
     """The groups that the generator hands out to equally fast workers; a step is one of every worker on average."""
     steps, met = 0, set[int]()
 
@@ -246,7 +248,9 @@ def generated(rehearsal: Rehearsal, strategy: Generated, cluster: Cluster) -> An
     return advance
 
 
-def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule | None, size: int) -> Any:  # noqa: ANN401
+def advance_of(
+    rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule | None, size: int
+) -> Callable[[int], None]:
     """What one step of a contestant does."""
     from partreduce.schedulers.registry import build
 
@@ -277,9 +281,6 @@ def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> Iter
     task, data = case.split()
     cluster, setting = Cluster.regular(nodes, size), Setting(name=case, rate="80mbit", task=task, data=data)
     planned = Planner({})
-    with tempfile.TemporaryDirectory() as folder:
-        write_data(task, Path(folder) / "data.npz")
-        samples = read_data(Path(folder) / "data.npz")
     found: set[str] = set()
     for contestant in contestants(planned, planned.corrected, planned.coded):
         name = contestant.rehearsed_as
@@ -297,7 +298,7 @@ def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> Iter
         found.add(name)
         begun, by_rate = time.monotonic(), ByRate()
         for rate in GRID[contestant.grid]:
-            rehearsal = Rehearsal(samples, task=task, data=data, cluster=cluster, rate=rate)
+            rehearsal = Rehearsal(task=task, data=data, cluster=cluster, rate=rate)
             advance = advance_of(rehearsal, contestant, schedule, size)
             by_rate[f"{rate:g}"] = steps_to(REHEARSED_TARGETS[task], rehearsal, advance, CASES[case])
             if best_rate(by_rate) not in (None, rate):

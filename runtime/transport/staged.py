@@ -11,16 +11,12 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.waiting import LimitedWork, wait_a_while
-
-if TYPE_CHECKING:
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.waiting import LimitedWork, RunningWork, wait_a_while
 
 CLOSING_SECONDS = 0.05
 """Between two looks whether the group was destroyed."""

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,9 @@ from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from partreduce.topo.strategies.axes import Codec, Form, How
-from partreduce.verify import Status, checker, prove
-from partreduce.verify.asked_function import load_function
+from partreduce.verify import Status, checker, functions, prove
+from partreduce.verify.asked_function import ask, load_function
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.functions import prove_function
 from partreduce.verify.rounds import best_bound
 from partreduce.verify.spectral_gap import prove_gap
 
@@ -228,6 +228,12 @@ def test_the_gaps_of_rings_agree_with_their_closed_form(n):
 
 
 # Functions
+
+
+def prove_function(function, cluster, period, name="function"):
+    """As `prove_function_file`, but asked here."""
+    steps = ([ask(function, worker, step, cluster) for worker in range(cluster.num_workers)] for step in count())
+    return functions._prove(steps, cluster, period, name, "")
 
 
 def ring_pairs(worker, step, cluster):

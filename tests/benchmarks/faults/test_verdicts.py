@@ -203,6 +203,21 @@ def test_a_run_that_should_have_gone_on_is_seen(judged):
     assert text.startswith("did not finish")
 
 
+HELD_UP = {**FAULT, "must_finish": True, "lasts": 1.5, "overdue": 1.5}
+
+
+def test_a_run_that_the_machine_held_up_for_what_the_timeout_leaves_may_end_by_an_error(judged):
+    assert judged(verdicts.judge_ends, [ending(13.1)] * 4, **HELD_UP) == []
+    (text,) = judged(verdicts.judge_ends, [ending(13.1)] * 4, **{**HELD_UP, "overdue": 1.4})
+    assert text.startswith("did not finish")
+
+
+@pytest.mark.parametrize("end", [ending(13.1, what="raised"), ending(13.1)[:1]])
+def test_a_run_that_the_machine_held_up_must_end_and_by_an_error_of_ours(judged, end):
+    violations = judged(verdicts.judge_ends, [end, *[ending(13.1)] * 3], **HELD_UP)
+    assert violations[-1].startswith("did not finish")
+
+
 def test_what_a_run_leaves_behind_is_found_by_session_and_by_mark(tmp_path):
     code = "import time; time.sleep(60)"
     own = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
