@@ -55,7 +55,7 @@ def joined() -> tuple[GlooWorld, Meet]:
     everyone = world.create(tuple(range(world.size)), name="meet")
 
     def meet(word: float) -> float:
-        said = torch.tensor([word])
+        said = torch.tensor([word], dtype=torch.float64)  # a time of day needs the digits
         everyone.all_reduce(said).wait()
         return float(said)
 

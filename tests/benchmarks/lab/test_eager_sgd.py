@@ -133,7 +133,7 @@ def test_figure_9s_rows_say_what_was_measured():
     assert made[latency.ACTIVE, f"{where}: majority"].measured == 17.0
     lower = [replace(each, trial=replace(each.trial, skew=5.0)) for each in listed]
     assert {curve.name for curve in latency.curves(kept([*listed, *lower]))} == {SOLO, MAJORITY, HALF}
-    again = [Found.of_json(json.loads(json.dumps(asdict(each)))) for each in listed]
+    again = [skew.FOUND.validate_json(json.dumps(asdict(each))) for each in listed]
     assert again == listed
 
 
