@@ -127,11 +127,11 @@ def test_everything_proposed_is_proved_confirmed_and_runs(planned, tmp_path):
         recommendation.schedule,
         ONE_SLOW,
         compute=job().compute_times(),
-        num_rounds=200,
+        num_rounds=1000,
         seed=3,
         form=recommendation.form,
     )
-    assert recommendation.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
+    assert recommendation.step_seconds == pytest.approx(timeline.per_step(warm_up=250), rel=0.05)
 
 
 @pytest.mark.parametrize("pace", [1, 3])
