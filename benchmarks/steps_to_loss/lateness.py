@@ -88,10 +88,13 @@ def best_rate(kind: str, optimizer: str) -> tuple[float, float]:
     return rate, float(f"{max(loss, least):.3g}")
 
 
-def steps_of(task: str, schedule: Schedule, *, rate: float, target: float, most: int, seed: int = 0) -> float | None:
+def steps_of(
+    task: str, schedule: Schedule, *, rate: float, target: float, most: int, seed: int = 0, mode: str = "shuffled"
+) -> float | None:
     """Steps of a task to a loss; None if it does not get there."""
     kind, _, optimizer = task.partition("/")
-    network, strategy = Network(kind, schedule.cluster, rate=rate, optimizer=optimizer, seed=seed), schedule.strategy
+    network = Network(kind, schedule.cluster, rate=rate, optimizer=optimizer, seed=seed, mode=mode)
+    strategy = schedule.strategy
     advance = network.together(strategy.when.lag) if strategy.averages_gradients else by_schedule(network, schedule)
     return steps_to(target, network, advance, most, every=EVERY)
 

@@ -113,7 +113,16 @@ OPTIMIZERS = ("sgd", "momentum", "adam")
 class Network:
     """All workers' models of one kind, (workers, parameters), trained as a rehearsal of the lab is."""
 
-    def __init__(self, kind: str, cluster: Cluster, *, rate: float, optimizer: str = "sgd", seed: int = 0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        cluster: Cluster,
+        *,
+        rate: float,
+        optimizer: str = "sgd",
+        seed: int = 0,
+        mode: str = "shuffled",
+    ) -> None:
         self.rate, self.count = rate, cluster.num_workers
         self._rng, self._samples, self._change = np.random.default_rng(seed), _samples(kind), Change(optimizer, rate)
         torch.manual_seed(seed)
@@ -121,7 +130,7 @@ class Network:
         self._shapes = {name: part.shape for name, part in self._module.named_parameters()}
         self._sizes = [shape.numel() for shape in self._shapes.values()]
         self.models = parameters_to_vector(self._module.parameters()).detach().repeat(self.count, 1)
-        self._own = shards(self._samples.labels.numpy(), cluster, "shuffled", self._rng)
+        self._own = shards(self._samples.labels.numpy(), cluster, mode, self._rng)
         self._evaluated = evaluated(self._samples, EVALUATED)
         self._of_all = vmap(grad(self._loss))
 
@@ -136,9 +145,8 @@ class Network:
         return self._of_all(self.models, self._samples.inputs[picks], self._samples.labels[picks])
 
     def take(self, counts: Sequence[int]) -> None:
-        """A step of every worker by itself: schedules here have one pace."""
-        assert set(counts) == {1}, "all workers have one pace"
-        self.models -= self._change.of(self.gradients())
+        """A step of each worker by itself, but for those who take none at this instant."""
+        self.models -= self._change.of(self.gradients(), torch.tensor(counts)[:, None] > 0)
 
     def together(self, lag: int = 0) -> Callable[[int], None]:
         """The steps of All-Reduce of gradients, which come `lag` steps late."""
@@ -161,21 +169,21 @@ class Change:
     """What an optimizer subtracts, by torch's formulas: plain SGD, momentum of 0.9, or Adam; a row for each worker."""
 
     def __init__(self, name: str, rate: float) -> None:
-        self.name, self.rate, self._steps = name, rate, 0
-        self._first, self._second = torch.zeros(()), torch.zeros(())
+        self.name, self.rate = name, rate
+        self._steps, self._first, self._second = torch.zeros(3)
 
-    def of(self, gradients: torch.Tensor) -> torch.Tensor:
-        """One step, of the shape of the gradients."""
-        self._steps += 1
-        if self.name == "sgd":
-            return self.rate * gradients
-        if self.name == "momentum":
-            self._first = 0.9 * self._first + gradients
-            return self.rate * self._first
-        self._first = 0.9 * self._first + 0.1 * gradients
-        self._second = 0.999 * self._second + 0.001 * gradients**2
+    def of(self, gradients: torch.Tensor, mine: torch.Tensor | None = None) -> torch.Tensor:
+        """One step, of the shape of the gradients, of those whose step it is; nothing of the others."""
+        mine = torch.tensor(data=True) if mine is None else mine
+        self._steps = self._steps + mine.float()
+        decay = 0.9 if self.name != "sgd" else 0.0
+        gained = 0.1 if self.name == "adam" else 1.0
+        self._first = torch.where(mine, decay * self._first + gained * gradients, self._first)
+        if self.name != "adam":
+            return torch.where(mine, self.rate * self._first, 0.0)
+        self._second = torch.where(mine, 0.999 * self._second + 0.001 * gradients**2, self._second)
         size = (self._second / (1 - 0.999**self._steps)).sqrt() + 1e-8
-        return self.rate / (1 - 0.9**self._steps) * self._first / size
+        return torch.where(mine, self.rate / (1 - 0.9**self._steps) * self._first / size, 0.0)
 
 
 @cache
