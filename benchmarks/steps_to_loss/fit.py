@@ -71,7 +71,7 @@ class Question:
     def steps(self, schedule: Schedule, mode: str, rate: float, seed: int, most: int) -> float | None:
         """To the target; None if it takes more than `most`."""
         task = (
-            Rehearsal(task="digits", data=mode, cluster=schedule.cluster, rate=rate, seed=seed)
+            Rehearsal(task="digits", cluster=schedule.cluster, rate=rate, seed=seed)
             if self is SECOND
             else Perceptron(schedule.cluster, mode, rate, seed)
         )
