@@ -209,8 +209,9 @@ def _judge(running: Running) -> Iterator[None]:
         outcome.violations += verdicts.judge_checkpoints(Path(running.task.checkpoints))
     if running.must_save:
         verdicts.judge_saved(running)
-    if running.cell.launcher != "run":  # which alone ends what a killed worker has left
-        end([pid for rank in running.victims for pid in running.children_of(rank)])
+    if running.cell.launcher != "run":  # which alone ends what a killed worker has left; torchrun's agent kills them all
+        killed = range(WORKERS) if running.cell.launcher == "torchrun" else running.victims
+        end([pid for rank in killed for pid in running.children_of(rank)])
     deadline = time.monotonic() + LINGER_SECONDS
     while (left := running.processes()) and time.monotonic() < deadline:
         yield
