@@ -209,7 +209,7 @@ def _judge(running: Running) -> Iterator[None]:
         outcome.violations += verdicts.judge_checkpoints(Path(running.task.checkpoints))
     if running.must_save:
         verdicts.judge_saved(running)
-    if running.cell.launcher != "run":  # which alone ends what a killed worker has left; torchrun's agent kills them all
+    if running.cell.launcher != "run":  # which alone ends what a killed worker has left; torchrun's agent kills all
         killed = range(WORKERS) if running.cell.launcher == "torchrun" else running.victims
         end([pid for rank in killed for pid in running.children_of(rank)])
     deadline = time.monotonic() + LINGER_SECONDS
