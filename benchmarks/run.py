@@ -86,8 +86,8 @@ BENCHMARKS = (
         "--rows 100000 --workers 2 4 --limit", "--limit", 180,
     ),
     Benchmark(
-        "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator",
-        "--runs 60 --kills 4 --rounds 30 --repeat 1 -o {out}", "-o benchmarks/results/generator", 300,
+        "generator", "the group generator loses and doubles nothing", "generator",
+        "--runs 60 --kills 4 -o {out}", "-o benchmarks/results/generator", 300,
     ),
 )  # fmt: skip
 

@@ -73,11 +73,7 @@ class Schedule:
 
     @property
     def mixing(self) -> Mixing:
-        """The strategy as one whose rounds are fixed.
-
-        Raises:
-            ScheduleError: it does not.
-        """
+        """The strategy as one whose rounds are fixed."""
         if not isinstance(self.strategy, Mixing):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: {self.undecided}")
         if self.undecided:
@@ -86,11 +82,7 @@ class Schedule:
 
     @property
     def phased(self) -> Phased:
-        """The strategy as one that averages in groups fixed beforehand.
-
-        Raises:
-            ScheduleError: it does not.
-        """
+        """The strategy as one that averages in groups fixed beforehand."""
         if not isinstance(self.strategy, Phased):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: has no groups")
         return self.strategy

@@ -67,11 +67,7 @@ def prove_function_file(place: str, cluster: Cluster, period: int) -> FunctionPr
 
 
 def check_size(cluster: Cluster, period: int) -> None:
-    """Refuse a period without steps and more questions than there is time for.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse a period without steps and more questions than there is time for."""
     if period < 1:
         raise InputError(f"period: is {period}; a period has at least 1 step")
     questions = 2 * period * cluster.num_workers

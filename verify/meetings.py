@@ -47,11 +47,7 @@ class Meetings:
         self._unions = 0.0
 
     def heard(self, start: int) -> Iterator[list[int]]:
-        """Of whom every worker has heard (bits of an integer) after 1, 2, … rounds, as long as that changes.
-
-        Raises:
-            TooManyRoundsError: as said there.
-        """
+        """Of whom every worker has heard (bits of an integer) after 1, 2, … rounds, as long as that changes."""
         sets = [1 << worker for worker in range(self.num_workers)]
         quiet, cost = 0, 1 + self.num_workers / 2000
         for t in count(start):

@@ -29,7 +29,6 @@ from benchmarks.explore import (
     partial_suite,
     shards,
 )
-from benchmarks.explore.two_sides import shortest_deadlock
 from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap
 from partreduce.verify.explore import Network, NoDeadlock, explore
@@ -126,7 +125,7 @@ def _draw(path: Path) -> None:
     trace = lost.findings[0].trace
     assert trace is not None
     draw_trace(trace, path, title="An update is lost: everybody waits")
-    deadlock = shortest_deadlock(3)
+    deadlock = pairing.shortest_deadlock(3)
     assert deadlock is not None
     other = path.with_name(f"{path.stem}-adpsgd{path.suffix}")
     draw_trace(deadlock, other, title="AD-PSGD on an odd cycle: everybody waits for the next")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.explore.covering import Factors, Level
 from benchmarks.explore.fail_stop import FailStop, among_the_living
-from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, two_sides
+from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, all_both, two_sides
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.verify.explore import Exploration, Network, explore
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
     from benchmarks.explore.covering import Row
+    from partreduce.verify.explore import Trace
     from partreduce.verify.search.view import View
 
 
@@ -125,3 +126,9 @@ def configuration(row: Row) -> PairingConfiguration:
 def triples() -> tuple[PairingConfiguration, ...]:
     """Every possible triple of levels."""
     return tuple(map(configuration, FACTORS.rows(3)))
+
+
+def shortest_deadlock(num_workers: int) -> Trace | None:
+    """The shortest run into a deadlock on a cycle of workers who all ask and answer, found by visiting every state."""
+    cycle = Digraph.undirected(num_workers, [(i, (i + 1) % num_workers) for i in range(num_workers)])
+    return explore(all_both(cycle), properties=(NoDeadlock(),)).finding("no deadlock").trace

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from benchmarks.lab.lengths import Lengths
 
 GRID = {"workers": (0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
@@ -82,7 +84,7 @@ class Setting(Lengths):
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> Setting:
         """What `dataclasses.asdict` made, after a way through JSON."""
-        return cls(**cls.with_tuples(fields))
+        return TypeAdapter(cls).validate_python(fields)
 
     def case_of(self, num_workers: int) -> str:
         """Task, data and workers: what the steps to a loss depend on, links and speeds do not."""

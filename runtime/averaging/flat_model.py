@@ -185,11 +185,7 @@ class FlatModel:
                     )
 
     def refuse_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
-        """Notice a new parameter group whose settings make the optimizer keep what does not ride along.
-
-        Raises:
-            InputError: as said.
-        """
+        """Notice a new parameter group whose settings make the optimizer keep what does not ride along."""
         if not self._riding:
             return
         keys = set(state_keys(optimizer, group))

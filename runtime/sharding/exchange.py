@@ -144,11 +144,7 @@ class Exchange:
         return replace(call, has_problem=bool(problem))
 
     def _stop(self, rank: int) -> NoReturn:
-        """Stop for what another worker, or this one, has found.
-
-        Raises:
-            InputError: always.
-        """
+        """Stop for what another worker, or this one, has found."""
         text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
         self._num_problems, self._problem = self._num_problems + 1, ""
         raise InputError(f"worker {rank}: {text}")
@@ -200,11 +196,7 @@ class Exchange:
         return counts, ordered, orders
 
     def _agreed(self, met: Met) -> Call:
-        """What all do.
-
-        Raises:
-            InputError: as `perform` says.
-        """
+        """What all do."""
         rank, did = met.with_problem, met.agreed
         if rank is not None:
             self._stop(rank)

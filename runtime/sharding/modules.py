@@ -39,11 +39,7 @@ class Handle:
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse pickling.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse pickling."""
         raise InputError(
             f"parameter {self.table.name!r}: its rows are spread over the workers, so the model cannot be pickled; "
             "save model.state_dict(), which all workers call"

@@ -58,7 +58,8 @@ def save_checkpoint(
         keep: how many checkpoints stay.
 
     Raises:
-        InputError: in the middle of a round, at different rounds, or `extra` is not JSON.
+        InputError: in the middle of a round (only outer steps may be saved there), at different rounds, or `extra` is
+            not JSON.
         FileProblem: a worker could not write; the same sentence on all of them, and the run may go on.
         PeerLostError: a worker is gone or does not call it.
     """
@@ -67,7 +68,7 @@ def save_checkpoint(
     ending.refuse_unless_running("save or load a checkpoint")
     ending.guard(optimizer.engine.gather)
     run = optimizer.run
-    if optimizer.steps % run.pace:
+    if optimizer.steps % run.pace and not optimizer.runner.saves_inside_rounds:
         raise InputError(
             f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.pace} steps; save after the last one"
         )

@@ -190,12 +190,7 @@ class GradientPipeline(GradientMeans):
         self._flights.append(_Flight(step, self.send(step), piggybacked))
 
     def _wait(self, flight: _Flight) -> None:
-        """Wait for a sum.
-
-        Raises:
-            PeerLostError: a worker is gone or too late.
-            InputError: numbers left their codec's range, on all workers alike; these gradients are lost.
-        """
+        """Wait for a sum."""
         if flight.waited:
             return
         try:

@@ -29,11 +29,7 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
 
 
 def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
-    """Refuse a schedule that needs more groups or file descriptors than one worker may have.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse a schedule that needs more groups or file descriptors than one worker may have."""
     member_lists = list(groups)
     if len(member_lists) > max_groups:
         raise InputError(

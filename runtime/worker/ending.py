@@ -52,11 +52,7 @@ class Ending:
         return self.state in (RUNNING, EVALUATING)
 
     def refuse_unless_running(self, what: str) -> None:
-        """Refuse a call that comes too late or inside `mean_model`.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse a call that comes too late or inside `mean_model`."""
         if self.state != RUNNING:
             raise InputError(f"{what}: the optimizer is {self.state}; it does not {what} then")
 

@@ -56,11 +56,7 @@ class ParameterEngine(Engine[ParameterRunner]):
         return loss
 
     def refuse_load(self, steps: int) -> None:
-        """Refuse a step inside a round where the runner measures rounds from their beginning.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse a step inside a round where the runner measures rounds from their beginning."""
         if self.runner.needs_round_start and steps % self.run.pace:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self.run.pace} steps, whose beginning "

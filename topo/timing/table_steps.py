@@ -70,11 +70,7 @@ def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, To
 
 
 def check_names(schedule: Schedule, touched: Mapping[str, Touched] | None) -> None:
-    """Refuse tables that the schedule does not have.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse tables that the schedule does not have."""
     for name in touched or {}:
         if schedule.route_of(name) is None:
             known = ", ".join(repr(route.parameter) for route in schedule.routes.tables) or "none"

@@ -115,7 +115,6 @@ class Gaps(Kind):
     word, name = "gap", "neighbours that keep a gap"
 
     def weighs(self, job: Job) -> bool:
-        """See `Kind`."""
         is_small = job.cluster.num_workers <= MAX_GRAPH_WORKERS and not job.quorum
         return is_small and (bool(job.gap) or (job.gap is None and not Slowdown.of(job).is_even))
 
@@ -132,7 +131,6 @@ class Gaps(Kind):
         return list(trials.options.values())
 
     def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-        """See `Kind`."""
         slowdown, facts = Slowdown.of(job), chosen.facts
         assert facts is not None, "chosen is one of this kind"
         models = facts.memory_bytes / (job.hardware.model_bytes or 1)
@@ -161,7 +159,6 @@ class Gaps(Kind):
         return [*said, memory]
 
     def cautions(self, chosen: Option, job: Job) -> list[str]:
-        """See `Kind`."""
         facts, count = chosen.facts, job.cluster.num_workers
         assert facts is not None, "chosen is one of this kind"
         said = _momentum(chosen)
@@ -231,11 +228,7 @@ def _bases(trials: Trials) -> Iterator[tuple[Option, Order]]:
 
 
 def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
-    """One run in virtual time with its reduces carried out.
-
-    Raises:
-        PartreduceError: the setting does not fit the graph, or workers wait for one another for ever.
-    """
+    """One run in virtual time with its reduces carried out."""
     from partreduce.runtime.virtual_time.case import Case
     from partreduce.runtime.virtual_time.gaps import run_gaps
     from partreduce.runtime.virtual_time.replay import Replay

@@ -67,7 +67,6 @@ class Meetings:
         self.apart: list[tuple[float, float, float]] = []
 
     def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
-        """See `Meets`."""
         now, count, listed = self._now, len(done), list(members)
         steps = done - self._done
         self._done = done.copy()
@@ -119,11 +118,9 @@ class OnRequest(Kind):
         self.word, self.name, self._strategies = word, name, strategies
 
     def weighs(self, job: Job) -> bool:
-        """See `Kind`."""
         return is_open(job) and job.cluster.num_workers <= MOST_WORKERS and not Slowdown.of(job).is_even
 
     def options(self, trials: Trials, known: Sequence[Option] = ()) -> list[Option]:  # noqa: ARG002
-        """See `Kind`."""
         job, count = trials.job, trials.job.cluster.num_workers
         work = PER_EVENT * ROUNDS * count * (8 + count / 4)
         listed = []
@@ -146,7 +143,6 @@ class OnRequest(Kind):
         return _priced(schedule, _run(schedule, job, met), met, job, self.word)
 
     def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:  # noqa: ARG002
-        """See `Kind`."""
         facts = chosen.facts
         assert facts is not None, "chosen is one of this kind"
         models = facts.memory_bytes / (job.hardware.model_bytes or 1)
@@ -157,7 +153,6 @@ class OnRequest(Kind):
         return [said]
 
     def cautions(self, chosen: Option, job: Job) -> list[str]:  # noqa: ARG002
-        """See `Kind`."""
         said = (
             "who averages with whom is decided while the job runs: its seconds, consensus distance and steps are of a "
             "run in virtual time, not proved"

@@ -239,11 +239,7 @@ class GapMeans(OneSided):
         return self.run.reducer.recorder.begin(kind, step, round_, members, num_bytes * len(self.driver.targets))
 
     def _post(self, operation: Operation, outcome: Outcome) -> None:
-        """Send from the training thread.
-
-        Raises:
-            PeerLostError: a receiver takes nothing any more.
-        """
+        """Send from the training thread."""
         try:
             for letter in outcome.letters:
                 if letter.kind == "mark":  # which comes after all parts of updates that were sent before
@@ -265,11 +261,7 @@ class GapMeans(OneSided):
         self._sender.send("update", self._start if self.is_parallel else self._live(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
-        """Let an event of this kind happen as soon as the protocol offers one.
-
-        Raises:
-            PeerLostError: what it waits for cannot come.
-        """
+        """Let an event of this kind happen as soon as the protocol offers one."""
         driver = self.driver
         self._until(operation, lambda: driver.offers(kind), driver.missing)
         return driver.fire(kind)

@@ -20,11 +20,7 @@ PARTED = (
 
 
 def refuse_unless_plain(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse optimizers for which a step with a sum is not the sum of steps.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse optimizers for which a step with a sum is not the sum of steps."""
     name = type(optimizer).__name__
     if type(optimizer) is torch.optim.SGD:
         kept = next((key for group in optimizer.param_groups for key in ("momentum", "weight_decay") if group[key]), "")

@@ -95,11 +95,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         return further
 
     def refuse_changed_means(self) -> None:
-        """Refuse means that the script changes where a call may deliver several.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse means that the script changes where a call may deliver several."""
         if self.when.missed is MissedResults.SUM:
             raise InputError(
                 "average_gradients: this script changes the mean gradient (clips it, say), and with missed: sum a call "
@@ -113,11 +109,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
             )
 
     def refuse_late(self) -> None:
-        """Refuse a GradScaler whose verdict comes after the gradients have left.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse a GradScaler whose verdict comes after the gradients have left."""
         if self.run.applier.scaled:
             raise InputError(
                 "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
@@ -156,11 +148,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
             self.after_averaging()
 
     def _compare(self, *, warns: bool) -> None:
-        """Warn where workers have applied their results with different settings; the collective thread rests here.
-
-        Raises:
-            PeerLostError: a worker is gone.
-        """
+        """Warn where workers have applied their results with different settings; the collective thread rests here."""
         numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # which holds 32 bits exactly
         numbers[self.run.rank] = -1 if self._settings.has_changed else self._settings.number
         round_ = self.run.progress.step
@@ -176,11 +164,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
             warn_user(PARTED)
 
     def _synchronise(self) -> None:
-        """Take the mean of all models where the protocol waits for that.
-
-        Raises:
-            PeerLostError: a worker is gone.
-        """
+        """Take the mean of all models where the protocol waits for that."""
         driver, every = self.driver, self.when.synchronise_every
         state = driver.state
         if not every or state is None or state.version % every or state.version == self._met:

@@ -8,8 +8,8 @@ from fractions import Fraction
 import networkx as nx
 import pytest
 
+from benchmarks.explore.pairing import shortest_deadlock
 from benchmarks.explore.picture import draw_trace
-from benchmarks.explore.two_sides import shortest_deadlock
 from helpers.command_runs import runner
 from partreduce.commands.verify import command
 from partreduce.graph_input import load_gap_graph

@@ -48,6 +48,14 @@ def test_random_schedules_on_processes_equal_the_reference(driver):
     assert answer["reports"][0]["run"] > 0
 
 
+def test_outer_steps_on_processes_equal_diloco_in_one_process(driver):
+    base = os.environ.get("PARTREDUCE_TEST_SEED", str(random.SystemRandom().randrange(10**6)))
+    answer = driver.run("outer steps", environment={"CASES_FROM": base})
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert [report["problems"] for report in answer["reports"]] == [[]] * 3, f"seeds from {base}"
+    assert answer["reports"][0]["run"] > 0
+
+
 def test_allreduce_equals_ddp_for_sgd_momentum_adam_and_clipped_gradients(driver):
     answer = driver.run("same losses as DDP")
     assert answer["code"] == 0, answer["output"][-2000:]

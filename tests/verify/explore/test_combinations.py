@@ -1,6 +1,6 @@
 """The configurations of covering arrays: every property holds, and bugs that all hand-made ones let pass die in them.
 
-docs/explorer.md lists each of these bugs with what kills it.
+benchmarks/results/seeded_bugs.md lists each of these bugs with what kills it.
 """
 
 from __future__ import annotations
@@ -168,5 +168,5 @@ def test_an_active_worker_that_asks_an_active_one_is_noticed():
 
 
 def test_the_page_lists_every_bug():
-    page = (Path(__file__).parents[3] / "docs" / "explorer.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md").read_text(encoding="utf-8")
     assert [name for name in BUGS if f"| {name} |" not in page] == []

@@ -137,12 +137,11 @@ def _sum(schedule: Schedule, inside: int, nodes: int) -> FollowedSum:
 
 def _shapes(schedule: Schedule) -> Iterator[tuple[int, int]]:
     """(l, h) of all groups: (1, k) of one that goes as a ring, (k, 1) of one that goes as it is."""
-    averages = list(chain.from_iterable(schedule.phases))
-    for average in [None, *averages] if schedule.prologue else averages:
+    for average in chain.from_iterable(schedule.phases):  # one is of all, as where a prologue ends
         inside, nodes = schedule.on_nodes(average)
         if schedule.how["where"] == "across-nodes" and nodes == 1:
             yield inside, 1
-        elif schedule.how["form"] == "hierarchical" and inside > 1 and nodes > 1:
+        elif schedule.how["form"] == "hierarchical" and nodes > 1:
             yield inside, nodes
         else:
             yield 1, inside * max(nodes, 1)

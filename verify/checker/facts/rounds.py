@@ -70,12 +70,12 @@ def prime_factors(n: int) -> list[int]:
 def _is_product_of_two(n: int, largest: int) -> bool:
     """Whether n = a·b with a, b ≤ largest."""
     smallest_factor = -(-n // largest)
-    return n <= largest or any(n % a == 0 for a in range(smallest_factor, isqrt(n) + 1))
+    return any(n % a == 0 for a in range(smallest_factor, isqrt(n) + 1))
 
 
 def _p_adic_bound(n: int, largest: int, prime: int) -> int:
     """The fewest rounds after which a product of sizes up to `largest` is a multiple of p^v and at least n."""
-    power_in_n = 0
+    power_in_n = 1  # or more: it divides n
     while n % prime ** (power_in_n + 1) == 0:
         power_in_n += 1
     # largest_size[a] is the largest group size that is a multiple of p^a.

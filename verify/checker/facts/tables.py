@@ -137,7 +137,7 @@ def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
         longest = -(-rows // min(map(len, schedule.nodes), default=schedule.node_size)) if aggregates else rows
         return 0, _crossings(schedule) * (n - 1) * longest * (row + 4)
     everyone = num_nodes if aggregates else n
-    lookups, gradients = [0], [0]
+    lookups, gradients = [], []
     for size, held in _nodes(schedule, table):
         asking = 1 if aggregates else size
         asked, given = asking * (rows - held), (everyone - asking) * held
