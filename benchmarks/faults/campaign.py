@@ -215,8 +215,9 @@ def _judge(running: Running) -> Iterator[None]:
     deadline = time.monotonic() + LINGER_SECONDS
     while (left := running.processes()) and time.monotonic() < deadline:
         yield
-    if left and running.is_over:
-        outcome.violations.append(f"orphans: {[command_of(pid)[:120] for pid in left]}")
+    commands = [command for pid in left if (command := command_of(pid)[:120])]  # one that is ending has none any more
+    if commands and running.is_over:
+        outcome.violations.append(f"orphans: {commands}")
     end(left)
     names = (path.name for path in (running.folder / "tmp").iterdir())
     files = sorted(name for name in names if not name.startswith(THEIRS))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.faults.cell import Cell, Outcome, Record, Task, records_after
 from benchmarks.faults.kinds import WORKERS
-from benchmarks.faults.processes import belonging, command_of, delays_of, look_at, runs
+from benchmarks.faults.processes import belonging, children_of, command_of, delays_of, look_at, runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,7 +85,7 @@ class Running:
                 self.gone[rank] = self._looked
         self._looked = time.monotonic()
         if self.fault_time:
-            for pid in (self.pid, *filter(None, map(self.pid_of, range(WORKERS)))):
+            for pid in {self.pid, *children_of(self.pid), *filter(None, map(self.pid_of, range(WORKERS)))}:
                 known = self._delays.setdefault(pid, {})
                 for thread, seconds in delays_of(pid).items():
                     known[thread] = known.get(thread, (seconds,))[0], seconds
