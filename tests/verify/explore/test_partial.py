@@ -16,7 +16,7 @@ from partreduce.schedulers.protocols.partial_sides import COMPUTING, Activate, A
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 SOLO, SOLO_2 = "solo, C 1, 2 workers", "solo, C 2, 2 workers, at once"
 SOLO_CALL, MAJORITY = "solo by call, C 1, 2 workers", "majority, C 1, 2 workers"
-MAJORITY_3 = "majority, summed, C 1, 3 workers, at once"
+MAJORITY_3 = "majority, C 1, 3 workers, at once"
 QUORUM, QUORUM_CALL = "2 of 3, C 1, at once", "2 of 3 by call, C 1, at once"
 WILD = "2 of 2, C 1, reordered and doubled"
 LATEST = "solo, latest, synchronised every 2, 2 workers, at once"
