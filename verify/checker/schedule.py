@@ -249,10 +249,12 @@ def read_schedule(document: object) -> Schedule:
         require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
     is_lockstep = not (schedule.is_late or schedule.quorum)  # graphs have no such round, a pipeline averages gradients
     outer = schedule.tables.outer
+    may_step = outer.is_plain or outer.has_own_anchors or schedule.averages_of_all()
+    may_step = may_step and (outer.is_plain or is_lockstep)
+    require(may_step, "strategy.what.outer", "acts where a round of the period averages over all workers, in lockstep")
     is_static = raw["strategy"]["kind"] == "static" and schedule.how["codec"] == "none"
     may_be_own = is_static and all(average.relax == 1 for phase in schedule.phases for average in phase)
-    may_step = outer.is_plain or (is_lockstep and (may_be_own if outer.has_own_anchors else schedule.averages_of_all()))
-    require(may_step, "strategy.what.outer", "goes with a round of all, or own anchors with plain groups; in lockstep")
+    require(may_be_own or not outer.has_own_anchors, "strategy.what.outer.anchor", "own goes with plain fixed groups")
     may_round = schedule.how["codec"] == "none" or schedule.averages_of_all()
     require(may_round, "strategy.how.codec", "parameters are rounded where a round of the period averages over all")
     return schedule

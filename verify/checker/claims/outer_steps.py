@@ -91,8 +91,7 @@ def _after_round(schedule: Schedule, t: int, digits: Sequence[int], rows: Intege
     """The rows of (a, b) after round t on one class, times a factor, and the factor: it makes all entries integers."""
     outer, half = schedule.tables.outer, len(rows) // 2
     (p, q), (r, s) = outer.momentum.as_integer_ratio(), outer.lr.as_integer_ratio()
-    groups = [one for one in schedule.phases[t] if len(one.members) > 1 or one.across]  # one worker is none: it rests
-    averages = averages_on_class(groups, digits)
+    averages = averages_on_class(schedule.phases[t], digits)
     k = lcm(*(len(members) for members, _, _ in averages))
     factor = k * q * q * s
     result = [[factor * entry for entry in row] for row in rows]
