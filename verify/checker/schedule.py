@@ -249,8 +249,8 @@ def read_schedule(document: object) -> Schedule:
         require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
     is_lockstep = not (schedule.is_late or schedule.quorum)  # graphs have no such round, a pipeline averages gradients
     outer = schedule.tables.outer
-    may_step = outer.is_plain or outer.has_own_anchors or schedule.averages_of_all()
-    may_step = may_step and (outer.is_plain or is_lockstep)
+    may_meet = outer.has_own_anchors or bool(schedule.averages_of_all())
+    may_step = outer.is_plain or (may_meet and is_lockstep)
     require(may_step, "strategy.what.outer", "acts where a round of the period averages over all workers, in lockstep")
     is_static = raw["strategy"]["kind"] == "static" and schedule.how["codec"] == "none"
     may_be_own = is_static and all(average.relax == 1 for phase in schedule.phases for average in phase)
