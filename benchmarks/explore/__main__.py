@@ -27,10 +27,10 @@ from benchmarks.explore import (
     partial_suite,
     shards,
 )
+from benchmarks.kit import parser
 
 if TYPE_CHECKING:
-    from benchmarks.kit import parser
-from partreduce.verify.explore import Exploration
+    from partreduce.verify.explore import Exploration
 
 PROTOCOLS = ("Hop", "group generator", "AD-PSGD", "partial all-reduce", "quorum of groups", "asynchronous server")
 
