@@ -906,5 +906,6 @@ READ_EDGES = [
     reads(STRICT, "an integer below 2^53", relax(2**53 - 1), relax(2**53), "must be an integer or a fraction"),
     reads(STRICT, "and above -2^53", relax(1 - 2**53), relax(-(2**53)), "must be an integer or a fraction"),
     reads(STRICT, "no truth value", relax(1), relax(True), "must be an integer or a fraction"),
+    reads(STRICT, "a text of 2^53", relax(str(2**53)), relax(f"{2**53}/0"), "must be an integer or a fraction"),
     reads(STRICT, "no list", relax("3"), relax(["3"]), "strategy.phases[0]: must be an integer or a fraction"),
 ]
