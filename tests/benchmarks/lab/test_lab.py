@@ -152,11 +152,6 @@ def test_redraw_writes_table_and_pictures_from_the_json_file_alone(tmp_path):
     assert redraw([], tmp_path) == 0
     assert "| ring (baseline) |" in (tmp_path / "lab-one.md").read_text()
     assert (tmp_path / "lab-one-slow.png").stat().st_size > 10_000
-    content["cells"][0]["measured"]["step_ms"] = 110.0
-    (tmp_path / "lab-two.json").write_text(json.dumps(content))
-    assert redraw(["one", "--join", "two"], tmp_path) == 0
-    assert "100 [90-110]" in (tmp_path / "lab-one.md").read_text()
-    assert not list(tmp_path.glob("lab-two*"))
 
 
 def test_the_list_needs_no_root():
@@ -248,9 +243,9 @@ def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
     assert unseen > 0.75, "chance is 0.5"
 
 
-@pytest.mark.parametrize("case", ["digits shuffled", "text shuffled"])
+@pytest.mark.parametrize("case", ["digits", "text"])
 def test_the_planners_contestant_trains_at_its_rehearsed_rate(case):
     """Under a name that the rates do not have it would train at the middle of the grid, without a word."""
     planner = lambda *_: None  # noqa: E731 - nothing is planned here
-    (contestant,) = (c for c in contestants(planner, planner, planner) if c.name == RECOMMENDED)
+    (contestant,) = (c for c in contestants(planner, planner) if c.name == RECOMMENDED)
     assert contestant.rehearsed_as in json.loads(RATES.read_text())[case]

@@ -39,20 +39,26 @@ def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     sizes = set().union(*schedule.group_sizes())
     if not sizes:
         return None
-    n, largest = schedule.num_workers, max(size for size, _ in sizes)
+    largest = max(size for size, _ in sizes)
+    plain_means = all(relax == 1 for _, relax in sizes)
+    return {"group": largest, **least_rounds(schedule.num_workers, largest, plain_means=plain_means)}
+
+
+def least_rounds(n: int, largest: int, *, plain_means: bool) -> Numbers:
+    """`bound`, `at_least`, `prime` of n workers in groups of at most `largest`."""
     log = next(rounds for rounds in range(32) if largest**rounds >= n)
     bounds: list[tuple[int, str, int]] = [(log, "log", 0)]
     if largest == 2 and n % 2 == 1:
         bounds.append((log + 1, "gossip-parity", 0))
-    if all(relax == 1 for _, relax in sizes):
+    if plain_means:
         primes = prime_factors(n)
         if primes[-1] > largest:
-            return {"group": largest, "bound": "prime-factor", "at_least": NEVER, "prime": primes[-1]}
+            return {"bound": "prime-factor", "at_least": NEVER, "prime": primes[-1]}
         if not _is_product_of_two(n, largest):
             bounds.append((3, "two-round", 0))
         bounds += [(_p_adic_bound(n, largest, prime), "p-adic", prime) for prime in primes]
     at_least, bound, prime = max(bounds, key=lambda one: one[0])
-    return {"group": largest, "bound": bound, "at_least": at_least, "prime": prime}
+    return {"bound": bound, "at_least": at_least, "prime": prime}
 
 
 def prime_factors(n: int) -> list[int]:
