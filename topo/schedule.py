@@ -44,7 +44,6 @@ class Schedule:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers, n."""
         return self.cluster.num_workers
 
     @property
@@ -62,6 +61,8 @@ class Schedule:
         """What of its rounds is not fixed, so that it has no figures, as a clause; empty where all is."""
         if not isinstance(self.strategy, Mixing):
             return "it has no fixed phases, hence no mixing matrix"
+        if self.strategy.what.outer.has_own_anchors:
+            return "outer steps from anchors of each worker's own are no mixing matrix of models"
         if self.strategy.when.takes_all:
             return ""
         if self.strategy.keeps_matrices:
@@ -179,5 +180,4 @@ class Schedule:
         return replace(self, strategy=replace(self.strategy, how=how), certificate=None)
 
     def with_certificate(self, certificate: Mapping[str, Any] | None) -> Schedule:
-        """The same schedule carrying a certificate."""
         return replace(self, certificate=certificate)

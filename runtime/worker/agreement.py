@@ -48,7 +48,6 @@ class Policies:
         return cls(chosen_buffers, chosen_state, initial == "broadcast")
 
     def refuse_combinations(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
-        """Refuse what cannot go together."""
         average_states = self.optimizer_state is StatePolicy.AVERAGE
         if schedule.strategy.averages_gradients and isinstance(optimizer, torch.optim.LBFGS):
             raise InputError(
@@ -65,10 +64,11 @@ class Policies:
 
     def refuse_apart(self, schedule: Schedule) -> None:
         """Refuse models that begin apart where only what is added to a common start may be rounded, or stepped with."""
-        if not self.broadcast and (outer := schedule.strategy.what.outer.in_words):
+        outer = schedule.strategy.what.outer
+        if not self.broadcast and outer.in_words and not outer.has_own_anchors:
             raise InputError(
-                f"initial='keep': {outer} measures what workers moved since they were equal; use 'broadcast', or no "
-                "outer optimizer"
+                f"initial='keep': {outer.in_words} measures what workers moved since they were equal; use 'broadcast', "
+                "or no outer optimizer"
             )
         if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.how.codec.rounds:
             raise InputError(
