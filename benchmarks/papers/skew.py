@@ -32,6 +32,7 @@ from benchmarks.transport import joined
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from benchmarks.transport import Meet
     from partreduce.topo.schedule import Schedule
 
 SYNCHRONOUS, SOLO, MAJORITY, HALF = "synchronous", "solo", "majority", "half"
@@ -148,6 +149,12 @@ def even_seed(trial: Trial, seeds: int = SEEDS) -> tuple[int, float]:
     return best, off(best)
 
 
+def next_start(meet: Meet, rank: int) -> float:
+    """The monotonic time at which the next iteration begins: a little after all have come here."""
+    meet(0.0)
+    return meet(time.monotonic() if rank == 0 else 0.0) + START_SECONDS
+
+
 def _work(trial: Trial, seed: int, end: float) -> list[tuple[float, float]]:
     """One process's calls: (milliseconds, active) of each iteration."""
     import torch
@@ -168,7 +175,7 @@ def _work(trial: Trial, seed: int, end: float) -> list[tuple[float, float]]:
         model.weight.grad = torch.zeros(number)
         model.weight.grad[place] = 1.0
         before = float(model.weight.detach()[place])
-        begins = meet(time.monotonic() if world.rank == 0 else 0.0) + START_SECONDS
+        begins = next_start(meet, world.rank)
         time.sleep(max(0.0, begins + world.rank * trial.skew / 1e3 - time.monotonic()))
         begun = time.monotonic()
         optimizer.step()

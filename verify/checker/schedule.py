@@ -246,7 +246,7 @@ def read_schedule(document: object) -> Schedule:
         is_fixed = schedule.form == "graph" and len(schedule.rounds) == 1 and has_one_pace
         require(is_fixed, "strategy.when.gap", "goes with 1 weighted graph, and 1 pace for all")
         require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
-    is_lockstep = not (schedule.is_late or schedule.gap or schedule.quorum or schedule.pipeline)
+    is_lockstep = not (schedule.is_late or schedule.quorum)  # graphs have no such round, a pipeline averages gradients
     may_step = schedule.tables.outer.is_plain or (schedule.averages_of_all() and is_lockstep)
     require(may_step, "strategy.what.outer", "acts where a round of the period averages over all workers, in lockstep")
     may_round = schedule.how["codec"] == "none" or schedule.averages_of_all()

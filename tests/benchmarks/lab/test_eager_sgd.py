@@ -1,6 +1,8 @@
 """eager-SGD's experiments: delays fall as the settings say, calls wait as the draws allow, rows say what cells say."""
 
 import json
+import threading
+import time
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -146,6 +148,30 @@ def test_skewed_calls_wait_for_all_or_for_nobody():
     assert min(together.milliseconds) > 0.8 * 150.0, "the mean of 300, 150 and 0"
     assert min(solo.active) < 3.0
     assert min(solo.milliseconds) < min(together.milliseconds)
+
+
+def test_an_iteration_begins_after_the_last_has_come_to_it():
+    barrier, words, came, starts = threading.Barrier(3, timeout=60), [0.0] * 3, [0.0] * 3, [0.0] * 3
+
+    def work(rank):
+        def meet(word):
+            words[rank] = word
+            barrier.wait()
+            total = sum(words)
+            barrier.wait()
+            return total
+
+        time.sleep(0.05 * rank)
+        came[rank] = time.monotonic()
+        starts[rank] = skew.next_start(meet, rank)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(starts)) == 1
+    assert starts[0] > max(came)
 
 
 def cells_of(runs):

@@ -152,11 +152,6 @@ def test_redraw_writes_table_and_pictures_from_the_json_file_alone(tmp_path):
     assert redraw([], tmp_path) == 0
     assert "| ring (baseline) |" in (tmp_path / "lab-one.md").read_text()
     assert (tmp_path / "lab-one-slow.png").stat().st_size > 10_000
-    content["cells"][0]["measured"]["step_ms"] = 110.0
-    (tmp_path / "lab-two.json").write_text(json.dumps(content))
-    assert redraw(["one", "--join", "two"], tmp_path) == 0
-    assert "100 [90-110]" in (tmp_path / "lab-one.md").read_text()
-    assert not list(tmp_path.glob("lab-two*"))
 
 
 def test_the_list_needs_no_root():
