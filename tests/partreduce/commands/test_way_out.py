@@ -67,6 +67,8 @@ def test_what_time_did_not_reach_is_counted_with_the_way_out():
         "time ran out with 1 schedule unscored; raise --time-limit or --effort: 1 of the catalogue"
     ]
     assert not_reached({"the catalogue": ["ring", "star"], "pairs": ["AD-PSGD"]}, 4) == [
-        "time ran out with 7 schedules unscored; raise --time-limit or --effort: 2 of the catalogue, 1 of pairs, "
-        "4 that the search found"
+        (
+            "time ran out with 7 schedules unscored; raise --time-limit or --effort: 2 of the catalogue, 1 of pairs, "
+            "4 that the search found"
+        )
     ]
