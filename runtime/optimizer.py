@@ -287,7 +287,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self.ending.refuse_unless_running("mean_model")
         run = self.run
-        run.flat.check()
+        run.flat.check(run.rank)
         with self.ending.guarded():
             self.engine.gather()
             self.runner.leave("mean_model")  # others may wait for it in a group, where who waits for all is missing

@@ -64,6 +64,13 @@ def delays_of(pid: int) -> dict[int, float]:
     return delays
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that a process's main thread has started and not yet waited for."""
+    with contextlib.suppress(OSError):
+        return [int(child) for child in (PROC / f"{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
 def belonging(session: int, mark: str) -> list[int]:
     """Running processes of a session, and those that were started with `mark` in their environment."""
     mine = os.getpid()

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.faults.cell import Cell, Outcome, Record, Task, records_after
 from benchmarks.faults.kinds import WORKERS
-from benchmarks.faults.processes import belonging, command_of, delays_of, look_at, runs
+from benchmarks.faults.processes import belonging, children_of, command_of, delays_of, look_at, runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
 START_SECONDS = 40.0
 """How long a run may take to begin on a busy machine, before the cell is given up as not fired."""
-
-WAITED_SECONDS = 2.0
-"""By how much a wait for others may outlast its timeout, until it is known who holds it up."""
 
 
 @dataclass
@@ -52,13 +48,14 @@ class Running:
     overdue: float = 0.0
     """By how many seconds the injector was late to take it back."""
     gone: dict[int, float] = field(default_factory=dict)
-    """When each worker's process was seen to be gone."""
+    """When each worker's process was last seen before it was gone."""
     code: int | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     _read: dict[int, tuple[int, list[Record]]] = field(default_factory=dict)
     """Of each worker's file, up to which byte it was read, and what it held."""
-    _delays: dict[tuple[int, int], deque[tuple[float, float]]] = field(default_factory=dict)
-    """By process and thread: lately, when it was looked at, and for how long it had got no processor by then."""
+    _delays: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    """By process and thread: for how long it had got no processor when it was seen first after the fault, and last."""
+    _looked: float = 0.0
 
     def records(self, rank: int) -> list[Record]:
         """What a worker has written; only what is new is read, since this is asked many times a second."""
@@ -85,29 +82,22 @@ class Running:
                 self.code = os.waitstatus_to_exitcode(status)
         for rank in range(WORKERS):
             if rank not in self.gone and (pid_of := self.pid_of(rank)) is not None and not runs(pid_of):
-                self.gone[rank] = time.monotonic()
-        if self.must_finish and not self.gone:
-            self._note_delays()
-
-    def _note_delays(self) -> None:
-        now, oldest = time.monotonic(), max(self.fault_time, time.monotonic() - self.cell.timeout - WAITED_SECONDS)
-        for pid in (self.pid, *filter(None, map(self.pid_of, range(WORKERS)))):
-            for thread, seconds in delays_of(pid).items():
-                known = self._delays.setdefault((pid, thread), deque())
-                known.append((now, seconds))
-                while len(known) > 1 and known[1][0] <= oldest:
-                    known.popleft()
+                self.gone[rank] = self._looked
+        self._looked = time.monotonic()
+        if self.fault_time:
+            for pid in {self.pid, *children_of(self.pid), *filter(None, map(self.pid_of, range(WORKERS)))}:
+                known = self._delays.setdefault(pid, {})
+                for thread, seconds in delays_of(pid).items():
+                    known[thread] = known.get(thread, (seconds,))[0], seconds
 
     @property
     def held_up(self) -> float:
-        """Seconds that the machine, not the run, may have taken from a wait that ended when the first worker did.
+        """Seconds since the fault that the machine, not the run, may have taken from a wait.
 
         One process waits for the next, so what they lacked a processor for adds up at most; of each its worst thread.
         """
-        worst: dict[int, float] = {}
-        for (pid, _), known in self._delays.items():
-            worst[pid] = max(worst.get(pid, 0.0), known[-1][1] - known[0][1])
-        return self.overdue + sum(worst.values())
+        threads = (known.values() for known in self._delays.values())
+        return self.overdue + sum(max((last - first for first, last in each), default=0.0) for each in threads)
 
     @property
     def is_over(self) -> bool:

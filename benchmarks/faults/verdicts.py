@@ -40,7 +40,7 @@ def end_of(records: list[Record]) -> Record | None:
 
 def judge_ends(running: Running) -> None:
     """Everybody ended in time, and survivors name the culprit."""
-    outcome, limit = running.outcome, running.cell.timeout + SLACK_SECONDS
+    outcome, limit = running.outcome, running.cell.timeout + SLACK_SECONDS + running.held_up
     survivors = [rank for rank in range(WORKERS) if rank not in running.victims]
     ends = {rank: end_of(running.records(rank)) for rank in range(WORKERS)}
     finished = [rank for rank in survivors if (end := ends[rank]) is not None and end.what == "finished"]
@@ -55,7 +55,7 @@ def judge_ends(running: Running) -> None:
         held_up_since = _held_up_since(running, rank)
         if ended is None or ended - held_up_since > limit:
             took = "never" if ended is None else f"after {ended - held_up_since:.1f} s"
-            outcome.violations.append(f"late: worker {rank} ended {took}, limit {limit:g} s")
+            outcome.violations.append(f"late: worker {rank} ended {took}, limit {limit:.3g} s")
     everybody = range(WORKERS) if running.must_finish else survivors
     if all((end := ends[rank]) is not None and end.what == "finished" for rank in everybody):
         outcome.ended = "finished"

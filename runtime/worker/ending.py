@@ -94,7 +94,7 @@ class Ending:
         self.refuse_unless_running("finish")
         self.engine.gather()
         run, runner, round_ = self.run, self.engine.runner, self.engine.round
-        run.flat.check()
+        run.flat.check(run.rank)
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
         runner.leave("finish")
         members = self.engine.uneven_inputs.meet(round_, runner.others.lost_workers)

@@ -180,7 +180,7 @@ class Engine(ABC, Generic[AnyRunner]):
         flat = self.run.flat
         if self.model_use.is_due:
             self.model_use.refuse()
-        flat.check(self.optimizer)
+        flat.check(self.run.rank, self.optimizer)
         if self._has_tables:
             self.run.tables.check()
         if flat.loads.count != self._loads:

@@ -45,6 +45,8 @@ def random_run(seed: int) -> OuterRun:
     options = {"pace": pace, "averaging": averaging, "what": Routes(outer=outer)}
     if rng.random() < 0.6:
         strategy: AllReduce | Static = AllReduce(**options)
+        if strategy.averages_gradients:  # with a plain mean in each step it is DDP, which is another algorithm
+            strategy = AllReduce(**options | {"pace": 2})
     else:
         phases = [random_phase(rng, n, exact=False) for _ in range(rng.randint(0, 2))]
         phases.insert(rng.randint(0, len(phases)), Phase.from_groups(n, [range(n)]))

@@ -177,6 +177,31 @@ def test_a_late_survivor_is_seen(judged):
     assert text == "late: worker 1 ended after 8.5 s, limit 8 s"
 
 
+def test_a_survivor_may_be_late_by_what_the_machine_took(judged):
+    diaries = [ending(12.0), ending(18.5), ending(12.0)]
+    assert judged(verdicts.judge_ends, diaries, **FAULT, overdue=0.6) == []
+    (text,) = judged(verdicts.judge_ends, diaries, **FAULT, overdue=0.4)
+    assert text == "late: worker 1 ended after 8.5 s, limit 8.4 s"
+
+
+def test_a_worker_ended_when_it_was_last_seen_and_not_when_somebody_looked_again(judged):
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        before = []
+
+        def verdict(running):
+            running.pid = worker.pid
+            running.code = 0
+            running.look()
+            before.append(time.monotonic())
+            worker.communicate()
+            time.sleep(0.2)
+            running.look()
+            assert running.gone[3] < before[0]
+
+        lines = [line("begins", 0.0, 0, np.zeros(WORKERS), worker.pid)]
+        judged(verdict, [[], [], [], lines])
+
+
 def test_a_survivor_that_never_ends_is_seen(judged):
     (text,) = judged(verdicts.judge_ends, [ending(12.0), ending(12.0), ending(12.0)[:1]], **FAULT)
     assert text.startswith("late: worker 2 ended never")

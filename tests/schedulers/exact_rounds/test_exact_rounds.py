@@ -14,7 +14,7 @@ from partreduce.schedulers.exact_rounds.pair_constructions import glued_rounds, 
 from partreduce.schedulers.synthesis import Status
 from partreduce.topo import figures
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
-from partreduce.topo.arithmetic.whole_numbers import valuation
+from partreduce.topo.arithmetic.whole_numbers import prime_factors
 from partreduce.topo.errors import InputError
 from partreduce.topo.mixing import exact_product
 
@@ -27,7 +27,7 @@ BETTER = {
 
 def base_2_length(num_workers):
     """Rounds of the published Base-2 graph: the split of n, or of its odd part times pairs if shorter."""
-    twos = valuation(num_workers, 2)
+    twos = prime_factors(num_workers).count(2)
     odd = num_workers >> twos
     return min(len(split_rounds(num_workers)), twos + (len(split_rounds(odd)) if odd > 1 else 0))
 
