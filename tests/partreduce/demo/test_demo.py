@@ -63,7 +63,7 @@ def test_what_was_proved_is_said_as_what_it_means(tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_short_demonstration(tmp_path, capsys):
     folder = tmp_path / "demo"
     capsys.readouterr()
