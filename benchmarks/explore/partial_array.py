@@ -51,7 +51,6 @@ FACTORS = Factors(
         "count": [Level(Counting.OPEN_ROUND), Level(Counting.CALL, "by call", 0.5)],
         "missed": [
             Level((MissedResults.EACH, 0)),
-            Level((MissedResults.SUM, 0), "summed"),
             Level((MissedResults.LATEST, 0), "latest", 3),
             Level((MissedResults.LATEST, 2), "latest, synchronised every 2", 3),
         ],

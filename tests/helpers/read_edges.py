@@ -343,7 +343,7 @@ READ_EDGES = [
             quorum(quorum=2, **{name: "any"}),
             f"{STARTED}.{name}: must be one of",
         )
-        for name, value in (("count", "call"), ("missed", "sum"))
+        for name, value in (("count", "call"), ("missed", "latest"))
     ),
     *(
         reads(
@@ -384,17 +384,10 @@ READ_EDGES = [
     ),
     reads(
         QUORUM,
-        "sums are of open rounds",
-        quorum(quorum=2, missed="sum"),
-        quorum(quorum=2, missed="sum", count="call"),
-        f"{STARTED}: missed sum goes with count open-round",
-    ),
-    reads(
-        QUORUM,
         "the latest alone has no staleness",
         quorum(quorum=2, missed="latest"),
         quorum(quorum=2, missed="latest", staleness=3),
-        f"{STARTED}: staleness goes with missed each or sum",
+        f"{STARTED}: staleness goes with missed each",
     ),
     reads(
         QUORUM,
@@ -425,7 +418,7 @@ READ_EDGES = [
             grouped(quorum=2, **{name: value}),
             f"{STARTED}: {name}: not in groups, where models are averaged",
         )
-        for name, value in (("count", "call"), ("missed", "sum"))
+        for name, value in (("count", "call"), ("missed", "latest"))
     ),
     *(
         reads(QUORUM, f"groups have a {name}", grouped(**members), grouped(**members, count="call"), "count: not in")
