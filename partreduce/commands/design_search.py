@@ -69,7 +69,7 @@ def search(
 
         draw_quorums(planned, imbalances(job, planned.options), plot)
     elif plot is not None:
-        draw_front(planned, plot)
+        draw_front(planned, job.data, plot)
     if as_json:
         emit_json(document | ({"output": str(output)} if output else {}))
         return
