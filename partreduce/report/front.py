@@ -57,10 +57,11 @@ def _label(axis: Axes, planned: Plan) -> None:
         x, y = option.communication * 1e3, option.time * 1e3
         if x <= 0 or any(abs(math.log(x / a)) < WIDE and abs(math.log(y / b)) < HIGH for a, b in seen):
             continue
-        look = {"color": ALARM, "weight": "bold"} if not seen else {"color": INK}
+        is_first = not seen
         axis.annotate(
-            option.name, (x, y), (9, -14 if not seen else 6), textcoords="offset points", fontsize=8, zorder=6,
-            path_effects=[withStroke(linewidth=3, foreground="white")], **look,
+            option.name, (x, y), (9, -14 if is_first else 6), textcoords="offset points", fontsize=8, zorder=6,
+            path_effects=[withStroke(linewidth=3, foreground="white")], color=ALARM if is_first else INK,
+            weight="bold" if is_first else "normal",
         )  # fmt: skip
         seen.append((x, y))
 
