@@ -9,7 +9,6 @@ as well. Every property must hold, and every gap bound of Hop must be attained, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import resource
@@ -28,6 +27,7 @@ from benchmarks.explore import (
     partial_suite,
     shards,
 )
+from benchmarks.kit import parser
 
 if TYPE_CHECKING:
     from partreduce.verify.explore import Exploration
@@ -73,11 +73,11 @@ def verdict(configuration: Any, result: Exploration) -> str:  # noqa: ANN401 - o
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="run the configurations of the tests as well")
-    parser.add_argument("--only", default="", help="those whose protocol or name has this in it")
-    parser.add_argument("--json", type=Path, help="write the table as JSON")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--all", action="store_true", help="run the configurations of the tests as well")
+    arguments.add_argument("--only", default="", help="those whose protocol or name has this in it")
+    arguments.add_argument("--json", type=Path, help="write the table as JSON")
+    options = arguments.parse_args()
     rows, total, failed = [], 0, False
     print(f"{'configuration':76s} {'states':>9s} {'transitions':>12s} {'depth':>5s} {'states/s':>9s}  verdict")
     for protocol, configuration in configurations(everything=options.all):

@@ -106,7 +106,6 @@ def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict
 
 
 def _tell(plan: Plan, name: str, rank: int, step: int) -> None:
-    """Progress for whoever watches the folder."""
     if rank == 0:
         write_file(Path(plan.folder) / "progress.json", json.dumps({"name": name, "step": step}).encode())
 
