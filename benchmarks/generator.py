@@ -1,22 +1,18 @@
-"""The group generator under a rough wire, under SIGKILL, and by the clock.
+"""The group generator under a rough wire, and under SIGKILL.
 
-    python -m benchmarks.generator [--runs 1000] [--kills 12] [--rounds 100] [--repeat 3] [-o FILE]
+    python -m benchmarks.generator [--runs 1000] [--kills 12] [-o FILE]
 
 * runs: four workers against a real service over a wire that drops, doubles and delays messages; after each run every
   worker's executed groups are compared with the service's order. The message of a run that fails names its seed.
 * kills: `partreduce generator` is killed from outside again and again, and started again on its log and port; how soon
   a worker is answered by the new life, process start and imports included (goal: < 2 s).
-* latency: from `begin` to the answer, of clients that are threads of one process, with the service in another; it
-  includes waiting for the partner to ask, as no time is spent computing.
 
 Ends with 1 if a group was lost, doubled or out of order.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,25 +20,20 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.kit import command, machine, middle, parser, table, write
+from benchmarks.kit import command, machine, middle, parser, write
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))  # the rig of the generator's tests
 
 from helpers.generator_rig import check_orders, randomised_run, run_workers, started_by  # noqa: E402
-from partreduce.runtime.generator.client import GeneratorClient  # noqa: E402
 from partreduce.runtime.generator.keys import JobKeys  # noqa: E402
-from partreduce.runtime.generator.service import GeneratorService  # noqa: E402
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting  # noqa: E402
 from partreduce.topo.cluster import Cluster  # noqa: E402
 from partreduce.topo.document.writer import write_schedule  # noqa: E402
 from partreduce.topo.schedule import Schedule  # noqa: E402
 from partreduce.topo.strategies.generated import Division, Generated  # noqa: E402
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 WORKERS = 4
 PAIRS = Generated(group_size=2, division=Division.GLOBAL, slow_threshold=None)
@@ -124,71 +115,12 @@ def kills(count: int) -> tuple[int, list[float]]:
         return len(started), seconds
 
 
-def _serve(keys: JobKeys, setting: GeneratorSetting, log: str | None, pipe: Connection) -> None:
-    service = GeneratorService(setting, keys, log=log)
-    pipe.send(service.address)
-    service.run(300)
-    service.close()
-
-
-def latency(num_clients: int, rounds: int, *, logged: bool) -> tuple[list[float], float]:
-    """Milliseconds of all requests, of clients that ask as fast as they can, and requests per second."""
-    keys = JobKeys.make()
-    setting = GeneratorSetting.of(PAIRS, Cluster.regular(num_clients // 4, 4))
-    taken: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        here, there = multiprocessing.Pipe()
-        log = str(Path(folder) / "log") if logged else None
-        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(keys, setting, log, there))
-        process.start()
-        address = here.recv()
-
-        def one(rank: int) -> None:
-            client = GeneratorClient(address, keys.for_workers(), rank)
-            for _ in range(rounds):
-                began = time.perf_counter()
-                client.begin()
-                client.group()
-                taken.append(1e3 * (time.perf_counter() - began))
-            while client.leave() is not None:
-                pass
-            client.close()
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(num_clients)]
-        began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.perf_counter() - began
-        process.join(10)
-        process.terminate()
-    return sorted(taken), len(taken) / seconds
-
-
-def latencies(rounds: int, repeat: int) -> list[list[object]]:
-    """A row for 16 and 64 clients, without and with a log: the median run by its median."""
-    rows: list[list[object]] = []
-    for num_clients in (16, 64):
-        for logged in (False, True):
-            runs = [latency(num_clients, rounds, logged=logged) for _ in range(repeat)]
-            runs.sort(key=lambda run: statistics.median(run[0]))
-            taken, per_second = runs[len(runs) // 2]
-            medians = middle([statistics.median(run[0]) for run in runs], ".1f")
-            log = "on disk" if logged else "none"
-            rows.append([num_clients, log, medians, f"{taken[int(0.99 * len(taken))]:.0f}", f"{per_second:.0f}"])
-    return rows
-
-
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--runs", type=int, default=1000)
     arguments.add_argument("--kills", type=int, default=12)
-    arguments.add_argument("--rounds", type=int, default=100)
-    arguments.add_argument("--repeat", type=int, default=3)
     arguments.add_argument("-o", "--output", type=Path)
     chosen = arguments.parse_args()
-    rows = latencies(chosen.rounds, chosen.repeat)
     try:
         killed_groups, seconds = kills(chosen.kills)
         with ProcessPoolExecutor(2) as pool:
@@ -205,8 +137,6 @@ def main() -> int:
         "doubled.",
         f"**Kills.** `partreduce generator` was killed {chosen.kills} times in one run ({killed_groups} groups): "
         f"nothing lost, nothing doubled. From the signal until a worker is answered: {middle(seconds)} s.",
-        "**Latency** from the question to the answer, waiting for the partner included.",
-        table(["clients", "log", "median, ms [of the runs]", "99th percentile, ms", "requests per second"], rows),
     )
     return 0
 

@@ -62,10 +62,6 @@ BENCHMARKS = (
         "clusters --time-limit 10 --only 8x8 3,3,2 5,3 -o {out}", "clusters", 300,
     ),
     Benchmark(
-        "exact-rounds", "exact consensus in no more rounds than Base-2, n up to 64", "exact_rounds",
-        "--output {out}.md", "", 300,
-    ),
-    Benchmark(
         "steps-to-loss", "how many more steps a schedule needs, by its figures", "steps_to_loss.fit",
         "--seeds 1 --random 2 --output {out}.json", "", 300,
     ),
@@ -76,14 +72,6 @@ BENCHMARKS = (
     Benchmark(
         "overlapped-steps", "overlapped schedules need the steps that their figures say", "steps_to_loss.fit",
         "late --seeds 1 --random 2 --output {out}.json", "late --random 20", 300,
-    ),
-    Benchmark(
-        "gap-steps", "neighbours that keep a gap need the steps that their replay says", "steps_to_loss.gaps",
-        "--seeds 1 --first 1 --output {out}.json", "--seeds 3 --mode shuffled", 300,
-    ),
-    Benchmark(
-        "pilot", "a pilot's prices predict what it did not run", "steps_to_loss.pilot_check",
-        "--workers 2 --seeds 2 --steps 24 --output {out}.json", "", 300,
     ),
     Benchmark(
         "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "transport",
@@ -98,8 +86,8 @@ BENCHMARKS = (
         "--rows 100000 --workers 2 4 --limit", "--limit", 180,
     ),
     Benchmark(
-        "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator",
-        "--runs 60 --kills 4 --rounds 30 --repeat 1 -o {out}", "-o benchmarks/results/generator", 300,
+        "generator", "the group generator loses and doubles nothing", "generator",
+        "--runs 60 --kills 4 -o {out}", "-o benchmarks/results/generator", 300,
     ),
 )  # fmt: skip
 

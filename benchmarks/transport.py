@@ -12,7 +12,6 @@ All contestants are set up in the same processes and take turns; ratios are take
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -55,7 +54,7 @@ def joined() -> tuple[GlooWorld, Meet]:
     everyone = world.create(tuple(range(world.size)), name="meet")
 
     def meet(word: float) -> float:
-        said = torch.tensor([word])
+        said = torch.tensor([word], dtype=torch.float64)  # a time of day needs the digits
         everyone.all_reduce(said).wait()
         return float(said)
 
@@ -124,7 +123,7 @@ def sums(
             array = given.clone()
 
             def add_up() -> None:
-                groups[name].all_reduce(array, None if how.codec is Codec.NONE else Coding(how, (turn, 0))).wait()
+                groups[name].all_reduce(array, None if how.codec is Codec.NONE else Coding(how)).wait()
                 if errors is not None and turn < 0:
                     errors[name] = float((array - exact).norm() / exact.norm())
 
@@ -159,32 +158,6 @@ def measure(what: str, megabytes: float, num_nodes: int, turns: int) -> dict[str
     return {"times": take_turns(ways, meet, turns), "errors": errors}
 
 
-def kernels(megabytes: float, repetitions: int = 40) -> dict[str, float]:
-    """Milliseconds of encoding and decoding on one thread, the least of some runs."""
-    import torch
-
-    from partreduce.runtime.codecs.eight_bits import EightBits
-    from partreduce.topo.codec_numbers import int8_bytes
-
-    torch.set_num_threads(1)
-    count = int(megabytes * 10**6) // 4
-    values, short = torch.randn(count), torch.empty(count, dtype=torch.float16)
-    codec, code = EightBits(256), torch.empty(int8_bytes(count, 256), dtype=torch.uint8)
-    actions: dict[str, Callable[[], object]] = {
-        "float16, encode": lambda: short.copy_(values),
-        "float16, decode": lambda: values.copy_(short),
-        "int8, encode": lambda: codec.encode(values, code),
-        "int8, decode": lambda: codec.decode(code, values),
-    }
-
-    def timed(action: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        action()
-        return 1e3 * (time.perf_counter() - start)
-
-    return {name: min(timed(action) for _ in range(repetitions)) for name, action in actions.items()}
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("what", choices=list(COMPARISONS))
@@ -195,7 +168,6 @@ def main() -> None:
     arguments.add_argument("-o", "--output", type=Path)
     chosen = arguments.parse_args()
     asked = COMPARISONS[chosen.what]
-    alone = kernels(asked.megabytes[0]) if chosen.what == "sums" else {}
     rows = []
     for workers in chosen.workers or asked.workers:
         for megabytes in chosen.megabytes or asked.megabytes:
@@ -208,13 +180,9 @@ def main() -> None:
                 errors = [f"{max(worker['errors'][name] for worker in said):.1e}"] if said[0]["errors"] else []
                 rows.append([workers, f"{megabytes:g}", name, middle(ms, ".1f"), beside, *errors])
     head = ["workers", "MB", "what", "ms [least-most]", f"÷ {asked.base} [quarters]"]
-    head += ["relative error"] if alone else []
+    head += ["relative error"] if chosen.what == "sums" else []
     about = f"`{command('transport')}`; {machine()}. Medians; ratios are those of one turn, and above 1 slower."
-    parts = [about, table(head, rows)]
-    if alone:
-        parts += ["One thread, nothing sent, the least of 40 runs:"]
-        parts += [table(["kernel", "ms"], [(name, f"{ms:.2f}") for name, ms in alone.items()])]
-    write(chosen.output, asked.title, *parts)
+    write(chosen.output, asked.title, about, table(head, rows))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,8 @@ IMPORTS = """
 
 `partreduce.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False)`
 reads {formats}. The format is recognised by suffix and content when it is not named. `from_networkx`, beside it, takes
-any networkx graph, `one_peer` runs BlueFog's one-peer rule over it, and `sampled_generator` samples any generator of
-(send ranks, receive ranks). What they return is verified like our own: BlueFog's one-peer rule on a star or a mesh, for
-example, is not doubly stochastic, and `verify` says so.
+any networkx graph, and `one_peer` runs BlueFog's one-peer rule over it. What they return is verified like our own:
+BlueFog's one-peer rule on a star or a mesh, for example, is not doubly stochastic, and `verify` says so.
 
 A node-link, GraphML or networkx edge u→v of weight w means that v takes the share w from u; entry [i, j] of a matrix is
 what i takes from j. A line of an `.adj` file lists whom a worker sends to. A NumPy file of shape (rounds, n, n), or

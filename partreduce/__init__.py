@@ -15,6 +15,8 @@ scripts name: `strategies` (what a schedule says), `errors`, `files` and `types`
 
 from __future__ import annotations
 
+import os
+
 from lazy_loader import attach_stub
 
 __version__ = "0.1.0"
@@ -31,3 +33,9 @@ def __getattr__(name: str) -> object:
         if library not in EXTRAS:
             raise
         raise missing([library], f"partreduce.{name}") from None
+
+
+if "TORCHELASTIC_RUN_ID" in os.environ:  # a worker of torchrun: what is refused before the optimizer is made, too
+    from partreduce.runtime.worker.last_line import end_in_one_line
+
+    end_in_one_line()

@@ -38,23 +38,15 @@ def is_name(text: str) -> bool:
     return NAME_AND_SIZE.fullmatch(text) is not None and not is_file(text)
 
 
-def load_graph(text: str, *, directed: bool = False) -> Digraph:
-    """The graph that `text` names: a file, `NAME:SIZE` such as `ring:16`, or a catalogue name on a cluster.
+def load_gap_graph(text: str, *, directed: bool = False) -> tuple[Digraph, Gap | None]:
+    """The graph that `text` names, and the setting under which it runs where that is a schedule with `when.gap`.
 
-    An edge u→v means that u sends to v. The lines of an edge list go both ways unless `directed`; node-link files say
-    themselves whether they are directed. Weights do not matter: gaps depend on who waits for whom.
+    It names a file, `NAME:SIZE` such as `ring:16`, or a catalogue name on a cluster. An edge u→v means that u sends to
+    v. The lines of an edge list go both ways unless `directed`; node-link files say themselves whether they are
+    directed. Weights do not matter: gaps depend on who waits for whom.
 
     Raises:
         InputError: not a file and not a known name, or a content that is no graph.
-    """
-    return load_gap_graph(text, directed=directed)[0]
-
-
-def load_gap_graph(text: str, *, directed: bool = False) -> tuple[Digraph, Gap | None]:
-    """The same, and the setting under which it runs where `text` names a schedule with `when.gap`.
-
-    Raises:
-        InputError: as above.
     """
     from partreduce.topo.document.reader import is_file
 

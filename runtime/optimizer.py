@@ -115,7 +115,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
         facts["form"] = group_form.value
         plan = with_codec(self.schedule, group_form, codec, device)
-        policies.refuse_codec(plan)
+        policies.refuse_apart(plan)
         alpha = chosen_alpha(drift_correction, plan, self.optimizer)
         facts |= {
             "codec": fact_of(plan.strategy.how),
@@ -287,7 +287,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self.ending.refuse_unless_running("mean_model")
         run = self.run
-        run.flat.check()
+        run.flat.check(run.rank)
         with self.ending.guarded():
             self.engine.gather()
             self.runner.leave("mean_model")  # others may wait for it in a group, where who waits for all is missing
@@ -316,7 +316,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Where gradients are averaged it holds those that are still to be applied (a pipeline's) or made up for (what a
         codec's roundings left over), so that a run goes on from it bit for bit. Where parameters are averaged, momentum
-        and the like are this worker's own, as the model is: one worker's state is not the run's.
+        and the like are this worker's own, as the model is: one worker's state is not the run's. Of outer steps it
+        holds the anchor and the momentum, which are everybody's.
 
         Where tables are spread over the workers, all of them call it, and worker 0's holds the whole tables' states.
 
@@ -326,8 +327,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state = whole_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
         own: dict[str, Any] = {"steps": self.steps, "schedule": self.schedule.name}
         if self.ending.is_running:
-            late = self.engine.late_gradients(self.ending.guard)
-            own |= {"strategy": {name: tensor.detach().clone() for name, tensor in late.items()}} if late else {}
+            kept = self.engine.strategy_state(self.ending.guard)
+            own |= {"strategy": {name: tensor.detach().clone() for name, tensor in kept.items()}} if kept else {}
         state["partreduce"] = own
         return state
 
@@ -370,11 +371,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn_user(lost)
 
     def _refuse_other_steps(self, steps: int) -> None:
-        """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet."""
         said = self.meeting.exchange("state to load", {"steps": steps})
         if len(found := sorted({int(one["steps"]) for one in said})) > 1:
             raise InputError(
@@ -420,11 +417,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse `copy.copy`, `copy.deepcopy` and pickle, with which hooks would run twice in every optimizer.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse `copy.copy`, `copy.deepcopy` and pickle, with which hooks would run twice in every optimizer."""
         raise InputError(
             "optimizer: a DistributedOptimizer belongs to a running job and cannot be copied or pickled; "
             "copy optimizer.state_dict(), or optimizer.optimizer, which is the plain one"
@@ -456,7 +449,6 @@ def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
 
 
 def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool) -> None:
-    """Make the groups."""
     world.signs = heartbeat
     if own_process:
         note_stage(world.store, world.rank, "connected its groups")
@@ -508,11 +500,7 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def refuse_other_num_workers(schedule: Schedule, world: World) -> None:
-    """Refuse a schedule for another number of workers than there are.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse a schedule for another number of workers than there are."""
     if schedule.num_workers != world.size:
         raise InputError(
             f"schedule {schedule.name!r}: is for {schedule.num_workers} workers and this run has "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from enum import StrEnum
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -30,6 +31,20 @@ Title = Annotated[str, MinLen(1), MaxLen(1000)]
 
 Rounds = Annotated[int, Ge(0), Le(2**53 - 1)]
 """A number of rounds, or a seed: as large as every JSON reader keeps exactly."""
+
+
+class _Exactly:
+    """Documents hold it as `topo.document` holds all exact numbers: an integer or a fraction string."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from partreduce.topo.document.model import Exact as InDocuments
+
+        return handler.generate_schema(InDocuments)
+
+
+Exact = Annotated[Fraction, _Exactly()]
+"""A number without rounding."""
 
 
 class Choice(StrEnum):

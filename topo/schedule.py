@@ -44,7 +44,6 @@ class Schedule:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers, n."""
         return self.cluster.num_workers
 
     @property
@@ -73,11 +72,7 @@ class Schedule:
 
     @property
     def mixing(self) -> Mixing:
-        """The strategy as one whose rounds are fixed.
-
-        Raises:
-            ScheduleError: it does not.
-        """
+        """The strategy as one whose rounds are fixed."""
         if not isinstance(self.strategy, Mixing):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: {self.undecided}")
         if self.undecided:
@@ -86,11 +81,7 @@ class Schedule:
 
     @property
     def phased(self) -> Phased:
-        """The strategy as one that averages in groups fixed beforehand.
-
-        Raises:
-            ScheduleError: it does not.
-        """
+        """The strategy as one that averages in groups fixed beforehand."""
         if not isinstance(self.strategy, Phased):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: has no groups")
         return self.strategy
@@ -187,5 +178,4 @@ class Schedule:
         return replace(self, strategy=replace(self.strategy, how=how), certificate=None)
 
     def with_certificate(self, certificate: Mapping[str, Any] | None) -> Schedule:
-        """The same schedule carrying a certificate."""
         return replace(self, certificate=certificate)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from partreduce.verify.base import Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from partreduce.topo.schedule import Schedule
-    from partreduce.verify.base import Claim
+from partreduce.topo.schedule import Schedule
+from partreduce.verify.base import Claim, Status
 
 FORMAT = "partreduce.certificate"
 VERSION = 1

@@ -31,8 +31,10 @@ def prove_equal_replicas(schedule: Schedule) -> Claim | None:
     if not rounds:
         return None
     which = "every round" if len(rounds) == schedule.period else f"{len(rounds)} of {schedule.period} rounds"
+    outer = strategy.what.outer.in_words
+    result = f"what {outer} makes of the average" if outer else "the average"
     text = (
-        f"After {which} of the period, which average over all workers, all hold the same parameters: the average."
+        f"After {which} of the period, which average over all workers, all hold the same parameters: {result}."
         f"{bytes_} Between these rounds parameters differ, and optimizer state always may. {ASSUMED}"
     )
     return follows(NAME, text, of="parameters", rounds=rounds)

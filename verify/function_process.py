@@ -111,11 +111,7 @@ class _Child:
         return result
 
     def _read(self, line: bytes, identity: str) -> list[Group | None]:
-        """The answer of every worker to the question of that id.
-
-        Raises:
-            InputError: it is another's answer, or the child says what went wrong.
-        """
+        """The answer of every worker to the question of that id."""
         try:
             message = json.loads(line)
             if "error" not in message:

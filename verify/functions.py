@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Static
-from partreduce.verify.asked_function import PhaseFunction, ask, place_of_function
+from partreduce.verify.asked_function import place_of_function
 from partreduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
 from partreduce.verify.prove import prove
 
@@ -31,31 +30,19 @@ class FunctionProof:
     scope: str
 
 
-def prove_function(function: PhaseFunction, cluster: Cluster, period: int, *, name: str = "function") -> FunctionProof:
-    """Expand `group_of(worker, step, cluster)` over the declared period and prove the expansion.
-
-    The function returns the group of a worker in a step, itself included (any iterable of ranks, or a Group with a
-    relax factor), or None if the worker skips. Every member is asked; members that answer differently refute the
-    claim `membership`. A second period is asked as well, and must repeat the first.
-
-    The function is called in this process, as often as it takes; `prove_function_file` guards against what it may do.
-
-    Raises:
-        InputError: the function fails, answers with something else than ranks, or is asked too often.
-    """
-    check_size(cluster, period)
-    steps = ([ask(function, worker, step, cluster) for worker in range(cluster.num_workers)] for step in count())
-    return _prove(steps, cluster, period, name, "")
-
-
 def prove_function_file(place: str, cluster: Cluster, period: int) -> FunctionProof:
-    """As `prove_function`, for the function named by `file.py:name`, asked in two processes, once in any order.
+    """Expand the function `group_of(worker, step, cluster)` named by `file.py:name` over a period, and prove that.
+
+    It returns the group of a worker in a step, itself included (any iterable of ranks, or a Group with a relax factor),
+    or None if the worker skips. Every member is asked; members that answer differently refute the claim `membership`. A
+    second period is asked as well, and must repeat the first. All is asked in two processes, once in any order.
 
     An answer that depends on the hash seed, which is drawn for each process, or on what was asked before refutes the
     claim `membership`: workers are processes too, and disagree.
 
     Raises:
-        InputError: as there; or the processes end early, run for too long or need too much memory.
+        InputError: the function fails, answers with something else than ranks, or is asked too often; the processes
+            end early, run for too long or need too much memory.
     """
     from partreduce.verify.function_process import answers_in_processes
 
@@ -80,11 +67,7 @@ def prove_function_file(place: str, cluster: Cluster, period: int) -> FunctionPr
 
 
 def check_size(cluster: Cluster, period: int) -> None:
-    """Refuse a period without steps and more questions than there is time for.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse a period without steps and more questions than there is time for."""
     if period < 1:
         raise InputError(f"period: is {period}; a period has at least 1 step")
     questions = 2 * period * cluster.num_workers

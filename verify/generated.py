@@ -186,14 +186,6 @@ def any_initiator(num_workers: int, size: int) -> Fraction:
     return 1 - (b * (n - 1) + a) / g
 
 
-def one_group(num_workers: int, size: int) -> Fraction:
-    """λ₂ of E[WᵀW] when one uniformly random group of `size` averages and all others skip: (n − g)/(n − 1).
-
-    W is an exchangeable projection of rank K (groups and skipping workers): E[WᵀW] is (E[K] − 1)/(n − 1) off the mean.
-    """
-    return Fraction(num_workers - size, num_workers - 1)
-
-
 def partition(num_workers: int, size: int) -> Fraction:
     """λ₂ of E[WᵀW] for a uniformly random partition into groups of `size`; the rest forms one smaller group."""
     if num_workers == 1:

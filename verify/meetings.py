@@ -6,16 +6,12 @@ everything that a worker did is everywhere after so many rounds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count, pairwise
-from typing import TYPE_CHECKING
 
+from partreduce.topo.rule import RuleView
+from partreduce.topo.schedule import Schedule
 from partreduce.verify.view import explicit_view, rule_view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from partreduce.topo.rule import RuleView
-    from partreduce.topo.schedule import Schedule
 
 MAX_WORKERS = 16_384
 """A set of as many bits for each worker: 34 MB."""
@@ -51,11 +47,7 @@ class Meetings:
         self._unions = 0.0
 
     def heard(self, start: int) -> Iterator[list[int]]:
-        """Of whom every worker has heard (bits of an integer) after 1, 2, … rounds, as long as that changes.
-
-        Raises:
-            TooManyRoundsError: as said there.
-        """
+        """Of whom every worker has heard (bits of an integer) after 1, 2, … rounds, as long as that changes."""
         sets = [1 << worker for worker in range(self.num_workers)]
         quiet, cost = 0, 1 + self.num_workers / 2000
         for t in count(start):

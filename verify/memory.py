@@ -26,9 +26,12 @@ def prove_memory(schedule: Schedule) -> Claim:
     strategy = schedule.strategy
     keeps_start = strategy.mixes_late or strategy.averaging is Averaging.STEP_NORMALISED
     codec = strategy.how.codec
-    has_reference = codec is not Codec.NONE and not strategy.averages_gradients
+    outer = strategy.what.outer
+    has_reference = (codec is not Codec.NONE or not outer.is_plain) and not strategy.averages_gradients
     sums = strategy.when.lag + 1 if strategy.when.delays_gradients else 1
-    arrays = sums + int(keeps_start) + int(has_reference) + 2 * int(strategy.how.error_feedback)
+    arrays = (
+        sums + int(keeps_start) + int(has_reference) + int(outer.momentum > 0) + 2 * int(strategy.how.error_feedback)
+    )
     if strategy.graphs:
         groups, connections = 0, _most_neighbours(strategy.graphs)
         splits = len({graph for graph in strategy.graphs if len(graph)})
@@ -45,7 +48,9 @@ def prove_memory(schedule: Schedule) -> Claim:
         what = f"is in at most {groups} distinct groups{second}, with {connections} other members together"
         kept = "one for the sums" if sums == 1 else f"{sums} for the sums in flight and the one that is applied"
     kept += ", and one for the parameters with which a round began" if keeps_start else ""
-    kept += ", and one for the reference from which coded differences are taken" if has_reference else ""
+    coded = "coded " if codec is not Codec.NONE else ""
+    kept += f", and one for the reference from which {coded}differences are taken" if has_reference else ""
+    kept += ", and one for the momentum of outer steps" if outer.momentum else ""
     kept += ", and at most two for what error feedback keeps" if strategy.how.error_feedback else ""
     text = (
         f"A worker {what}; {splits} different rounds of the period exchange anything. Beside its parameters it keeps "

@@ -117,11 +117,18 @@ EXACT = (
 """Claims about matrices, which take numbers to be averaged as they are."""
 
 
+OUTER = (
+    "Outer steps move all workers alike, so this holds of their differences; the mean itself goes where they take it."
+)
+
+
 def _worded(claim: Claim, schedule: Schedule) -> Claim:
     """A claim with what has to be said of it besides, where payloads are rounded, summed, in pieces or in flight."""
     strategy, more = schedule.strategy, []
     if claim.claim in EXACT and strategy.how.codec is not Codec.NONE:
         more.append("This speaks of exact averages; rounding adds to each at most what codec-error says.")
+    if claim.claim in EXACT and not strategy.what.outer.is_plain:
+        more.append(OUTER)
     if claim.claim == "deadlock-free":
         if strategy.when.delays_gradients:
             flying = f"Up to {strategy.when.lag} of them are in flight at once"

@@ -7,6 +7,7 @@ here by asking it: for all rows, or for rows drawn at random where there are man
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.routes import Route, TableWay
 from partreduce.verify.base import Claim, fact, follows, not_proved, refuted
-from partreduce.verify.codec_error import of_gradients, of_rows, rounded_up
+from partreduce.verify.checker.facts.codec_error import rounded_up
+from partreduce.verify.checker.facts.tables import rounded_rows
 
 ONE_ROUTE, ONE_OWNER, ORDER, NIC_BYTES = "one-route", "one-owner", "table-order", "nic-bytes"
 ROW_ERROR = "row-error"
@@ -142,11 +144,13 @@ def _row_error(schedule: Schedule) -> Claim:
     inside, count = (int(sizes.max()), len(sizes)) if aggregates else (1, schedule.num_workers)
     rows, gradients, words = [], [], []
     for route in _coded(schedule):
+        row, total = rounded_rows(route.codec.value, inside, count)
         if route.way is TableWay.SHARDED:
-            rows.append([route.parameter, *map(str, rounded_up(*of_rows(route.codec)))])
-        relative, absolute = rounded_up(*of_gradients(route.codec, count, inside))
-        gradients.append([route.parameter, str(relative), str(absolute)])
-        words.append(f"{route.parameter} in {route.codec} {float(relative):.3g} and {float(absolute):.2g}")
+            rows.append([route.parameter, *rounded_up(row)])
+        relative, absolute = rounded_up(total)
+        gradients.append([route.parameter, relative, absolute])
+        off = f"{float(Fraction(relative)):.3g} and {float(Fraction(absolute)):.2g}"
+        words.append(f"{route.parameter} in {route.codec} {off}")
     text = (
         "A row is rounded once, by its owner for whoever looks it up; where it lives it stays exact, and so does the "
         "optimizer's state. The sum of the gradients that workers bring for a row is off the exact one by at most so "

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.explore.covering import Factors, Level
 from benchmarks.explore.fail_stop import FailStop, among_the_living
-from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, two_sides
+from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, all_both, two_sides
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.verify.explore import Exploration, Network, explore
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
-    from benchmarks.explore.covering import Row
+    from partreduce.verify.explore import Trace
     from partreduce.verify.search.view import View
 
 
@@ -87,6 +87,20 @@ class PairingConfiguration:
         return explore(machine, properties=properties, network=self.network, symmetry=self.symmetry)
 
 
+def _make(words: str, chosen: dict[str, Any]) -> PairingConfiguration:
+    """The configuration that a row stands for."""
+    num_workers, edges, first = chosen["graph"]
+    active = [v for v in range(num_workers) if (v in first) == (chosen["sides"] == "first")]
+    between = [(u, v) for u in active for v in active if u < v] if chosen["extra"] else []
+    network = Network(
+        reorder=chosen["wire"],
+        crashes=int(chosen["mishap"] == "crash"),
+        suspicions=int(chosen["mishap"] == "suspicion"),
+    )
+    pairing = two_sides(Digraph.undirected(num_workers, [*edges, *between]), frozenset(active))
+    return PairingConfiguration(words, pairing, network, chosen["symmetry"])
+
+
 FACTORS = Factors(
     {
         "graph": [
@@ -101,27 +115,14 @@ FACTORS = Factors(
         "mishap": [Level(""), Level("crash", "one crash", 4), Level("suspicion", "one taken for dead", 20)],
         "symmetry": [Level(False), Level(True, "folded", 0.5)],
     },
+    _make,
     # The largest graph would have 81,574 states with somebody taken for dead, five times all rows together.
     lambda chosen: bool(chosen["mishap"] != "suspicion" or len(chosen["graph"][1]) < 6),
 )
 """A level of `graph` is (workers, edges, active ones); `extra` joins the active ones, who never ask one another."""
 
 
-def configuration(row: Row) -> PairingConfiguration:
-    """The configuration that a row stands for."""
-    chosen = FACTORS.values(row)
-    num_workers, edges, first = chosen["graph"]
-    active = [v for v in range(num_workers) if (v in first) == (chosen["sides"] == "first")]
-    between = [(u, v) for u in active for v in active if u < v] if chosen["extra"] else []
-    network = Network(
-        reorder=chosen["wire"],
-        crashes=int(chosen["mishap"] == "crash"),
-        suspicions=int(chosen["mishap"] == "suspicion"),
-    )
-    pairing = two_sides(Digraph.undirected(num_workers, [*edges, *between]), frozenset(active))
-    return PairingConfiguration(FACTORS.words(row), pairing, network, chosen["symmetry"])
-
-
-def triples() -> tuple[PairingConfiguration, ...]:
-    """Every possible triple of levels."""
-    return tuple(map(configuration, FACTORS.rows(3)))
+def shortest_deadlock(num_workers: int) -> Trace | None:
+    """The shortest run into a deadlock on a cycle of workers who all ask and answer, found by visiting every state."""
+    cycle = Digraph.undirected(num_workers, [(i, (i + 1) % num_workers) for i in range(num_workers)])
+    return explore(all_both(cycle), properties=(NoDeadlock(),)).finding("no deadlock").trace

@@ -185,7 +185,7 @@ def _to_the_end(running: Running) -> Iterator[None]:
     limit = RUN_SECONDS if goes_on else cell.timeout + verdicts.SLACK_SECONDS + verdicts.GRACE_SECONDS
     limit += 3 * cell.timeout if "pause" in cell.fault else 0.0
     begun = running.fault_time or time.monotonic()
-    while not running.is_over and time.monotonic() < begun + limit:
+    while not running.is_over and time.monotonic() < begun + limit + running.held_up:
         yield
     running.outcome.over = time.monotonic() - begun
     if not running.is_over and running.outcome.fired:
@@ -209,13 +209,15 @@ def _judge(running: Running) -> Iterator[None]:
         outcome.violations += verdicts.judge_checkpoints(Path(running.task.checkpoints))
     if running.must_save:
         verdicts.judge_saved(running)
-    if running.cell.launcher != "run":  # which alone ends what a killed worker has left
-        end([pid for rank in running.victims for pid in running.children_of(rank)])
+    if running.cell.launcher != "run":  # which alone ends what a killed worker has left; torchrun's agent kills all
+        killed = range(WORKERS) if running.cell.launcher == "torchrun" else running.victims
+        end([pid for rank in killed for pid in running.children_of(rank)])
     deadline = time.monotonic() + LINGER_SECONDS
     while (left := running.processes()) and time.monotonic() < deadline:
         yield
-    if left and running.is_over:
-        outcome.violations.append(f"orphans: {[command_of(pid)[:120] for pid in left]}")
+    commands = [command for pid in left if (command := command_of(pid)[:120])]  # one that is ending has none any more
+    if commands and running.is_over:
+        outcome.violations.append(f"orphans: {commands}")
     end(left)
     names = (path.name for path in (running.folder / "tmp").iterdir())
     files = sorted(name for name in names if not name.startswith(THEIRS))

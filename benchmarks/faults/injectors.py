@@ -131,11 +131,10 @@ def pause(times: float, *, store_host: bool = False) -> Injector:
 
 def _stop_for(running: Running, pid: int, seconds: float) -> Iterator[None]:
     yield from send(running, pid, signal.SIGSTOP)
-    running.paused.append(pid)
     yield from running.until(lambda: not runs(pid), seconds)
     if runs(pid):
         os.kill(pid, signal.SIGCONT)
-    running.paused.remove(pid)
+    running.took_back(seconds)
 
 
 def signal_launcher(number: signal.Signals, *, starting: bool) -> Injector:
@@ -294,6 +293,7 @@ def cut_link(times: float) -> Injector:
         running.outcome.fired = True
         yield from running.sleep(times * running.cell.timeout)
         network.set_link(victim, up=True)
+        running.took_back(times * running.cell.timeout)
 
     return inject
 

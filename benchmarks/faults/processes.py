@@ -54,6 +54,23 @@ def is_pending(pid: int, number: int) -> bool:
     return False
 
 
+def delays_of(pid: int) -> dict[int, float]:
+    """Of each thread of a process, for how many seconds so far it was ready to run and got no processor."""
+    delays = {}
+    with contextlib.suppress(OSError):
+        for thread in (PROC / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError):
+                delays[int(thread.name)] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return delays
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process's main thread has started and not yet waited for."""
+    with contextlib.suppress(OSError):
+        return [int(child) for child in (PROC / f"{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
 def belonging(session: int, mark: str) -> list[int]:
     """Running processes of a session, and those that were started with `mark` in their environment."""
     mine = os.getpid()

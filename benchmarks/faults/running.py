@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.faults.cell import Cell, Outcome, Record, Task, records_after
 from benchmarks.faults.kinds import WORKERS
-from benchmarks.faults.processes import belonging, command_of, look_at, runs
+from benchmarks.faults.processes import belonging, children_of, command_of, delays_of, look_at, runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,13 +43,19 @@ class Running:
     victims: set[int] = field(default_factory=set)
     must_finish: bool = False
     must_save: bool = False
-    paused: list[int] = field(default_factory=list)
+    lasts: float = 0.0
+    """For how many seconds the fault itself holds up a run that is to go on."""
+    overdue: float = 0.0
+    """By how many seconds the injector was late to take it back."""
     gone: dict[int, float] = field(default_factory=dict)
-    """When each worker's process was seen to be gone."""
+    """When each worker's process was last seen before it was gone."""
     code: int | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     _read: dict[int, tuple[int, list[Record]]] = field(default_factory=dict)
     """Of each worker's file, up to which byte it was read, and what it held."""
+    _delays: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    """By process and thread: for how long it had got no processor when it was seen first after the fault, and last."""
+    _looked: float = 0.0
 
     def records(self, rank: int) -> list[Record]:
         """What a worker has written; only what is new is read, since this is asked many times a second."""
@@ -76,7 +82,22 @@ class Running:
                 self.code = os.waitstatus_to_exitcode(status)
         for rank in range(WORKERS):
             if rank not in self.gone and (pid_of := self.pid_of(rank)) is not None and not runs(pid_of):
-                self.gone[rank] = time.monotonic()
+                self.gone[rank] = self._looked
+        self._looked = time.monotonic()
+        if self.fault_time:
+            for pid in {self.pid, *children_of(self.pid), *filter(None, map(self.pid_of, range(WORKERS)))}:
+                known = self._delays.setdefault(pid, {})
+                for thread, seconds in delays_of(pid).items():
+                    known[thread] = known.get(thread, (seconds,))[0], seconds
+
+    @property
+    def held_up(self) -> float:
+        """Seconds since the fault that the machine, not the run, may have taken from a wait.
+
+        One process waits for the next, so what they lacked a processor for adds up at most; of each its worst thread.
+        """
+        threads = (known.values() for known in self._delays.values())
+        return self.overdue + sum(max((last - first for first, last in each), default=0.0) for each in threads)
 
     @property
     def is_over(self) -> bool:
@@ -90,6 +111,11 @@ class Running:
         self.outcome.note = f"{note}, {self.fault_time - self.started:.2f} s after the start"
         self.culprit = culprit
         self.victims |= set(victims)
+
+    def took_back(self, seconds: float) -> None:
+        """An injector says that its fault is over, which was to last so long."""
+        self.lasts = seconds
+        self.overdue = max(0.0, time.monotonic() - self.fault_time - seconds)
 
     def until(self, done: Callable[[], bool], seconds: float = START_SECONDS) -> Iterator[None]:
         """Wait until something is so, the run is over, or time is up."""

@@ -5,10 +5,12 @@ Lines go straight to the file, so a kill loses none but the one being written.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -94,11 +96,20 @@ def _forked(task: Task) -> list[int]:
     for _ in range(task.children):
         pid = os.fork()
         if pid == 0:
+            _close_pipes()
             while Path(task.folder).exists():
                 time.sleep(0.1)
             os._exit(0)
         pids.append(pid)
     return pids
+
+
+def _close_pipes() -> None:
+    """Let go of the pipe by whose end the agent learns of this worker's: one that torchrun starts has none."""
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names are numbers here
+        with contextlib.suppress(OSError):  # what the listing itself was read from
+            if int(name) > 2 and stat.S_ISFIFO(os.fstat(int(name)).st_mode):
+                os.close(int(name))
 
 
 def _save(task: Task, rank: int) -> None:

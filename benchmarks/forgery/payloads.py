@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.forgery.runs import delay_of, has_stages, mixes_late, nodes_of, pipeline_of, takes_gradients
+from benchmarks.forgery.runs import delay_of, has_stages, mixes_late, nodes_of, outer_of, pipeline_of, takes_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +70,7 @@ def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, 
     rng, n, period = np.random.default_rng(1), len(matrices[0]), len(matrices)
     values = np.zeros(n)
     flying = [np.zeros(n)] * delay_of(raw)
+    outer, anchor, momentum = outer_of(raw), 0.0, 0.0
     for t in range(3 * period):
         moved = rng.normal(size=n)
         w = matrices[t % period]
@@ -78,6 +79,12 @@ def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, 
             values = values + flying.pop(0)
         elif mixes_late(raw):
             values = w @ values + moved
+        elif outer and len(listed[t % period]) == 1 and len(listed[t % period][0][0]) == n:
+            movement = (values + moved).mean() - anchor
+            momentum = outer["momentum"] * momentum + movement
+            anchor += outer["lr"] * (movement + outer["momentum"] * momentum if outer["nesterov"] else momentum)
+            relax = listed[t % period][0][1]
+            values = (1 - relax) * (values + moved) + relax * anchor
         else:
             values = w @ (values + moved)
         if t % period in entry["rounds"] and np.ptp(values) > 1e-9:

@@ -108,7 +108,14 @@ def takes_gradients(raw: dict[str, Any]) -> bool:
     """Whether gradients are averaged."""
     pace = raw["strategy"].get("pace", 1)
     once = set(pace) == {1} if isinstance(pace, list) else pace == 1
-    return raw["strategy"]["kind"] == "allreduce" and once and not mixes_late(raw)
+    return raw["strategy"]["kind"] == "allreduce" and once and not mixes_late(raw) and not outer_of(raw)
+
+
+def outer_of(raw: dict[str, Any]) -> dict[str, float]:
+    """Rate, momentum and whether it is Nesterov's of outer steps; empty where averaging is plain."""
+    outer = raw["strategy"].get("what", {}).get("outer", {})
+    numbers = {name: float(Fraction(outer.get(name, default))) for name, default in (("lr", 1), ("momentum", 0))}
+    return {} if numbers == {"lr": 1, "momentum": 0} else numbers | {"nesterov": outer.get("nesterov", False)}
 
 
 def waiting_messages(raw: dict[str, Any], waits: Waits) -> list[int]:
@@ -194,7 +201,9 @@ def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
     strategy = raw["strategy"]
     how = strategy.get("how", {})
     keeps = int(mixes_late(raw) or strategy.get("averaging") == "step-normalised")
-    keeps += delay_of(raw) + int(how.get("codec", "none") != "none" and not takes_gradients(raw))
+    outer = outer_of(raw)
+    keeps += delay_of(raw) + int((how.get("codec", "none") != "none" or bool(outer)) and not takes_gradients(raw))
+    keeps += bool(outer.get("momentum"))
     keeps += 2 * int(how.get("error_feedback", False))
     if listed is None:
         near: list[set[int]] = [set() for _ in range(n)]

@@ -28,6 +28,7 @@ from partreduce.topo.strategies.axes import (
     Sending,
 )
 from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from partreduce.topo.strategies.outer import Outer
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
 
@@ -134,6 +135,16 @@ SCHEDULES = {
         ),
     ),
     "coded": explicit(5, [[0, 1], [2, 3, 4]], [range(5)], prologue=1, how=How(codec=Codec.INT8, block=8)),
+    "outer": Schedule("o", Cluster.regular(2, 2), AllReduce(what=Routes(outer=Outer(lr=0.7)))),
+    "outer-nested": Schedule(
+        "o",
+        Cluster.regular(2, 2),
+        Static(
+            phases=RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),))),
+            pace=(3, 3, 2, 3),
+            what=Routes(outer=Outer(lr="7/10", momentum="9/10", nesterov=True)),
+        ),
+    ),
     "tables": Schedule("t", Cluster.irregular([[0, 2, 3], [1, 5], [4]]), AllReduce(what=TABLES)),
     "tables-apart": Schedule(
         "t",
@@ -197,9 +208,13 @@ def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
         tables.append(
             Route(parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts, codec=codec)
         )
-    what = Routes(tables=tuple(tables), local_aggregation=draw.random() < 0.7)
+    return _changed(schedule, what=Routes(tables=tuple(tables), local_aggregation=draw.random() < 0.7))
+
+
+def _changed(schedule: Schedule, **members: Any) -> Schedule:  # noqa: ANN401 - of a strategy
+    """The same schedule with other members of its strategy, if they go with it."""
     try:
-        return replace(schedule, strategy=replace(schedule.strategy, what=what))
+        return replace(schedule, strategy=replace(schedule.strategy, **members))
     except ScheduleError:
         return schedule
 
@@ -232,17 +247,23 @@ def random_allreduce(draw: random.Random) -> Schedule:
     strategy = AllReduce(when=when, pace=pace)
     if not strategy.averages_gradients:
         how = replace(how, sending=Sending.WHOLE, error_feedback=False)
-    return Schedule("a", cluster, replace(strategy, how=how))
+    return with_outer_steps(draw, Schedule("a", cluster, replace(strategy, how=how)))
 
 
 def with_codec(draw: random.Random, schedule: Schedule) -> Schedule:
-    """Mostly the same schedule; often with a codec where a round of all lets it have one."""
-    strategy = replace(schedule.strategy, how=random_how(draw))
-    try:
-        strategy.check(schedule.cluster)
-    except ScheduleError:
+    """Mostly the same schedule; often with a codec or outer steps where a round of all lets it have them."""
+    return with_outer_steps(draw, _changed(schedule, how=random_how(draw)))
+
+
+def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
+    """The same schedule; now and then with outer steps, if they go with it."""
+    if draw.random() < 0.7:
         return schedule
-    return replace(schedule, strategy=strategy)
+    momentum = draw.choice((Fraction(0), Fraction(9, 10)))
+    outer = Outer(
+        lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, nesterov=momentum > 0 and draw.random() < 0.5
+    )
+    return _changed(schedule, what=Routes(outer=outer))
 
 
 def random_schedule(draw: random.Random) -> Schedule:

@@ -49,8 +49,7 @@ class Experiment:
     Without names of contestants the core ones run, or `everybody`. `steps` of each worker in a cell; without it as many
     as reach the loss, `target` or the task's own. `rate` is the learning rate of all; without it everybody's best of
     the rehearsal. `limit` seconds end a cell, and losses are taken `every` so many steps. `at_once`: all repetitions
-    before the next experiment, because they are what matters most. `planned_for`: what the planner is asked about,
-    where that is not the setting that runs.
+    before the next experiment, because they are what matters most.
     """
 
     settings: tuple[Setting, ...]
@@ -64,7 +63,6 @@ class Experiment:
     repetitions: int = 3
     every: int = 4
     at_once: bool = False
-    planned_for: Setting | None = None
 
     @property
     def setting(self) -> Setting:
@@ -107,7 +105,7 @@ class Campaign:
         wanted = experiment.contestants
         self.contestants = [
             c
-            for c in contestants(self._planner, self._planner.corrected, self._planner.coded)
+            for c in contestants(self._planner, self._planner.coded)
             if (c.name in wanted if wanted else not c.named_only and (c.core or experiment.everybody))
         ]
 
@@ -167,16 +165,15 @@ class Campaign:
         """The contestants that have something to do in a setting, with their schedules made."""
         fitting = []
         for contestant in self.contestants:
-            if setting.data not in contestant.on_data or (contestant.once and setting.is_disturbed):
+            if contestant.once and setting.is_disturbed:
                 continue
             if contestant.make is not None:
-                schedule = contestant.make(self.cluster, self.experiment.planned_for or setting)
+                schedule = contestant.make(self.cluster, setting)
                 if schedule is None:
                     continue
                 self.schedules[setting.name, contestant.name] = schedule
             fitting.append(contestant)
-        asked = (self.experiment.planned_for or setting).name
-        for key in (asked, f"{asked}, corrected", f"{asked}, codec"):
+        for key in (setting.name, f"{setting.name}, codec"):
             if key in self._planner.words:
                 self.notes.append(f"{key}: the planner recommended {self._planner.words[key]}")
         return fitting
@@ -184,7 +181,6 @@ class Campaign:
     def _job(self, setting: Setting, name: str, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
         fields: dict[str, Any] = {
             "task": setting.task,
-            "data": setting.data,
             "data_file": str(self._data(setting.task)),
             **setting.lengths(),
             "steps": setting.steps,
@@ -290,7 +286,6 @@ class Campaign:
                             schedule,
                             contestant.form,
                             median(cell.step_ms for cell in cells),
-                            MODEL_BYTES[setting.task],
                             max(cells[0].steps),
                         )
                     )

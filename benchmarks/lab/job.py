@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from benchmarks.lab.lengths import Lengths
 
 
@@ -30,7 +32,6 @@ class Job(Lengths):
     schedule: str | None = None
     free_running: bool = False
     task: str = "digits"
-    data: str = "shuffled"
     data_file: str = ""
     compute: float = 0.06
     steps: int = 80
@@ -61,4 +62,4 @@ class Job(Lengths):
     @classmethod
     def of_line(cls, line: str) -> Job:
         """What `to_line` wrote."""
-        return cls(**cls.with_tuples(json.loads(line)))
+        return TypeAdapter(cls).validate_json(line)

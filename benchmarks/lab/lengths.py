@@ -38,12 +38,6 @@ class Lengths:
     skew: tuple[float, float] = (0.0, 0.0)
     trace: str = ""
 
-    @staticmethod
-    def with_tuples(content: dict[str, Any]) -> dict[str, Any]:
-        """Fields after a way through JSON, which knows no tuples; older files lack some of them."""
-        pairs = {name: tuple(content[name]) for name in ("delayed", "skew") if name in content}
-        return {**content, **pairs, "slow": tuple((rank, factor) for rank, factor in content["slow"])}
-
     def lengths(self) -> dict[str, Any]:
         """These fields alone, of a setting or a job."""
         return {field.name: getattr(self, field.name) for field in fields(Lengths)}

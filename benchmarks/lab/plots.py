@@ -1,4 +1,4 @@
-"""The lab's pictures: time per step, loss against time, bytes per NIC, where the time went; predicted and measured."""
+"""The lab's pictures: time per step, loss against time, bytes per NIC, where the time went."""
 
 from __future__ import annotations
 
@@ -65,24 +65,6 @@ def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN4
     if any(row.cells[0].shares for row in rows):
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(PARTS))
     _label(axis, names)
-
-
-def draw_prediction(path: Path, predictions: list[dict[str, Any]], title: str) -> None:
-    """Predicted against measured step times, with the band of 15 %."""
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(8, 8), layout="constrained")
-    for calibrated, colour, words in ((True, "#bab0ac", "calibrated on"), (False, "#e45756", "predicted")):
-        chosen = [p for p in predictions if p["calibrated"] is calibrated]
-        if chosen:
-            axis.scatter([p["measured"] for p in chosen], [p["predicted"] for p in chosen], color=colour, label=words)
-    values = [p["measured"] for p in predictions]
-    ends = [0.8 * min(values), 1.2 * max(values)]
-    axis.plot(ends, ends, color="#333333", linewidth=1)
-    axis.fill_between(ends, [0.85 * e for e in ends], [1.15 * e for e in ends], color="#4c78a8", alpha=0.15)
-    axis.set(xscale="log", yscale="log", xlabel="measured, ms per step", ylabel="predicted, ms per step", title=title)
-    axis.legend()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 def _label(axis: Any, names: list[str]) -> None:  # noqa: ANN401 - as above

@@ -6,10 +6,8 @@ counts for the open round, and each result is applied.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from partreduce.schedulers.registry import build
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.quorum import Quorum
@@ -44,12 +42,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "all but one, by call": {"quorum": ALL_BUT_ONE, **BY_CALL},
 }
 """Settings by name; a contestant's is `eager NAME`."""
-GROUPS: dict[str, Quorum] = {
-    "quorum 2": Quorum(quorum=2, staleness=8),
-    "quorum 3": Quorum(quorum=3, staleness=8),
-}
-"""Of the groups of `node-then-all`; a contestant's name is `node-then-all 15, NAME`."""
-NODE_ROUNDS = 15
 
 
 def name_of(setting: str) -> str:
@@ -65,26 +57,10 @@ def quorum_of(name: str, num_workers: int) -> Quorum:
     return Quorum(**{**fields, "quorum": quorum})
 
 
-def group_name(setting: str) -> str:
-    """A contestant's name whose groups do not wait for all their members."""
-    return f"node-then-all {NODE_ROUNDS}, {setting}"
-
-
 def entries() -> list[dict[str, Any]]:
     """Fields of the contestants, in the order of the table; they run where they are named."""
-    everybody = [{"name": name_of(name), "make": _make(name)} for name in SETTINGS]
-    groups = [{"name": group_name(name), "make": _groups(name)} for name in GROUPS]
     common = {"family": "eager-SGD", "free_running": True, "named_only": True}
-    return [{**fields, **common} for fields in (*everybody, *groups)]
-
-
-def _groups(name: str) -> Callable[[Cluster, Setting], Schedule]:
-    def make(cluster: Cluster, _: Setting) -> Schedule:
-        schedule = build("node-then-all", cluster, node_rounds=NODE_ROUNDS)
-        strategy: Any = replace(schedule.strategy, when=GROUPS[name])  # type: ignore[type-var]
-        return Schedule(f"{schedule.name}-{name.replace(' ', '-')}", cluster, strategy)
-
-    return make
+    return [{"name": name_of(name), "make": _make(name), **common} for name in SETTINGS]
 
 
 def _make(name: str) -> Callable[[Cluster, Setting], Schedule]:

@@ -20,7 +20,7 @@ MEASURED = ("step_ms", "nic_mb", "shares", "curve")
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:
-    """`lab-NAME.json`, `.md`, one picture per setting and one of predicted against measured step times.
+    """`lab-NAME.json`, `.md`, one picture per setting.
 
     The JSON file holds what tables and pictures are drawn from; `write_everything` keeps the rest.
     """
@@ -34,9 +34,6 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> None:
         title = f"{setting.name}, {count} workers, computing {1e3 * setting.compute:g} ms per step"
         path = folder / f"{stem}-{setting.name.replace(' ', '-')}.png"
         plots.draw_setting(path, title, rows, rows[0].target, 1e3 * setting.free_step(count))
-    if content["prediction"]:
-        points = content["prediction"]["points"]
-        plots.draw_prediction(folder / f"{stem}-prediction.png", points, "calibrated on every second cell")
 
 
 def write_everything(folder: Path, name: str, content: dict[str, Any]) -> None:
@@ -56,7 +53,7 @@ def published(content: dict[str, Any]) -> dict[str, Any]:
     for cell in kept["cells"]:
         cell["measured"] = {key: cell["measured"][key] for key in MEASURED}
     prediction = content["prediction"]
-    kept["prediction"] = prediction and {key: prediction[key] for key in ("words", "points")}
+    kept["prediction"] = prediction and {"words": prediction["words"]}
     return kept
 
 

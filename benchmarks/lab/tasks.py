@@ -7,6 +7,7 @@ Models are built from layers with gates between them (see gates.py), so that com
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,20 +45,35 @@ class Samples:
         return len(self.labels)
 
 
+@cache
+def samples_of(task: str) -> Samples:
+    """A task's samples, made in this process."""
+    return _parted(task, *_made(task))
+
+
 def write_data(task: str, path: Path) -> None:
     """Store a task's samples in one file, so that workers need no scikit-learn."""
-    makers = {"text": _text, "svm": paragraphs.samples, "docstrings": docstrings.samples, "hyperplane": _hyperplane}
-    inputs, labels = makers.get(task, _digits)()
-    np.savez(path, inputs=inputs, labels=labels, held_out=HELD_OUT.get(task, 0))
+    inputs, labels = _made(task)
+    np.savez(path, task=task, inputs=inputs, labels=labels)
 
 
 def read_data(path: str | Path) -> Samples:
     """What `write_data` stored."""
     with np.load(path) as content:
-        inputs, labels = torch.from_numpy(content["inputs"]), torch.from_numpy(content["labels"])
-        used = len(labels) - int(content["held_out"])
-        kept = Samples(inputs[used:], labels[used:]) if used < len(labels) else None
-        return Samples(inputs[:used], labels[:used], kept)
+        return _parted(str(content["task"]), content["inputs"], content["labels"])
+
+
+def _made(task: str) -> tuple[np.ndarray, np.ndarray]:
+    makers = {"text": _text, "svm": paragraphs.samples, "docstrings": docstrings.samples, "hyperplane": _hyperplane}
+    return makers.get(task, _digits)()
+
+
+def _parted(task: str, inputs: np.ndarray, labels: np.ndarray) -> Samples:
+    everything, used = Samples(torch.from_numpy(inputs), torch.from_numpy(labels)), len(labels) - HELD_OUT.get(task, 0)
+    if used == len(labels):
+        return everything
+    kept = Samples(everything.inputs[used:], everything.labels[used:])
+    return Samples(everything.inputs[:used], everything.labels[:used], kept)
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
@@ -188,13 +204,9 @@ def _gated(layers: list[list[nn.Module]], clock: Clock) -> list[nn.Module]:
 
 
 def shard(job: Job, rank: int, labels: torch.Tensor) -> torch.Tensor:
-    """The places of one worker's samples: every n-th of a shuffled order, or a run of those sorted by label."""
-    count = job.num_workers
-    if job.data == "sorted":
-        order = torch.argsort(labels, stable=True)
-        return order[rank * len(order) // count : (rank + 1) * len(order) // count]
+    """The places of one worker's samples: every n-th of a shuffled order."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(job.seed))
-    return order[rank::count]
+    return order[rank :: job.num_workers]
 
 
 def evaluated(samples: Samples, most: int = EVALUATED) -> Samples:

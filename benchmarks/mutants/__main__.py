@@ -6,8 +6,8 @@
 A line per file at the end: mutants judged, killed, survivors that `accepted.toml` gives a reason for, and survivors
 that nobody has named; the score is killed / (judged − equivalent), with Wilson's 95 % interval when it is of a sample.
 Exit code 1 if a survivor has no name. Sessions stand in build/mutants/, a line per mutant, and go on where they stopped
-as long as the file and its tests are the same; `--again` judges the survivors of the last session, whatever has changed
-since.
+as long as the file and its tests are the same; `--again` keeps whom the last session killed, whatever has changed
+since, and judges all others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -24,9 +23,12 @@ import threading
 import time
 import tomllib
 from dataclasses import asdict
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
+
+from scipy.stats import binomtest
 
 from benchmarks.mutants.mutations import Mutant, mutants_of
 from benchmarks.mutants.targets import ROOT, TARGETS
@@ -69,7 +71,6 @@ class Session:
         known = json.loads(lines[0])["digest"] == self.digest if lines else False
         rows = [json.loads(line) for line in lines[1:]]
         last = {_key(row): row for row in rows}
-        self.suspects = {key for key, row in last.items() if row["verdict"] == "survived"} if again else None
         if (known or again) and not fresh:
             self.rows = {key: row for key, row in last.items() if not again or row["verdict"] != "survived"}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,26 +178,34 @@ def _shown(file: str, row: dict) -> str:
     return f"  survived: {file}:{row['line']} ({row['operator']})\n    - {row['was']}\n    + {row['now']}"
 
 
-def interval(killed: int, judged: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion (E. B. Wilson, JASA 1927)."""
-    z, share = 1.96, killed / judged
-    middle, half = share + z * z / (2 * judged), z * math.sqrt(share * (1 - share) / judged + (z / (2 * judged)) ** 2)
-    return (middle - half) / (1 + z * z / judged), (middle + half) / (1 + z * z / judged)
+def _accepted(file: str, row: dict) -> str:
+    """What `accepted.toml` says of a survivor: "equivalent", "taste", or nothing.
+
+    Without `now` any change of the lines is meant; without `was` any change to those lines.
+    """
+    for entry in _entries().get(file, []):
+        if all(row[text] == entry.get(text, row[text]) for text in ("was", "now")):
+            return entry["verdict"]
+    return ""
+
+
+@cache
+def _entries() -> dict[str, list[dict]]:
+    return tomllib.loads(ACCEPTED.read_text("utf-8"))
 
 
 def report(file: str, rows: list[dict], *, is_sample: bool) -> bool:
     """Print one file's score; whether every survivor has a name."""
-    accepted = {(e["was"], e["now"]): e for e in tomllib.loads(ACCEPTED.read_text("utf-8")).get(file, [])}
     survivors = [row for row in rows if row["verdict"] == "survived"]
-    named = [accepted[row["was"], row["now"]] for row in survivors if (row["was"], row["now"]) in accepted]
-    equivalent = sum(entry["verdict"] == "equivalent" for entry in named)
+    verdicts = [_accepted(file, row) for row in survivors]
+    equivalent, named = verdicts.count("equivalent"), len(verdicts) - verdicts.count("")
     killed, judged = len(rows) - len(survivors), len(rows) - equivalent
     score = f"{killed}/{judged} = {killed / max(judged, 1):.1%}"
     if is_sample and judged:
-        low, high = interval(killed, judged)
+        low, high = binomtest(killed, judged).proportion_ci(method="wilson")
         score += f" (95 % interval {low:.1%} to {high:.1%}; a sample of {len(rows)})"
-    unnamed = [row for row in survivors if (row["was"], row["now"]) not in accepted]
-    print(f"{file}: {score}; {equivalent} equivalent, {len(named) - equivalent} of taste, {len(unnamed)} unnamed")
+    unnamed = [row for row, verdict in zip(survivors, verdicts, strict=True) if not verdict]
+    print(f"{file}: {score}; {equivalent} equivalent, {named - equivalent} of taste, {len(unnamed)} unnamed")
     for row in unnamed:
         print(_shown(file, row))
     return not unnamed
@@ -227,7 +236,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="so many mutants of each file, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--again", action="store_true", help="only the survivors of the last session")
+    parser.add_argument("--again", action="store_true", help="keep whom the last session killed, and judge the others")
     parser.add_argument("--quick", action="store_true", help="the quick tests only")
     parser.add_argument("--fresh", action="store_true", help="forget the last session")
     parser.add_argument("--planted", action="store_true", help="only the bugs of planted.toml, with what kills each")
@@ -243,8 +252,6 @@ def main() -> None:
         session = Session(file, stages=stages, again=chosen.again, fresh=chosen.fresh)
         keys = {_key(asdict(mutant)): mutant for mutant in picked}
         todo = [m for k, m in keys.items() if k not in session.rows]
-        if session.suspects is not None:
-            todo = [m for k, m in keys.items() if k in session.suspects]
         if todo:
             judge(slots, file, todo, session, jobs=min(chosen.jobs, len(todo)), stages=stages)
         good &= report(

@@ -27,7 +27,7 @@ ON_REQUEST = "tests/verify/test_on_request.py"
 TABLE_CLAIMS = "tests/verify/test_table_claims.py"
 QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
 CHECKER = (
-    *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers")),
+    *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers", "program")),
     *(f"tests/verify/checker/test_{of}.py" for of in ("facts", "gap_facts", "what_the_checker_reads")),
     *(f"tests/verify/test_{of}_claims.py" for of in ("kept_gap", "quorum")),
     QUORUM_CLAIMS,
@@ -36,7 +36,7 @@ CHECKER = (
 )
 """Of all files of the checker: `warm` picks the tests that come to a mutant's line."""
 PROGRAM = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_gap_facts.py")
-"""Of those that only the checker's program executes, in processes of its own."""
+"""Of what only processes of its own execute."""
 LOOKED_UP = (
     "tests/runtime/sharding/test_hybrid.py",
     "tests/runtime/sharding/test_row_codes.py",
@@ -112,8 +112,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         for name in ("functions", "function_process", "asked_function")
     },
     **{str(path.relative_to(ROOT)): (CHECKER,) for path in sorted((ROOT / "verify" / "checker").rglob("*.py"))},
-    **{f"verify/checker/{name}.py": (PROGRAM,) for name in ("__main__", "program")},
-    "benchmarks/explore/two_sides.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
+    "verify/checker/__main__.py": (PROGRAM,),
     **{
         f"runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
         for name in ("commit", "gradients", "piggybacked")

@@ -4,10 +4,10 @@
     python -m benchmarks.papers pipe-sgd --only lab       # one part, as its module names them
     python -m benchmarks.papers prague --stored           # rows from results that are kept, without running anything
     python -m benchmarks.papers --list
-    python -m benchmarks.papers --write                   # docs/papers.md and the README's table again
+    python -m benchmarks.papers --write                   # docs/papers.md and all tables again
 
 Rows go to benchmarks/results/papers/NAME.json, where those that were run replace their older ones, then into
-docs/papers.md and the README. `make papers PAPER=pipe-sgd MINUTES=40` does the same.
+docs/papers.md. `make papers PAPER=pipe-sgd MINUTES=40` does the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for each paper; default {MINUTES:g}")
     parser.add_argument("--only", help="one part of the paper's experiments, as its module names them")
     parser.add_argument("--stored", action="store_true", help="make rows of what was measured before")
-    parser.add_argument("--write", action="store_true", help="write the page and the README's table, and run nothing")
+    parser.add_argument("--write", action="store_true", help="write the page and all tables, and run nothing")
     parser.add_argument("--list", action="store_true")
     chosen = parser.parse_args()
     known = {paper.name: paper for paper in PAPERS}

@@ -52,10 +52,10 @@ class Cells:
         """The same rows by setting and contestant."""
         return {where: {row.contestant: row for row in block} for where, block in self.blocks().items()}
 
-    def predictions(self, which: str = "from_profile") -> dict[tuple[str, str], float]:
-        """Milliseconds per step by (setting, contestant), from the profile alone or, `points`, from the fit."""
-        found = (self.prediction or {}).get(which, [])
-        return {(p["setting"], p["contestant"]): p["predicted"] for p in found if not p["calibrated"]}
+    def predictions(self) -> dict[tuple[str, str], float]:
+        """Milliseconds per step by (setting, contestant), from the profile alone."""
+        found = (self.prediction or {}).get("points", [])
+        return {(p["setting"], p["contestant"]): p["predicted"] for p in found}
 
     @property
     def commit(self) -> str:
@@ -119,14 +119,13 @@ class LabPaper:
     """A paper's experiments, and how rows are made of them.
 
     `parts` are cells of the lab and can be run by themselves, the most important first; all of them have one number of
-    nodes. `alone` are further ones, which run only where they are named. `rows` and `curves` say what the cells say,
-    `derived` what follows from rows of several runs, `bars` which figures are drawn. `predicts`: the links are measured
-    first, and step times predicted from that. `kept` gives cells that other runs left.
+    nodes. `rows` and `curves` say what the cells say, `derived` what follows from rows of several runs, `bars` which
+    figures are drawn. `predicts`: the links are measured first, and step times predicted from that. `kept` gives cells
+    that other runs left.
     """
 
     name: str
     parts: Mapping[str, Callable[[], list[Experiment]]] = field(default_factory=dict)
-    alone: Mapping[str, Callable[[], list[Experiment]]] = field(default_factory=dict)
     rows: Callable[[Cells], Iterable[Row]] = lambda _: ()
     curves: Callable[[Cells], Iterable[Curve]] = lambda _: ()
     derived: Callable[[Results], Iterable[Row]] = lambda _: ()
@@ -137,8 +136,6 @@ class LabPaper:
 
     def experiments(self, only: str | None = None) -> list[Experiment]:
         """All of them, or those of one part."""
-        if only in self.alone:
-            return self.alone[only]()
         return [made for part, make in self.parts.items() if only in (None, part) for made in make()]
 
     def run(self, minutes: float, only: str | None = None) -> Results:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.lab.quorums import group_name, name_of
+from benchmarks.lab.quorums import name_of
 from benchmarks.lab.setting import Setting
 from benchmarks.papers import latency
 from benchmarks.papers.cells import Apart, Cells, Experiment, LabPaper
@@ -35,8 +35,6 @@ LATEST = {
 SLOW, SHIFTING, TEXT = "images, one 5× slow", "images, 50 to 400 ms shifting", "docstrings, lengths as they are"
 DELAYS = (200, 300, 400)
 HYPERPLANE = {delay: f"hyperplane, one of 8 delayed by {delay} ms" for delay in DELAYS}
-GROUPS = {"16 workers, one 5× slow": {"slow": ((6, 5.0),)}, "16 workers, 6× at random": {"random_factor": 6.0}}
-STATIC, GENERATORS = "node-then-all 15", ("generator, smart, paper's rule",)
 
 SPEED = "Gradients per second: All-Reduce = 1"
 LEARNT = "Share of held-out samples told right after as many gradients"
@@ -44,9 +42,8 @@ IN_TIME = "Share of held-out samples told right at the instant at which the fast
 LEFT = "Hyperplane regression: squared distance after as many gradients"
 TO_LOSS = "Speed to the loss, All-Reduce = 1"
 ROUNDS = "Gradients in a sum"
-OF_GROUPS = "Groups: gradients per second, static schedule in lockstep = 1"
 
-SHAPE, GROUP_SHAPE = (4, 2), (4, 4)
+SHAPE = (4, 2)
 LIMIT = 45.0
 
 SETTINGS: dict[str, Setting] = {
@@ -57,22 +54,10 @@ SETTINGS: dict[str, Setting] = {
     },
     SHIFTING: Setting(name=SHIFTING, rate="1gbit", task="images", compute=0.1 / 3, skew=(0.05 / 3, 0.4 / 3)),
     TEXT: Setting(name=TEXT, rate="1gbit", task="docstrings", compute=0.1),
-    **{
-        name: Setting(
-            name=name,
-            rate="1gbit",
-            task="images",
-            compute=0.16,
-            **fields,
-            random_chance=1 / 16 if "random_factor" in fields else 0.0,
-        )
-        for name, fields in GROUPS.items()
-    },
 }
 RATES = {"images": 0.15, "hyperplane": 0.05, "docstrings": 0.25}
 STEPS = {"images": 56, "hyperplane": 40, "docstrings": 72}
 TARGETS = {"images": 0.4, "hyperplane": 0.03, "docstrings": 1.15}
-GROUP_STEPS = 32
 
 CONTESTANTS: dict[str, tuple[str, ...]] = {
     SLOW: (
@@ -87,7 +72,6 @@ CONTESTANTS: dict[str, tuple[str, ...]] = {
     **{name: (ALL_REDUCE, SOLO, PUBLISHED[0]) for name in HYPERPLANE.values()},
     SHIFTING: (ALL_REDUCE, MAJORITY, *reversed(PUBLISHED), SOLO, HALF),
     TEXT: (ALL_REDUCE, SOLO, MAJORITY, HALF, *PUBLISHED),
-    **{name: (STATIC, group_name("quorum 2"), group_name("quorum 3"), *GENERATORS) for name in GROUPS},
 }
 PRINTED: dict[tuple[str, str], float] = {
     **{(HYPERPLANE[delay], "solo"): gain for delay, gain in zip(DELAYS, (1.50, 1.75, 2.01), strict=True)},
@@ -102,13 +86,13 @@ def experiments(listed: Iterable[str], *, at_once: bool = False) -> list[Experim
     return [
         Experiment(
             settings=(SETTINGS[where],),
-            shape=GROUP_SHAPE if where in GROUPS else SHAPE,
+            shape=SHAPE,
             contestants=CONTESTANTS[where],
-            steps=GROUP_STEPS if where in GROUPS else STEPS[SETTINGS[where].task],
+            steps=STEPS[SETTINGS[where].task],
             rate=RATES[SETTINGS[where].task],
             target=TARGETS[SETTINGS[where].task],
             limit=LIMIT,
-            repetitions=1 if where in GROUPS else 3,
+            repetitions=3,
             at_once=at_once,
         )
         for where in listed
@@ -120,7 +104,6 @@ PARTS = {
     "hyperplane": lambda: experiments(HYPERPLANE.values()),
     "shifting": lambda: experiments((SHIFTING,)),
     "text": lambda: experiments((TEXT,)),
-    "groups": lambda: experiments(GROUPS),
 }
 
 Block = dict[str, "Contestant"]
@@ -130,14 +113,12 @@ def rows(cells: Cells) -> Iterator[Row]:
     """All that the cells say, figure by figure."""
     for where, block in cells.by_contestant().items():
         yield from _speeds(where, block)
-        if where not in GROUPS:
-            yield from compared(TO_LOSS, block, ALL_REDUCE, setting=_words(where))
+        yield from compared(TO_LOSS, block, ALL_REDUCE, setting=_words(where))
         if where not in HYPERPLANE.values():
             yield from _learnt(where, block)
         else:
             yield from each(LEFT, block, _last_losses, "loss", setting=_words(where))
-        if where not in GROUPS:
-            yield from each(ROUNDS, block, _in_a_sum, "workers", setting=_words(where))
+        yield from each(ROUNDS, block, _in_a_sum, "workers", setting=_words(where))
 
 
 def _last_losses(row: Contestant) -> list[float]:
@@ -163,20 +144,21 @@ def printed(where: str, name: str) -> float | None:
 
 
 def _speeds(where: str, block: Block) -> Iterator[Row]:
-    base, figure = (STATIC, OF_GROUPS) if where in GROUPS else (ALL_REDUCE, SPEED)
     (made,) = experiments((where,))
     assert made.steps is not None
     taken = made.steps
 
     def predicted(name: str) -> float | None:
         runs = len(block[name].cells)
-        mine, theirs = (step_ms(one, made.setting, made.shape, taken, runs) for one in (name, base))
+        mine, theirs = (step_ms(one, made.setting, made.shape, taken, runs) for one in (name, ALL_REDUCE))
         return theirs / mine if mine and theirs else None
 
     def paper(name: str) -> float | None:
         return printed(where, name)
 
-    yield from compared(figure, block, base, ms, setting=_words(where), paper=paper, aim=paper, predicted=predicted)
+    yield from compared(
+        SPEED, block, ALL_REDUCE, ms, setting=_words(where), paper=paper, aim=paper, predicted=predicted
+    )
 
 
 def _learnt(where: str, block: Block) -> Iterator[Row]:

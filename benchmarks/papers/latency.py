@@ -7,7 +7,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.papers.rows import Curve, Row, ratio, value
-from benchmarks.papers.skew import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial, measure
+from benchmarks.papers.skew import FOUND, HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial, measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ def limit(mode: str, processes: int) -> float | None:
 
 def _by_setting(kept: Kept) -> dict[tuple[int, int, float], dict[str, Found]]:
     blocks: dict[tuple[int, int, float], dict[str, Found]] = {}
-    for each in map(Found.of_json, kept.found):
+    for each in map(FOUND.validate_python, kept.found):
         trial = each.trial
         blocks.setdefault((trial.processes, trial.size, trial.skew), {})[trial.mode] = each
     return blocks

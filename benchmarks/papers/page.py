@@ -1,4 +1,4 @@
-"""docs/papers.md and the table of the README, written from benchmarks/results/papers/*.json and nothing else."""
+"""docs/papers.md and each paper's full tables, written from benchmarks/results/papers/*.json and nothing else."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 HOME = Path(__file__).resolve().parents[2]
 PAGE = HOME / "docs/papers.md"
-README = HOME / "README.md"
 BEGIN = "<!-- written by benchmarks/papers/page.py; do not edit below -->"
-TABLE_BEGINS, TABLE_ENDS = "<!-- papers: written by benchmarks/papers/page.py -->", "<!-- papers end -->"
 SHORT = {
     "times": "×",
     "seconds": " s",
@@ -33,32 +31,46 @@ NOT_YET = "not yet"
 
 
 def write(folder: Path = RESULTS) -> None:
-    """Both, and the pictures, from the files in the folder."""
+    """The page, every paper's tables in `NAME.md`, and the pictures, from the files in the folder."""
     results = {paper.name: read(paper.name, folder) for paper in PAPERS}
-    for found in results.values():
-        draw(found, folder)
+    for paper in PAPERS:
+        draw(results[paper.name], folder)
+        (folder / f"{paper.name}.md").write_text(tables(paper, results[paper.name]))
     head = PAGE.read_text().split(BEGIN)[0]
     PAGE.write_text(f"{head}{BEGIN}\n\n{page(results)}")
-    before, _, rest = README.read_text().partition(TABLE_BEGINS)
-    after = rest.partition(TABLE_ENDS)[2]
-    README.write_text(f"{before}{TABLE_BEGINS}\n{summary(results)}\n{TABLE_ENDS}{after}")
 
 
 def page(results: dict[str, Results]) -> str:
-    """Every paper with its tables, in the order of the registry."""
-    parts = []
-    for paper in PAPERS:
-        found = results[paper.name]
-        parts += [f"## {paper.title}", ""]
-        if not found.rows:
-            parts += [f"{paper.claim} Here: {NOT_YET}.", ""]
-            continue
-        parts += [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", ""]
-        parts += [table(found), ""]
-        drawn = {**bar_names(found), **names(found)}
-        parts += [f"![{plot}](../benchmarks/results/papers/{name})\n" for plot, name in drawn.items()]
-        if found.notes:
-            parts += ["How the runs went:", "", *[f"* {note}" for note in found.notes], ""]
+    """Of every paper the claim, the regime, the rows by which it is known, and what made ours differ."""
+    return "\n".join(short(paper, results[paper.name]) for paper in PAPERS)
+
+
+def short(paper: Paper, found: Results) -> str:
+    """One paper on the page for users."""
+    rows = {row.key: row for row in found.rows}
+    shown = [rows[key] for key in paper.headlines if key in rows]
+    parts = [f"## {paper.title}", "", f"**Claim.** {paper.claim}", ""]
+    if not shown:
+        return "\n".join([*parts, f"Here: {NOT_YET}.", ""])
+    parts += [f"**Measured here.** {paper.regime}", ""]
+    parts += ["| figure | paper | measured [low–high] | runs |", "|---|---|---|---|"]
+    parts += [f"| {row.figure}: {row.setting} | {printed(row)} | {measured(row)} | {row.runs} |" for row in shown]
+    parts += ["", f"**Why they differ.** {paper.why}", ""]
+    if paper.picture is not None:
+        parts += [f"![{paper.title}](../benchmarks/results/papers/{paper.picture})", ""]
+    parts += [f"[All {len(found.rows)} rows and pictures](../benchmarks/results/papers/{paper.name}.md)", ""]
+    return "\n".join(parts)
+
+
+def tables(paper: Paper, found: Results) -> str:
+    """All that was measured of one paper, as a file beside its JSON."""
+    parts = [f"# {paper.title}: all rows", "", "Written by `python -m benchmarks.papers --write`; do not edit.", ""]
+    if not found.rows:
+        return "\n".join([*parts, f"{paper.claim} Here: {NOT_YET}.", ""])
+    parts += [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", "", table(found), ""]
+    parts += [f"![{plot}]({name})\n" for plot, name in {**bar_names(found), **names(found)}.items()]
+    if found.notes:
+        parts += ["How the runs went:", "", *[f"* {note}" for note in found.notes], ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -69,7 +81,7 @@ def table(found: Results) -> str:
         rows = [row for row in found.rows if row.figure == figure]
         predicted = any(row.predicted is not None for row in rows)
         columns = ["setting", "paper", "measured [low–high]", *(["predicted"] if predicted else []), "runs"]
-        lines += [f"### {figure}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        lines += [f"## {figure}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         for row in rows:
             commit = f" (at {row.commit})" if row.commit and row.commit != found.commit else ""
             cells = [row.setting + commit, printed(row), measured(row)]
@@ -101,32 +113,8 @@ def measured(row: Row) -> str:
     return f"{about}{_number(row.measured, row.unit)}{SHORT[row.unit]}{ends}"
 
 
-def summary(results: dict[str, Results]) -> str:
-    """The README's table: the rows by which each paper is known."""
-    lines = ["| paper | figure | paper says | measured here [low–high] | runs |", "|---|---|---|---|---|"]
-    for paper in PAPERS:
-        rows = {row.key: row for row in results[paper.name].rows}
-        shown = [rows[key] for key in paper.headlines if key in rows]
-        if not shown:
-            lines.append(f"| {paper.title} | {_of(paper)} | | {NOT_YET} | |")
-        for index, row in enumerate(shown):
-            name = paper.title if index == 0 else ""
-            what = f"{row.figure}: {row.setting}"
-            lines.append(f"| {name} | {what} | {printed(row)} | {measured(row)} | {row.runs} |")
-    return "\n".join(lines)
-
-
-def _of(paper: Paper) -> str:
-    return paper.claim.rstrip(".")
-
-
 def _number(value: float, unit: str) -> str:
     """Three significant digits, four of a loss; whole numbers from 100 on."""
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.4g}" if unit == "loss" else f"{value:.3g}"
-
-
-def text(found: Results) -> str:
-    """What the command prints after a run: the tables alone."""
-    return table(found) if found.rows else f"{found.paper}: {NOT_YET}"

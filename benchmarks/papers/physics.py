@@ -6,8 +6,6 @@ Steps are as long as those of the lab's runs, worker by worker and step by step.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +15,7 @@ from benchmarks.lab.contestants import contestants
 from benchmarks.lab.gaps import SERVER
 from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
-from benchmarks.lab.tasks import read_data, write_data
+from benchmarks.lab.tasks import samples_of
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from benchmarks.lab.setting import Setting
-    from benchmarks.lab.tasks import Samples
     from partreduce.topo.schedule import Schedule
 
 FREE = Link(0.0, 1e-15)
@@ -81,17 +78,10 @@ def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetitio
         return seconds
     job = Job(
         name="", folder="", how="", num_nodes=shape[0], workers_per_node=shape[1], address="", port=0,
-        task=setting.task, data=setting.data, batch=setting.batch, seed=repetition,
+        task=setting.task, batch=setting.batch, seed=repetition,
     )  # fmt: skip
-    batches = [Batches(job, rank, _samples(setting.task)) for rank in range(count)]
+    batches = [Batches(job, rank, samples_of(setting.task)) for rank in range(count)]
     return np.array(seconds * [[worker.draw()[1] for worker in batches] for _ in range(steps)])
-
-
-@cache
-def _samples(task: str) -> Samples:
-    with TemporaryDirectory() as folder:
-        write_data(task, Path(folder) / "data.npz")
-        return read_data(Path(folder) / "data.npz")
 
 
 def _seconds_of(schedule: Schedule, trace: npt.NDArray[np.float64], steps: int) -> float:

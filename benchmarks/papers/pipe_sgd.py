@@ -85,9 +85,6 @@ LOSS_D, LOSS_PS = "Speed to the loss, D-Sync = 1", "Speed to the loss, PS-Sync =
 LIMIT, CLOSE = "Of the compute-only limit", "Cells predicted within 15 %"
 RECOMMENDATIONS = "Recommendations: loss of the planner's recommendations over seconds, 40 Mbit/s"
 
-AFTER = "Loss after 1,000 steps of the text model"
-LONG, LONG_PLOT = "text, 4x2, long", "Long run: loss of the text model over steps"
-
 TO_TARGET = f"to a loss of {TARGETS['digits']:g}"
 RECOMMENDED_SETTING = f"digits, 4x4, 40 Mbit/s, {TO_TARGET}"
 
@@ -164,28 +161,6 @@ def layered() -> list[Experiment]:
     return [Experiment(settings=(one,), shape=(4, 1), contestants=names, steps=16, limit=20.0) for one in settings]
 
 
-def long() -> list[Experiment]:
-    """A run long enough to matter, one rate for all; what a step computes does not depend on how long it takes.
-
-    The recommendations are those for 40 Mbit/s.
-    """
-    free = Setting(name=LONG, rate="10gbit", compute=0.0, task="text")
-    planned = Setting(name="40 Mbit/s", rate="40mbit", compute=0.16, task="text")
-    names = (D_SYNC, "pipeline", RECOMMENDED, CODED_RECOMMENDED, PLAIN_RECOMMENDED)
-    return [
-        Experiment(
-            settings=(free,),
-            shape=(4, 2),
-            contestants=names,
-            steps=1000,
-            rate=0.2,
-            limit=1800.0,
-            every=50,
-            planned_for=planned,
-        )
-    ]
-
-
 PARTS = {"lab": lambda: [*to_loss(), *timed()], "layers": layered, "free": free}
 
 
@@ -193,9 +168,7 @@ def rows(cells: Cells) -> Iterator[Row]:
     """All that the cells say by themselves; `derived` says the rest."""
     for where, block in cells.by_contestant().items():
         named = {name: row for name, row in block.items() if name in WORDS}
-        if where == LONG:
-            yield from each(AFTER, named, _last_losses, "loss", setting=_in_long_run)
-        elif where.endswith("free"):
+        if where.endswith("free"):
             yield from _steps_rows(where, named)
         elif where.endswith(("to the loss", TO_TARGET)):
             yield from each(SECONDS, named, seconds, "seconds", setting=_words(where))
@@ -208,14 +181,6 @@ def rows(cells: Cells) -> Iterator[Row]:
 
 def _words(where: str) -> Callable[[str], str]:
     return lambda name: f"{where}: {WORDS[name]}"
-
-
-def _in_long_run(name: str) -> str:
-    return "All-Reduce" if name == D_SYNC else WORDS[name]
-
-
-def _last_losses(row: Contestant) -> list[float]:
-    return [cell.curve[-1][2] for cell in row.cells]
 
 
 def _later_ms(row: Contestant) -> list[float]:
@@ -301,33 +266,25 @@ def _ratio(figure: str, where: str, name: str, theirs: Row, ours: Row, paper: tu
 
 
 def _close(cells: Cells) -> Iterator[Row]:
-    """How many cells the simulator predicts within 15 %: from the profile alone, and fitted to every second cell."""
-    prediction = cells.prediction or {}
-    for which, words in (
-        ("from_profile", "from the profile alone"),
-        ("points", "unseen, calibrated on the others"),
-    ):
-        found = [p for p in prediction.get(which, []) if not p["calibrated"]]
-        if found:
-            close = [abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found]
-            yield share_of(close, figure=CLOSE, setting=words, aim=0.9)
+    """How many cells the simulator predicts within 15 % from the profile alone."""
+    found = (cells.prediction or {}).get("points", [])
+    if found:
+        close = [abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found]
+        yield share_of(close, figure=CLOSE, setting="from the profile alone", aim=0.9)
 
 
 def _curves(cells: Cells) -> Iterator[Curve]:
-    """Loss over seconds of the recommendations, and over steps of the long run."""
+    """Loss over seconds of the recommendations."""
     for where, block in cells.blocks().items():
-        for row in block if where.endswith(TO_TARGET) or where == LONG else ():
+        for row in block if where.endswith(TO_TARGET) else ():
             for seed, cell in enumerate(row.cells):
-                taken, at, losses = zip(*cell.curve, strict=True)
-                name = (_in_long_run if where == LONG else WORDS.__getitem__)(row.contestant)
-                plot, over = (LONG_PLOT, taken) if where == LONG else (RECOMMENDATIONS, at)
-                yield Curve(plot=plot, name=f"{name}, seed {seed}", at=over, losses=losses)
+                _, at, losses = zip(*cell.curve, strict=True)
+                yield Curve(plot=RECOMMENDATIONS, name=f"{WORDS[row.contestant]}, seed {seed}", at=at, losses=losses)
 
 
 PAPER = LabPaper(
     name="pipe-sgd",
     parts=PARTS,
-    alone={"long": long},
     rows=rows,
     curves=_curves,
     derived=derived,

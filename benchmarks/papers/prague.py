@@ -77,7 +77,7 @@ def _best(block: Block) -> str:
 def _stored(folder: Path = RESULTS.parent) -> Cells:
     """Cells of runs of `make lab` that are kept."""
     contents = [json.loads((folder / f"lab-{name}.json").read_text()) for name in STORED]
-    note = "from the cells of " + ", ".join(f"[lab-{n}](../benchmarks/results/lab-{n}.md)" for n in STORED)
+    note = "from the cells of " + ", ".join(f"[lab-{n}](../lab-{n}.md)" for n in STORED)
     return Cells(contents, notes=(note,))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from benchmarks import compact, kit
 
@@ -67,12 +68,6 @@ class Row:
         always = ("paper", "figure", "setting", "measured", "low", "high", "runs", "unit")
         return {key: value for key, value in asdict(self).items() if key in always or value}
 
-    @classmethod
-    def of_json(cls, content: dict[str, Any]) -> Row:
-        """What `to_json` made."""
-        paper = content["paper"]
-        return cls(**{**content, "paper": tuple(paper) if isinstance(paper, list) else paper})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
@@ -87,11 +82,6 @@ class Curve:
     def to_json(self) -> dict[str, Any]:
         """Steps only where they are known."""
         return {key: value for key, value in asdict(self).items() if key != "steps" or value}
-
-    @classmethod
-    def of_json(cls, content: dict[str, Any]) -> Curve:
-        """What `to_json` made."""
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in content.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,17 +138,7 @@ class Results:
     @classmethod
     def of_text(cls, text: str) -> Results:
         """What `to_text` wrote."""
-        content = json.loads(text)
-        curves = [Curve.of_json(curve) for curve in content.get("curves", ())]
-        return cls(
-            paper=content["paper"],
-            commit=content["commit"],
-            rows=tuple(Row.of_json(row) for row in content["rows"]),
-            why=content["why"],
-            notes=tuple(content["notes"]),
-            curves=tuple(curves),
-            bars=tuple(content.get("bars", ())),
-        )
+        return TypeAdapter(cls).validate_json(text)
 
 
 def read(name: str, folder: Path = RESULTS) -> Results:

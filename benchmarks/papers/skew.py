@@ -1,8 +1,8 @@
 """Figure 9 of eager-SGD's paper: how long a call waits where worker i comes i skews late, by who starts the sum.
 
-Real processes of this machine over loopback; no root is needed. An iteration begins at an instant that all read from
-one clock; worker i sleeps for i skews and calls. A gradient is one in the place of its iteration, so the sum says whose
-gradients of this iteration are in it: the active processes.
+Real processes of this machine over loopback; no root is needed. An iteration begins at an instant of the one clock that
+all read, which rank 0 names when all have met; worker i sleeps for i skews and calls. A gradient is one in the place of
+its iteration, so the sum says whose gradients of this iteration are in it: the active processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -25,12 +24,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from benchmarks.kit import on_workers
+from benchmarks.transport import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from benchmarks.transport import Meet
     from partreduce.topo.schedule import Schedule
 
 SYNCHRONOUS, SOLO, MAJORITY, HALF = "synchronous", "solo", "majority", "half"
@@ -40,7 +42,8 @@ SEEDS = 500
 """Among so many, the seed of `majority` is the one whose draws are nearest to the mean of all draws."""
 ROOT = Path(__file__).resolve().parents[2]
 SPARE_SECONDS = 40.0
-POLL_SECONDS = 0.004
+START_SECONDS = 0.02
+"""From when all have come to an iteration until it begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,37 +74,31 @@ class Found:
     active: tuple[float, ...]
     limit: float | None = None
 
-    @classmethod
-    def of_json(cls, content: dict[str, Any]) -> Found:
-        """What `dataclasses.asdict` made, after a way through JSON."""
-        return cls(
-            trial=Trial(**content["trial"]),
-            milliseconds=tuple(content["milliseconds"]),
-            active=tuple(content["active"]),
-            limit=content["limit"],
-        )
+
+FOUND = TypeAdapter(Found)
 
 
 def measure(trials: Sequence[Trial], seconds: float) -> tuple[list[Found], list[str]]:
-    """Every trial that ends in the time, in processes of their own; and what became of the others."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.papers.skew", str(time.time() + seconds)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    notes = []
+    """Every trial that ends in the time, in processes that fork from a fresh one; and what became of the others."""
+    command = [sys.executable, "-m", "benchmarks.papers.skew", str(time.time() + seconds)]
+    asked, notes = json.dumps([asdict(trial) for trial in trials]), []
     try:
-        said, _ = process.communicate(json.dumps([asdict(trial) for trial in trials]), seconds + SPARE_SECONDS)
-        if process.returncode:
-            notes.append(f"Figure 9: its processes ended with {process.returncode}")
-    except subprocess.TimeoutExpired:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            input=asked,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=seconds + SPARE_SECONDS,
+            check=False,
+        )
+        said = done.stdout
+        if done.returncode:
+            notes.append(f"Figure 9: its processes ended with {done.returncode}")
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"").decode()
         notes.append("Figure 9: its processes did not end in time")
-        os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-    known = [Found.of_json(json.loads(line)) for line in said.splitlines()]
+    known = [FOUND.validate_json(line) for line in said.splitlines()]
     if len(known) < len(trials):
         notes.append(f"Figure 9: {len(trials) - len(known)} of {len(trials)} trials are missing")
     return known, notes
@@ -152,33 +149,13 @@ def even_seed(trial: Trial, seeds: int = SEEDS) -> tuple[int, float]:
     return best, off(best)
 
 
-class Start:
-    """Instants at which iterations begin, in a file that all map: a worker says when it is through, rank 0 goes on."""
-
-    def __init__(self, path: Path, count: int, rank: int) -> None:
-        self._cells = np.memmap(path, dtype=np.float64, mode="r+", shape=(count + 2,))
-        self._count, self._rank = count, rank
-
-    def next(self, iteration: int, end: float) -> float:
-        """The monotonic time at which the iteration begins, once all have come here."""
-        self._cells[self._rank] = iteration + 1
-        if self._rank == 0:
-            while int(self._cells[: self._count].min()) <= iteration:
-                self._wait(end)
-            self._cells[-1] = time.monotonic() + 5 * POLL_SECONDS
-            self._cells[-2] = iteration + 1
-        while int(self._cells[-2]) <= iteration:
-            self._wait(end)
-        return float(self._cells[-1])
-
-    @staticmethod
-    def _wait(end: float) -> None:
-        if time.monotonic() > end:
-            raise TimeoutError("the others did not come")
-        time.sleep(POLL_SECONDS)
+def next_start(meet: Meet, rank: int) -> float:
+    """The monotonic time at which the next iteration begins: a little after all have come here."""
+    meet(0.0)
+    return meet(time.monotonic() if rank == 0 else 0.0) + START_SECONDS
 
 
-def _work(trial: Trial, seed: int, instants: Path, end: float) -> list[tuple[float, float]]:
+def _work(trial: Trial, seed: int, end: float) -> list[tuple[float, float]]:
     """One process's calls: (milliseconds, active) of each iteration."""
     import torch
 
@@ -186,27 +163,25 @@ def _work(trial: Trial, seed: int, instants: Path, end: float) -> list[tuple[flo
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(max(1, int(end - time.monotonic() + 5)))
-    rank, count = int(os.environ["RANK"]), trial.processes
+    world, meet = joined()
     number = trial.size // 4
     model = torch.nn.Module()
     model.weight = torch.nn.Parameter(torch.zeros(number))
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = partreduce.DistributedOptimizer(sgd, model, schedule_of(trial, seed), timeout=60.0)
-    start = Start(instants, count, rank)
-    places = min(number, 16)
     said = []
     for iteration in range(trial.iterations + WARM_UP):
-        place = iteration % places
+        place = iteration % min(number, 16)
         model.weight.grad = torch.zeros(number)
         model.weight.grad[place] = 1.0
         before = float(model.weight.detach()[place])
-        due = start.next(iteration, end) + rank * trial.skew / 1e3
-        time.sleep(max(0.0, due - time.monotonic()))
+        begins = next_start(meet, world.rank)
+        time.sleep(max(0.0, begins + world.rank * trial.skew / 1e3 - time.monotonic()))
         begun = time.monotonic()
         optimizer.step()
         passed = time.monotonic() - begun
-        said.append((1e3 * passed, count * (before - float(model.weight.detach()[place]))))
-    start.next(trial.iterations + WARM_UP, end)
+        said.append((1e3 * passed, trial.processes * (before - float(model.weight.detach()[place]))))
+    meet(0.0)
     return said
 
 
@@ -218,15 +193,8 @@ def _one(trial: Trial) -> Found:
     """
     seed, share = even_seed(replace(trial, size=4, skew=0.0)) if trial.mode == MAJORITY else (0, None)
     end = time.monotonic() + SPARE_SECONDS + 2 * trial.seconds
-    handle, name = tempfile.mkstemp(prefix="partreduce-skew-")  # a context would end with the first worker
-    os.close(handle)
-    try:
-        np.memmap(name, dtype=np.float64, mode="w+", shape=(trial.processes + 2,))
-        said = on_workers(partial(_work, trial, seed, Path(name), end), trial.processes)
-    finally:
-        Path(name).unlink()
-    by_iteration = np.array(said).mean(axis=0)[WARM_UP:]  # (iterations, 2)
-    milliseconds, active = by_iteration.T.tolist()
+    said = on_workers(partial(_work, trial, seed, end), trial.processes)
+    milliseconds, active = np.array(said).mean(axis=0)[WARM_UP:].T.tolist()  # of each iteration
     return Found(trial=trial, milliseconds=tuple(milliseconds), active=tuple(active), limit=share)
 
 

@@ -2,7 +2,6 @@
 
     python -m benchmarks.papers.sums               # 80 and 200 Mbit/s, 4x4 workers, 2.19 MB; needs root
     python -m benchmarks.papers.sums --minutes 3
-    python -m benchmarks.papers.sums --placement   # one P-Reduce on one node or spread over nodes: results/placement.md
 
 All ways are set up in the same 16 processes and take turns, so that a repetition of one stands beside one of every
 other. A time is from the last worker's start to the last one's end. Measured are the bare sums, of an array by a
@@ -22,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.kit import RESULTS, Way, middle, parser, spans, table, take_turns, write
+from benchmarks.kit import Way, parser, spans, take_turns
 from benchmarks.papers.rows import Row, value
 from benchmarks.transport import PLAIN, SUMS, joined, sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from benchmarks.lab.job import Job
     from benchmarks.lab.standing import Lab
@@ -71,7 +69,7 @@ def measure(job: Job, node: int) -> None:
         world, meet = joined()
         ways = sums(world, NUMBER * 4e-6, job.num_nodes, WAYS)
     else:
-        ways, meet = _placed(rank) if job.options["what"] == PLACED else _in_steps(job)
+        ways, meet = _in_steps(job)
     times = take_turns(ways, meet, job.options["turns"], warm_up=1, end=end)  # the first connects the groups
     (job.path / f"sums-{rank:03d}.json").write_text(json.dumps(times))
     meet(0.0)
@@ -148,50 +146,6 @@ def _measured(lab: Lab, rate: str, options: dict[str, Any], limit: float) -> dic
     return spans([json.loads(path.read_text()) for path in sorted(job.path.glob("sums-*.json"))])
 
 
-PLACED = "one P-Reduce by the placement of its members"
-PLACES: dict[str, list[int]] = {
-    "2, one node": [0, 1],
-    "2, two nodes": [0, 4],
-    "3, one node": [0, 1, 2],
-    "3, three nodes": [0, 4, 8],
-    "4, one node": [0, 1, 2, 3],
-    "4, two nodes": [0, 1, 4, 5],
-    "4, four nodes": [0, 4, 8, 12],
-    "8, two nodes": [*range(8)],
-    "8, four nodes": [0, 1, 4, 5, 8, 9, 12, 13],
-    "16, four nodes": [*range(16)],
-}
-
-
-def _placed(rank: int) -> tuple[dict[str, Way], Meet]:
-    """Groups of some workers, while the others wait."""
-    import torch
-
-    import partreduce
-
-    _, meet = joined()
-    model = torch.ones(NUMBER)
-
-    def way(members: list[int]) -> Way:
-        return lambda _: (
-            (lambda: partreduce.p_reduce(model, members, timeout=60)) if rank in members else (lambda: None)
-        )
-
-    return {name: way(members) for name, members in PLACES.items()}, meet
-
-
-def placement(path: Path) -> None:
-    """Figure 16 of the Prague paper, as a page."""
-    from benchmarks.lab.standing import provenance, standing
-
-    with standing(4) as lab:
-        rates = ("80mbit", "1gbit")
-        found = [_measured(lab, rate, {"what": PLACED, "turns": 7}, LIMIT) for rate in rates]
-        head = "\n".join(f"* {key}: {value}" for key, value in provenance().items())
-    rows = [[name, *(middle(ms[name], ".0f") for ms in found)] for name in PLACES]
-    write(path, "One P-Reduce, by the placement of its members", head, table(["members", *rates], rows))
-
-
 def rows_of(rate: str, what: str, found: dict[str, list[float]]) -> list[Row]:
     """The ratio of every way's turns to the plain ring's, in pairs as they stood side by side; bare ones in ms, too."""
     words, (figure, over) = f"{rate.removesuffix('mbit')} Mbit/s", figures(what)
@@ -218,12 +172,8 @@ def main() -> int:
 
     arguments = parser(__doc__)
     arguments.add_argument("--minutes", type=float, default=4.0)
-    arguments.add_argument("--placement", action="store_true")
     chosen = arguments.parse_args()
     try:
-        if chosen.placement:
-            placement(RESULTS / "placement")
-            return 0
         found = PAPER.run(chosen.minutes, "sums")
     except NoLabError as reason:
         print(f"lab: skipped: {reason}")

@@ -1,10 +1,10 @@
 """Fits how much longer a schedule trains than All-Reduce, in steps, from its consensus distance and drift.
 
-    python -m benchmarks.steps_to_loss.fit [plain|corrected|late|second] [--seeds 5] [--random 40]
+    python -m benchmarks.steps_to_loss.fit [plain|late|second] [--seeds 5] [--random 40]
     python -m benchmarks.steps_to_loss.fit --rows benchmarks/results/steps_to_loss.json   # measured before: fit only
 
-Schedules train 16 virtual workers (training.py) under three placements of the data; the ratio of the steps to the
-target loss over All-Reduce's is the measured *steps ratio*. The model is
+Schedules train 16 virtual workers, as a rehearsal of the lab does, under three placements of the data; the ratio of
+the steps to the target loss over All-Reduce's is the measured *steps ratio*. The model is
 
     steps ratio = 1 + a · consensus distance + c · drift^p
 
@@ -13,7 +13,6 @@ node. It is fitted on half of the schedules; the error on the other half, and on
 written beside what was measured, from which the planner's constants are copied.
 
 * plain: as said; results/steps_to_loss.json.
-* corrected: with drift correction `auto` on sorted data; results/steps_to_loss_corrected.json.
 * late: every schedule late by a round. Do the constants fitted without predict them from figures under delayed mixing,
   or has lateness a price of its own? results/steps_to_loss_overlapped.json.
 * second: the constant a on the lab's convolutional network, beside the planner's task; shuffled data;
@@ -34,11 +33,11 @@ import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
 from benchmarks import compact, kit
-from benchmarks.steps_to_loss.training import MODES, Lab, Perceptron, Task, Workers, steps_to
+from benchmarks.lab.rehearse import Rehearsal, by_schedule, steps_to
+from benchmarks.steps_to_loss.training import MODES, Perceptron
 from partreduce.planner.steps_model import FITTED
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures import consensus_distance, drift, radius
-from partreduce.topo.figures.correction import best_alpha
 from partreduce.topo.rule import Block, RulePhase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Late, RulePhases, Static
@@ -62,7 +61,6 @@ class Question:
     target: float = 0.15
     most: int = 3000
     late: bool = False
-    corrected: bool = False
     shapes: tuple[tuple[Cluster, tuple[int, ...]], ...] = ((FOUR, (2, 2)), (EIGHT, (2, 4)))
 
     @property
@@ -70,18 +68,22 @@ class Question:
         """Where its rows stay."""
         return kit.RESULTS / f"{self.result}.json"
 
-    def task(self, cluster: Cluster, mode: str, seed: int) -> Task:
-        """The network."""
-        return Lab("digits", cluster, seed) if self is SECOND else Perceptron(cluster, mode, seed)
+    def steps(self, schedule: Schedule, mode: str, rate: float, seed: int, most: int) -> float | None:
+        """To the target; None if it takes more than `most`."""
+        task = (
+            Rehearsal(task="digits", cluster=schedule.cluster, rate=rate, seed=seed)
+            if self is SECOND
+            else Perceptron(schedule.cluster, mode, rate, seed)
+        )
+        return steps_to(self.target, task, by_schedule(task, schedule), most, every=5)
 
 
 PLAIN = Question("steps_to_loss")
-CORRECTED = Question("steps_to_loss_corrected", modes=MODES[1:], seeds=3, corrected=True)
 LATE = Question("steps_to_loss_overlapped", late=True)
 SECOND = Question(
     "steps_to_loss_second", modes=MODES[:1], seeds=4, random=16, target=0.1, most=120, shapes=((FOUR, (2, 2)),)
 )
-QUESTIONS = {"plain": PLAIN, "corrected": CORRECTED, "late": LATE, "second": SECOND}
+QUESTIONS = {"plain": PLAIN, "late": LATE, "second": SECOND}
 
 
 def rule(name: str, cluster: Cluster, radices: tuple[int, ...], *phases: RulePhase) -> Schedule:
@@ -135,26 +137,19 @@ def schedules(question: Question, count: int, rng: np.random.Generator) -> list[
     return found
 
 
-def ratios(
-    question: Question, schedule: Schedule, mode: str, base: list[float], rate: float, *, alpha: float = 0.0
-) -> list[float]:
+def ratios(question: Question, schedule: Schedule, mode: str, base: list[float], rate: float) -> list[float]:
     """Steps over those of All-Reduce, seed by seed."""
     found = []
     for seed, steps in enumerate(base):
-        task = question.task(schedule.cluster, mode, seed)
-        workers = Workers(schedule, task, rate=rate, alpha=alpha)
-        taken = steps_to(question.target, workers, most=min(question.most, int(DIVERGED * steps)))
+        taken = question.steps(schedule, mode, rate, seed, min(question.most, int(DIVERGED * steps)))
         found.append(DIVERGED if taken is None else taken / steps)
     return found
 
 
 def all_reduce(question: Question, cluster: Cluster, mode: str, seeds: int, rate: float) -> list[float]:
     """Its steps to the target, by seed."""
-    base, found = Schedule("allreduce", cluster, AllReduce()), []
-    for seed in range(seeds):
-        workers = Workers(base, question.task(cluster, mode, seed), rate=rate)
-        found.append(steps_to(question.target, workers, most=question.most) or float(question.most))
-    return found
+    base, most = Schedule("allreduce", cluster, AllReduce()), question.most
+    return [question.steps(base, mode, rate, seed, most) or float(most) for seed in range(seeds)]
 
 
 def measured(question: Question, schedules: list[Schedule], seeds: int, rate: float) -> list[Row]:
@@ -162,12 +157,10 @@ def measured(question: Question, schedules: list[Schedule], seeds: int, rate: fl
     cluster, rows = schedules[0].cluster, []
     base = {mode: all_reduce(question, cluster, mode, seeds, rate) for mode in question.modes}
     for number, schedule in enumerate(schedules):
-        alpha = best_alpha(schedule)[0] if question.corrected else 0.0
         spread = consensus_distance(schedule).value
         for mode in question.modes:
             pushed = 0.0 if mode == "shuffled" else drift(schedule, mode.removeprefix("per-")).value
-            with np.errstate(all="ignore"):  # what diverges
-                found = ratios(question, schedule, mode, base[mode], rate, alpha=alpha)
+            found = ratios(question, schedule, mode, base[mode], rate)
             row = (str(cluster), schedule.name, mode, spread, pushed, float(np.median(found)))
             rows.append(dict(zip(COLUMNS, row, strict=True)))
         print(f"\r{cluster}: {number + 1}/{len(schedules)}", end="", file=sys.stderr, flush=True)
@@ -250,11 +243,9 @@ def fit_of(question: Question, rows: list[Row], rng: np.random.Generator) -> Row
             "prices": {kind: round(float(found[0]), 4) for kind, (_, found) in fits.items()},
             "relative error": {kind: errors(model, found) for kind, (model, found) in fits.items()},
         }
-    guess = [0.02, 0.1 if question.corrected else 1.0, 0.45]
-    found = fitted(by_figures, parts["fitted half, 4x4"], guess, ([0, 0, 0.1], [1, 10, 1]))
-    correction = ", with drift correction 'auto'" if question.corrected else ""
+    found = fitted(by_figures, parts["fitted half, 4x4"], [0.02, 1.0, 0.45], ([0, 0, 0.1], [1, 10, 1]))
     return {
-        "model": f"steps ratio = 1 + a*consensus distance + c*drift^p{correction}",
+        "model": "steps ratio = 1 + a*consensus distance + c*drift^p",
         "parameters": dict(zip("acp", [round(float(v), 4) for v in found], strict=True)),
         "relative error": errors(by_figures, found),
     }
@@ -284,16 +275,6 @@ def second_fit(rows: list[Row]) -> Row:
     }
 
 
-def stored(path: Path) -> list[Row]:
-    """The rows of an earlier run, whose steps of each seed may still be there in place of their ratio."""
-    rows: list[Row] = json.loads(path.read_text())["rows"]
-    if "steps" in rows[0]:
-        means = [float(np.mean([steps or SECOND.most for steps in row["steps"]])) for row in rows]
-        more = {"cluster": str(FOUR), "data": "shuffled", "drift": 0.0}
-        rows = [{**row, **more, "steps_ratio": mean / means[0]} for row, mean in zip(rows, means, strict=True)]
-    return rows
-
-
 def main() -> None:
     arguments = kit.parser(__doc__)
     arguments.add_argument("question", nargs="?", choices=list(QUESTIONS), default="plain")
@@ -306,7 +287,7 @@ def main() -> None:
     question, started, rng = QUESTIONS[chosen.question], time.time(), np.random.default_rng(7)
     seeds = chosen.seeds or question.seeds
     drawn = schedules(question, question.random if chosen.random is None else chosen.random, rng)  # as when measured
-    rows = stored(chosen.rows) if chosen.rows else []
+    rows: list[Row] = json.loads(chosen.rows.read_text())["rows"] if chosen.rows else []
     for listed in drawn if not rows else ():
         rows += measured(question, listed, seeds, chosen.rate)
     result = {

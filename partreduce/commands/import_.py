@@ -30,8 +30,12 @@ def command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn a networkx, BlueFog, decentralizepy, Base-(k+1) or MATCHA file into a schedule; `verify` then judges it."""
+    """Turn a networkx, BlueFog, decentralizepy, Base-(k+1) or MATCHA file into a schedule; `verify` then judges it.
+
+    DiLoCo settings of MaxText (YAML) and torchft are explained and proved or refuted, too.
+    """
     from partreduce.console import claim_stdout, console, emit_json, suggest_verify
+    from partreduce.report.table import Column, table
     from partreduce.schedulers.imports import import_schedule
     from partreduce.topo.document.canonical import schedule_sha256
     from partreduce.topo.document.cluster import load_cluster
@@ -40,10 +44,18 @@ def command(
 
     claim_stdout(output, as_json=as_json)
     notes: list[str] = []
-    schedule = import_schedule(
-        file, format=format_, cluster=None if cluster is None else load_cluster(cluster), weights=weights,
-        one_peer=one_peer, notes=notes, **parameters_of(param or []),
-    )  # fmt: skip
+    rows: list[tuple[str, str, str]] = []
+    try:
+        schedule = import_schedule(
+            file, format=format_, cluster=None if cluster is None else load_cluster(cluster), weights=weights,
+            one_peer=one_peer, notes=notes, rows=rows, **parameters_of(param or []),
+        )  # fmt: skip
+    finally:
+        if rows:
+            settings = table(f"{file}", "setting", "value", Column("what it does", justify="left", wraps=True))
+            for row in rows:
+                settings.add(*row)
+            console(errors=True).print(settings)
     if output is not None:
         write_schedule(output, schedule)
     for note in notes:

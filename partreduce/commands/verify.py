@@ -179,11 +179,7 @@ def _print_how_to_check(certificate: Path, schedule: Path) -> None:
 
 
 def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[Schedule | None, Proof]":
-    """The expansion and proof of a user's `group_of(worker, step, cluster)`.
-
-    Raises:
-        InputError: the cluster or period is missing, or the function cannot be run.
-    """
+    """The expansion and proof of a user's `group_of(worker, step, cluster)`."""
     from partreduce.topo.document.cluster import load_cluster
     from partreduce.topo.errors import InputError
     from partreduce.verify.functions import prove_function_file
@@ -195,11 +191,7 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[
 
 
 def _gap_claim(schedule: "Schedule", text: str) -> "Claim":
-    """`hop:0.2681` → the claim that the gap is at least that, proved or refuted exactly.
-
-    Raises:
-        InputError: not KIND:VALUE.
-    """
+    """`hop:0.2681` → the claim that the gap is at least that, proved or refuted exactly."""
     from fractions import Fraction
 
     from partreduce.topo.errors import InputError

@@ -69,11 +69,7 @@ def verify_gaps(
 
 
 def _setting(entries: list[str] | None) -> "Gap":
-    """`max-ig=3`, `notify-ack=yes` → Gap(max_ig=3, notify_ack=True).
-
-    Raises:
-        InputError: a key or a value that is not understood.
-    """
+    """`max-ig=3`, `notify-ack=yes` → Gap(max_ig=3, notify_ack=True)."""
     from partreduce.topo.strategies.gap import Gap, Skip
 
     readers: dict[str, Callable[[str], object]] = {

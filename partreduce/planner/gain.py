@@ -10,16 +10,13 @@ most of what a prediction errs in is common to all options (`least_time`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partreduce.planner.job import Data, Job
+from partreduce.planner.option import Option
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.planner.job import Data, Job
-    from partreduce.planner.option import Option
 
 NINE_OF_TEN = 1.645
 """Standard errors of a sampled time that 9 of 10 samples keep."""

@@ -5,12 +5,9 @@ torch is imported by the functions, since nothing else of the planner needs it.
 
 from __future__ import annotations
 
-import inspect
-from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from partreduce.planner.table_prices import IN_ORDER, Table
@@ -155,41 +152,6 @@ def possible_ways(
     return tuple(ways), against
 
 
-@dataclass(slots=True)
-class Lookups:
-    """The rows that were looked up of each table since they were last taken."""
-
-    rows: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-
-    def take(self) -> dict[str, set[int]]:
-        """The rows by table, and begin anew."""
-        taken, self.rows = self.rows, defaultdict(set)
-        return taken
-
-
-@contextmanager
-def recorded(model: torch.nn.Module) -> Iterator[Lookups]:
-    """Write down which rows the model's embeddings look up."""
-    from partreduce.runtime.sharding.found import embeddings_of
-
-    lookups, handles = Lookups(), []
-
-    def hook(name: str) -> Any:  # noqa: ANN401 - a hook of torch
-        def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
-            indices = args[0] if args else kwargs["input"]
-            lookups.rows[name].update(indices.detach().unique().tolist())
-
-        return note
-
-    try:
-        for name, (_, modules) in embeddings_of(model).items():
-            handles += [module.register_forward_pre_hook(hook(name), with_kwargs=True) for module in modules]
-        yield lookups
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def measure_touched(
     model: torch.nn.Module, batches: Iterable[Any], cluster: Cluster, *, num_steps: int = STEPS
 ) -> tuple[dict[str, Touched], int]:
@@ -201,38 +163,22 @@ def measure_touched(
         InputError: too few batches for one step, batches that cannot be iterated over, or one that forward() does not
             take.
     """
-    import torch
+    from partreduce.runtime.sharding.touched import looking, shares_of, sizes_of
 
-    steps: list[list[dict[str, set[int]]]] = []
-    worker_rows: list[dict[str, set[int]]] = []
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), recorded(model) as lookups:
-            for batch in _iterated(batches):
-                _forward(model, batch)
-                worker_rows.append(lookups.take())
-                if len(worker_rows) == cluster.num_workers:
-                    steps.append(worker_rows)
-                    worker_rows = []
-                if len(steps) == num_steps:
-                    break
-    finally:
-        model.train(was_training)
-    if not steps:
+    num_workers = cluster.num_workers
+    with looking(model, _forward) as look:
+        rows = [look(batch) for batch in islice(_iterated(batches), num_steps * num_workers)]
+    if len(rows) < num_workers:
         raise InputError(
-            f"gave {len(worker_rows)} batches, and a step of {cluster.num_workers} workers takes one for each; give "
-            "more of them, or a smaller cluster"
+            f"gave {len(rows)} batches, and a step of {num_workers} workers takes one for each; give more of them, or "
+            "a smaller cluster"
         )
-    return {name: _shares(name, size, steps, cluster) for name, size in _sizes(model).items()}, len(steps)
+    steps = [rows[first : first + num_workers] for first in range(0, len(rows) - num_workers + 1, num_workers)]
+    return shares_of(steps, sizes_of(model), cluster), len(steps)
 
 
 def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches; what the user's own loader raises is one line.
-
-    Raises:
-        InputError: they cannot be iterated over, or not to the end.
-    """
+    """The batches; what the user's own loader raises is one line."""
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         raise InputError(f"gave batches that are no iterable ({type(batches).__name__}); return (model, loader)")
     iterator = iter(batches)
@@ -246,51 +192,21 @@ def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _shares(name: str, num_rows: int, steps: list[list[dict[str, set[int]]]], cluster: Cluster) -> Touched:
-    """Means over steps, and over workers or nodes."""
-    nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
-    worker = node = everyone = 0.0
-    for step in steps:
-        rows = [touched.get(name, set()) for touched in step]
-        worker += sum(map(len, rows)) / len(rows)
-        node += sum(len(set().union(*(rows[rank] for rank in ranks))) for ranks in nodes) / len(nodes)
-        everyone += len(set().union(*rows))
-    worker, node, everyone = (total / len(steps) / num_rows for total in (worker, node, everyone))
-    return Touched(worker, max(node, worker), max(everyone, node, worker))  # of unequal nodes the mean may be less
+def _forward(model: torch.nn.Module, batch: object) -> None:
+    """Call the model with the leading parts of a batch that its forward() has arguments for."""
+    from partreduce.runtime.sharding.touched import inputs_of
 
-
-def _sizes(model: torch.nn.Module) -> dict[str, int]:
-    from partreduce.runtime.sharding.found import embeddings_of
-
-    return {name: int(parameter.shape[0]) for name, (parameter, _) in embeddings_of(model).items()}
-
-
-def _forward(model: torch.nn.Module, batch: Any) -> None:  # noqa: ANN401 - whatever the user's model takes
-    """Call the model with the leading parts of a batch that its forward() has arguments for.
-
-    Raises:
-        InputError: it does not take them.
-    """
+    parts, keywords = inputs_of(model, batch)
     try:
-        if isinstance(batch, dict):
-            model(**batch)
-            return
-        parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-        takes = inspect.signature(model.forward).parameters.values()
-        if not any(one.kind is one.VAR_POSITIONAL for one in takes):
-            parts = parts[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in takes)]
-        model(*parts)
+        model(*parts, **keywords)
+    except PartreduceError:
+        raise
     except Exception as error:
         raise InputError(f"forward() of a batch raised {one_line(error)}") from error
 
 
 def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
-    """What the function of `FILE.py:NAME` returns.
-
-    Raises:
-        FileProblem: there is no such file.
-        InputError: it is not written so, or fails.
-    """
+    """What the function of `FILE.py:NAME` returns."""
     build = function_of(text, "--model")
     try:
         return build()
@@ -301,7 +217,9 @@ def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
 
 
 def _refuse_unknown(touched: Mapping[str, Touched], model: torch.nn.Module) -> None:
-    known = _sizes(model)
+    from partreduce.runtime.sharding.touched import sizes_of
+
+    known = sizes_of(model)
     for name in touched:
         if name not in known:
             listed = ", ".join(known) or "none"

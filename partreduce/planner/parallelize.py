@@ -22,7 +22,7 @@ from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.found import embeddings_of
-from partreduce.runtime.sharding.touched import Bits, await_texts, gather_texts, shares, told, touched_here
+from partreduce.runtime.sharding.touched import Seen, await_texts, gather_texts, shares, told, touched_here
 from partreduce.runtime.sharding.uses import OtherUses
 from partreduce.runtime.transport.alone import is_alone
 from partreduce.runtime.transport.notes import Notes
@@ -167,11 +167,11 @@ def _seen(
     batches: Iterable[Any] | None,
     forward: Callable[[torch.nn.Module, Any], object] | None,
     uses: OtherUses,
-) -> Bits:
+) -> Seen:
     """The rows that this worker's sample batches look up; nothing of a model whose embeddings are not trained."""
     trained = [parameter for parameter, _ in embeddings_of(model).values() if parameter.requires_grad]
     if not trained:
-        return {}
+        return Seen({}, [])
     if batches is None:
         raise InputError(
             f"parallelize: the model has {len(trained)} embeddings and it is not known which rows a step "
@@ -185,7 +185,7 @@ def _decided(
     world: World,
     timeout: float,
     schedule: Schedule,
-    see: Callable[[], Bits],
+    see: Callable[[], Seen],
     choose: Callable[[Mapping[str, Touched]], tuple[Schedule, tuple[str, ...]]],
 ) -> dict[str, Any]:
     """What worker 0 chooses by what all see; a mistake of anybody's user stops all with the same line."""
@@ -222,11 +222,7 @@ def _chosen(
     uses: OtherUses,
     codecs: tuple[Codec, ...],
 ) -> tuple[Schedule, tuple[str, ...]]:
-    """The schedule with a way for every table, and the reasons.
-
-    Raises:
-        ScheduleError: no table may go a way of its own beside such a schedule, and one would.
-    """
+    """The schedule with a way for every table, and the reasons."""
     if not touched:
         return schedule, ()
     tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)

@@ -127,11 +127,7 @@ def choose_routes(
 
 
 def refuse_unpriced(schedule: Schedule) -> None:
-    """Refuse schedules beside which no way can be chosen.
-
-    Raises:
-        ScheduleError: as said.
-    """
+    """Refuse schedules beside which no way can be chosen."""
     strategy = schedule.strategy
     if reason := strategy.refuses_tables():
         raise ScheduleError(f"tables: their rows are exchanged in every step, in lockstep, and {reason}")

@@ -54,11 +54,7 @@ class Table:
     because: str = ""
 
     def __post_init__(self) -> None:
-        """Take words for what they name, and refuse a table that has no way.
-
-        Raises:
-            InputError: as said.
-        """
+        """Take words for what they name, and refuse a table that has no way."""
         object.__setattr__(self, "gradient", Gradient(self.gradient))
         object.__setattr__(self, "ways", tuple(map(TableWay, self.ways)))
         if not self.allowed:

@@ -87,15 +87,12 @@ def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) 
 
 
 def refuse_strategy(schedule: Schedule, who: str) -> None:
-    """Refuse what cannot be done by a group mean after a step.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse what cannot be done by a group mean after a step."""
     overlaps, codec = schedule.strategy.overlap, schedule.strategy.how.codec
     tables = ", with tables of their own route" if schedule.strategy.what.apart else ""
-    if not schedule.is_phased or overlaps or codec.rounds or tables:
+    outer = schedule.strategy.what.outer
+    if not schedule.is_phased or overlaps or codec.rounds or tables or not outer.is_plain:
         kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
         kind += f", with codec {codec.value}" if codec.rounds else ""
-        kind += tables
+        kind += tables + (f", with {outer.in_words}" if outer.in_words else "")
         raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")

@@ -55,11 +55,7 @@ def _digest(arrays: list[torch.Tensor]) -> str:
 
 
 def _refuse_other_rounds(said: dict[int, str], round_: int) -> None:
-    """Refuse a start to which members have come at different rounds.
-
-    Raises:
-        GoneError: as said.
-    """
+    """Refuse a start to which members have come at different rounds."""
     for rank, text in said.items():
         if (theirs := text.partition(" ")[0]) != str(round_):
             raise GoneError(f"worker {rank} begins anew in round {theirs} and this one in round {round_}")

@@ -94,6 +94,7 @@ class FlatModel:
             )
             for bucket in self.buckets
         ]
+        self._parts = _parts_of(model)
         self._trained = {id(parameter) for parameter in (*self._known, *self._apart, *self._frozen)}
         self.loads = count_loads(model)
         """How often `load_state_dict` was called on the model or a part of it."""
@@ -114,8 +115,12 @@ class FlatModel:
         """The model's buffers of every dtype, each once."""
         return list(self.model.buffers())
 
-    def check(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def check(self, rank: int, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Notice parameters that were moved or replaced since wrapping, or given to the optimizer. O(their number).
+
+        Args:
+            rank: this worker, to be named.
+            optimizer: whose groups are looked at, too.
 
         Raises:
             InputError: naming the parameter.
@@ -126,6 +131,10 @@ class FlatModel:
                 is_there = parameter.data_ptr() == base + offset or not parameter.numel()
                 if not is_there or held.get(attribute) is not parameter:
                     self._refuse_moved()
+        for parts, name, module in self._parts:
+            if parts.get(name) is not module:
+                self._refuse_lost(rank)
+                break
         for parameter, name in self._frozen.items():
             if parameter.requires_grad:
                 raise InputError(
@@ -141,6 +150,18 @@ class FlatModel:
                         "did not have when DistributedOptimizer was made, so it would be trained without being "
                         "averaged; change the model first, then wrap"
                     )
+
+    def _refuse_lost(self, rank: int) -> None:
+        """A module was replaced: by one that holds it, as torch.compile does, or by one without its parameters."""
+        held = set(self.model.parameters())
+        for slot in self._slots:
+            if slot.parameter not in held:
+                raise InputError(
+                    f"model: parameter {slot.names[0]!r} is not in the model of worker {rank} any more: its module was "
+                    "replaced or taken out after DistributedOptimizer was made, so what is trained now would not be "
+                    "averaged; change the model first, on all workers, then wrap"
+                )
+        self._parts = _parts_of(self.model)
 
     def _refuse_moved(self) -> None:
         for bucket in self.buckets:
@@ -164,11 +185,7 @@ class FlatModel:
                     )
 
     def refuse_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
-        """Notice a new parameter group whose settings make the optimizer keep what does not ride along.
-
-        Raises:
-            InputError: as said.
-        """
+        """Notice a new parameter group whose settings make the optimizer keep what does not ride along."""
         if not self._riding:
             return
         keys = set(state_keys(optimizer, group))
@@ -256,6 +273,16 @@ def _named_parameters(
             names.setdefault(parameter, []).append(full)
             owners.setdefault(parameter, []).append((module, name))
     return [(tuple(names[p]), tuple(owners[p]), p) for p in names]
+
+
+def _parts_of(model: torch.nn.Module) -> list[tuple[dict[str, torch.nn.Module | None], str, torch.nn.Module]]:
+    """Where each module with parameters hangs in the model: its parent's dict, its name there, and itself."""
+    return [
+        (parent._modules, name, part)  # noqa: SLF001 - as plain as can be, since every step goes through them
+        for parent in model.modules()
+        for name, part in parent._modules.items()  # noqa: SLF001 - as above
+        if part is not None and next(part.parameters(), None) is not None
+    ]
 
 
 def _flatten(

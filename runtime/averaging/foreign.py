@@ -43,11 +43,7 @@ WAYS_OUT["pytorch_lightning"] = WAYS_OUT["lightning"]
 
 
 def refuse_foreign_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse optimizers that write other workers' parameters, also inside a wrapper.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse optimizers that write other workers' parameters, also inside a wrapper."""
     for one in _with_inner(optimizer):
         if hasattr(one, "skip_synchronize"):  # a class made anew for each optimizer, with the name of the inner one
             name, does = "Horovod's DistributedOptimizer", "averages gradients by itself"
@@ -71,11 +67,7 @@ def averaged_elsewhere(module: torch.nn.Module) -> bool:
 
 
 def refuse_averaged_gradients() -> None:
-    """Refuse to go on with gradients that are the same on all workers already.
-
-    Raises:
-        InputError: always.
-    """
+    """Refuse to go on with gradients that are the same on all workers already."""
     raise InputError(
         "model: its forward pass, or a part's, runs inside a DistributedDataParallel, which has averaged the "
         f"gradients before step(), so the schedule would do nothing; {way_out() or 'train the bare model'}"

@@ -131,11 +131,7 @@ class LayerSender:
         return reduction
 
     def refuse_late(self) -> None:
-        """Refuse what backward has made since the step's gradients were averaged.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse what backward has made since the step's gradients were averaged."""
         if self._problem is not None:
             problem, self._problem = self._problem, None
             raise problem

@@ -13,7 +13,7 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
     """Copy what rides along into an operation's array, divided by the number of members; zero where there is none.
 
     Raises:
-        InputError: worker `rank` has given a buffer another shape, which has no place in the array.
+        InputError: worker `rank` has given a buffer a shape or a dtype that has no place in the array.
     """
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
@@ -22,6 +22,12 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
                 f"buffer {tensor.name!r}: has the shape {list(value.shape)} on worker {rank} now, and had "
                 f"{list(tensor.shape)} on all workers when DistributedOptimizer was made; keep its size, or give it "
                 "the new one on every worker before that"
+            )
+        if value is not None and value.is_complex():
+            raise InputError(
+                f"buffer {tensor.name!r}: is {value.dtype} on worker {rank} now, and was {bucket.dtype} on all workers "
+                "when DistributedOptimizer was made; keep it real, or make it complex on every worker before that, "
+                "which leaves it out of the average"
             )
         part = tensor.view(array)
         if value is None or (tensor.broadcast and not is_first):

@@ -197,11 +197,7 @@ class Reducer:
             self.checks.begun(operation, self.streams)
 
     def _refuse_after_abort(self) -> None:
-        """Where the watch has destroyed the groups, say why.
-
-        Raises:
-            PeerLostError: as said.
-        """
+        """Where the watch has destroyed the groups, say why."""
         if self.checks.why is not None:
             raise self.failure(self.recorder.last()[-1], GoneError(self.checks.why))
 
@@ -252,7 +248,6 @@ class Reducer:
         self.heartbeat.doing(operation.finished)
 
     def _agree_on_device(self, reduction: Reduction, tag: tuple[int, ...], complaint: str) -> None:
-        """Queue a comparison, and its check."""
         streams = self.streams
         self._look(reduction.operation)
         with streams.side():
@@ -306,7 +301,6 @@ class Reducer:
 
     @staticmethod
     def _tags(reduction: Reduction, index: int) -> torch.Tensor | Tail:
-        """The sums of a bucket's tags."""
         if index in reduction.coded:
             return reduction.coded[index].take_back()
         if index in reduction.sides:
@@ -314,11 +308,7 @@ class Reducer:
         return reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:]
 
     def _refuse_beyond_range(self, reduction: Reduction) -> None:
-        """Where the host knows the sums: refuse what left its codec's range, on all members alike.
-
-        Raises:
-            InputError: as said; everything of the operation has ended well otherwise.
-        """
+        """Where the host knows the sums: refuse what left its codec's range, on all members alike."""
         operation = reduction.operation
         try:
             for part in reduction.coded.values():
@@ -340,11 +330,7 @@ class Reducer:
     def _judge(
         self, reduction: Reduction, agree: bool, checks: list[torch.Tensor], complaint: Callable[[], str]
     ) -> None:
-        """Go on where the tags `agree`, or leave that to the device, which has `checks`.
-
-        Raises:
-            GoneError: members ran different operations.
-        """
+        """Go on where the tags `agree`, or leave that to the device, which has `checks`."""
         if self.streams.runs_ahead:
             with self.streams.side():
                 reduction.ok = self.checks.add(reduction.operation, checks, self.streams, complaint())

@@ -11,21 +11,17 @@ import contextlib
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from partreduce.runtime.liveness.lifelines import closed_notes
+from partreduce.runtime.liveness.lifelines import Lifelines, closed_notes
 from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import own_time
-from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes
+from partreduce.runtime.transport.notes import CHANGES, DEATHS, NOT_STARTED, Notes
 from partreduce.runtime.transport.store_line import root_store
+from partreduce.runtime.transport.torch_api import Store
 from partreduce.topo.errors import StoreLostError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from partreduce.runtime.liveness.lifelines import Lifelines
-    from partreduce.runtime.transport.torch_api import Store
 
 BEAT_SECONDS = 0.5
 REASON_SECONDS = 2.0
@@ -57,7 +53,7 @@ class Heartbeat:
         """Why workers end after different numbers of rounds, and the way out."""
         self._together = ""
         """What this worker does that is no round, and all have to do; empty in rounds."""
-        self.now: tuple[str | Callable[[], str], Iterable[int]] = "has not started a round", ()
+        self.now: tuple[str | Callable[[], str], Iterable[int]] = NOT_STARTED, ()
         """What this worker does, and for whom it waits in that: one value, which any thread may set (see `doing`)."""
         self.line = self._notes.line
         self._changes = 0

@@ -7,17 +7,13 @@ round that anybody declares, with its parameters as they are (or a zero gradient
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import Wait
 from partreduce.topo.errors import PeerLostError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.liveness.heartbeat import Heartbeat
-    from partreduce.runtime.transport.torch_api import Store
 
 POLL_SECONDS = 0.005
 BEHIND = (

@@ -75,11 +75,7 @@ def run_pilot(
 
 
 def refuse_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
-    """Refuse a run that did not start like the earlier ones of its seed.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse a run that did not start like the earlier ones of its seed."""
     start = next((other.losses[0] for other in earlier if other.seed == curve.seed), curve.losses[0])
     if not math.isclose(curve.losses[0], start, rel_tol=SAME):
         raise InputError(

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from partreduce.runtime.profile.measure import Measurement
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.phase import Phase
 from partreduce.topo.timing.cost import group_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.runtime.profile.measure import Measurement
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.phase import Phase
 
 LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
 NEGLIGIBLE = 1e-3

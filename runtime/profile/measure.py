@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.runtime.transport.worlds import World
-    from partreduce.topo.phase import Phase
+from partreduce.runtime.transport.worlds import World
+from partreduce.topo.phase import Phase
 
 WARM_UP = 1
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from partreduce.runtime.sharding.table import Table
+from partreduce.runtime.sharding.table import Table
 
 BLOCK_BYTES = 4 * 2**20
 

@@ -12,30 +12,35 @@ that collectors pass on; of gradients before the next operation, which comes bef
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 
 from partreduce.runtime.sharding.calls import Call, Kind, Met
-from partreduce.runtime.sharding.columns import Part, asked_in, by_member, dealt, put_together, restored, width_of
+from partreduce.runtime.sharding.columns import (
+    Part,
+    Parts,
+    asked_in,
+    by_member,
+    dealt,
+    put_together,
+    restored,
+    width_of,
+)
 from partreduce.runtime.sharding.inside import Inside
+from partreduce.runtime.sharding.layout import Layout
+from partreduce.runtime.sharding.row_code import RowCode
+from partreduce.runtime.sharding.wire import Wire
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.notes import Notes
 from partreduce.topo.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from partreduce.runtime.sharding.columns import Parts
-    from partreduce.runtime.sharding.layout import Layout
-    from partreduce.runtime.sharding.row_code import RowCode
-    from partreduce.runtime.sharding.wire import Wire
-    from partreduce.runtime.transport.communicators import Communicator
-
-    Answer = Callable[[torch.Tensor], torch.Tensor]
-    """Gives the rows at these places of this worker's array."""
-    Source = Callable[[Call], tuple[Layout, Answer]]
-    """The layout of a lookup, and how this worker answers it."""
+Answer = Callable[[torch.Tensor], torch.Tensor]
+"""Gives the rows at these places of this worker's array."""
+Source = Callable[[Call], tuple[Layout, Answer]]
+"""The layout of a lookup, and how this worker answers it."""
 
 ID = torch.int32
 """How row numbers travel, and ranks."""
@@ -139,11 +144,7 @@ class Exchange:
         return replace(call, has_problem=bool(problem))
 
     def _stop(self, rank: int) -> NoReturn:
-        """Stop for what another worker, or this one, has found.
-
-        Raises:
-            InputError: always.
-        """
+        """Stop for what another worker, or this one, has found."""
         text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
         self._num_problems, self._problem = self._num_problems + 1, ""
         raise InputError(f"worker {rank}: {text}")
@@ -195,11 +196,6 @@ class Exchange:
         return counts, ordered, orders
 
     def _agreed(self, met: Met) -> Call:
-        """What all do.
-
-        Raises:
-            InputError: as `perform` says.
-        """
         rank, did = met.with_problem, met.agreed
         if rank is not None:
             self._stop(rank)
@@ -332,11 +328,9 @@ class Exchange:
         return Part(torch.empty(0, dtype=torch.int64), self.shapes[table].like)
 
     def _nothing_coded(self, table: int) -> Part:
-        """No rows of a table, as its gradients cross."""
         return self._coded({table: self.nothing(table)})[table]
 
     def _decoded(self, table: int, part: Part) -> Part:
-        """Rows as they are, of what crossed."""
         code = self.shapes[table].code
         return part if code is None or part.rows is None else Part(part.ids, code.decode(part.rows))
 

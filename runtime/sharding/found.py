@@ -94,11 +94,7 @@ def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
 
 
 def refuse_other_shapes(tables: Tables, schedule: Schedule) -> None:
-    """Refuse tables that are not as the schedule says; called once all workers are known to have the same model.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse tables that are not as the schedule says; called once all workers are known to have the same model."""
     for table in tables:
         route, shape = table.route, tuple(table.parameter.shape)
         if shape != (route.rows, route.columns):

@@ -39,11 +39,7 @@ class Handle:
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse pickling.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse pickling."""
         raise InputError(
             f"parameter {self.table.name!r}: its rows are spread over the workers, so the model cannot be pickled; "
             "save model.state_dict(), which all workers call"
@@ -151,7 +147,6 @@ class _Lookup(torch.autograd.Function):
 
 
 def _without(array: torch.Tensor, place: int) -> torch.Tensor:
-    """All rows but one."""
     return torch.cat([array[:place], array[place + 1 :]])
 
 

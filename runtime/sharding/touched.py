@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,15 @@ POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.2
 INDICES = (torch.int32, torch.int64)
 
-Bits = dict[str, list["npt.NDArray[np.bool_]"]]
-"""By parameter: for each batch, which rows it looks up."""
+Rows = dict[str, npt.NDArray[np.int64]]
+"""By parameter: the rows that a batch looks up, ascending."""
+
+
+class Seen(NamedTuple):
+    """How many rows each parameter has, and which of them each batch looks up."""
+
+    sizes: dict[str, int]
+    batches: list[Rows]
 
 
 def touched_here(
@@ -39,14 +46,35 @@ def touched_here(
     batches: Iterable[Any],
     forward: Callable[[torch.nn.Module, Any], object] | None,
     num_batches: int,
-) -> Bits:
+) -> Seen:
     """The rows that this worker's first batches look up; model and random states stay as they are.
 
     Raises:
         InputError: no batch, or an index out of range.
     """
+    with looking(model, forward or call) as look:
+        seen = [look(batch) for batch in itertools.islice(batches, num_batches)]
+    if not seen:
+        raise InputError("parallelize: batches has no batch; give some of this worker's, at least one")
+    return Seen(sizes_of(model), seen)
+
+
+def sizes_of(model: torch.nn.Module) -> dict[str, int]:
+    """The rows of every parameter that embeddings look up."""
+    return {name: int(parameter.shape[0]) for name, (parameter, _) in embeddings_of(model).items()}
+
+
+@contextmanager
+def looking(
+    model: torch.nn.Module, forward: Callable[[torch.nn.Module, Any], object]
+) -> Iterator[Callable[[Any], Rows]]:
+    """Inside, what is given calls the model with a batch and says which rows that looks up.
+
+    Raises:
+        InputError: an index is out of range.
+    """
     names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in embeddings_of(model).items()}
-    seen: list[dict[str, npt.NDArray[np.bool_]]] = []
+    found: dict[str, list[npt.NDArray[np.int64]]] = {}
 
     def note(module: Embeddings, given: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         indices = given[0] if given else keywords["input"]
@@ -57,16 +85,20 @@ def touched_here(
             raise InputError(
                 f"parameter {name!r}: an index of a sample batch is out of range; its rows are 0..{rows - 1}"
             )
-        seen[-1].setdefault(name, np.zeros(rows, dtype=np.bool_))[indices.cpu().numpy()] = True
+        found[name].append(indices.detach().unique().cpu().numpy().astype(np.int64))
+
+    def look(batch: object) -> Rows:
+        found.update({name: [] for name in names.values()})
+        forward(model, batch)
+        return {name: union(rows) for name, rows in found.items()}
 
     with _as_it_is(model, note):
-        for batch in itertools.islice(batches, num_batches):
-            seen.append({})
-            (forward or call)(model, batch)
-    if not seen:
-        raise InputError("parallelize: batches has no batch; give some of this worker's, at least one")
-    none = {name: np.zeros(parameter.shape[0], dtype=np.bool_) for parameter, name in names.items()}
-    return {name: [batch.get(name, none[name]) for batch in seen] for name in none}
+        yield look
+
+
+def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """The rows that stand in any part, ascending."""
+    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
 
 def call(model: torch.nn.Module, batch: object) -> object:
@@ -75,22 +107,26 @@ def call(model: torch.nn.Module, batch: object) -> object:
     Raises:
         InputError: forward() does not take such a batch.
     """
-    signature = inspect.signature(model.forward)
-    keywords: dict[str, Any] = batch if isinstance(batch, dict) else {}
-    parts: Sequence[Any] = ()
-    if not isinstance(batch, dict):
-        parts = batch if isinstance(batch, (tuple, list)) else (batch,)
-        takes = signature.parameters.values()
-        if not any(one.kind is one.VAR_POSITIONAL for one in takes):
-            parts = parts[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in takes)]
+    parts, keywords = inputs_of(model, batch)
     try:
-        signature.bind(*parts, **keywords)
+        inspect.signature(model.forward).bind(*parts, **keywords)
     except TypeError as error:
         raise InputError(
             f"parallelize: forward() of {type(model).__name__} does not take a sample batch ({error}); say how it is "
             "called: forward=lambda model, batch: ..."
         ) from None
     return model(*parts, **keywords)
+
+
+def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The leading parts of a batch that forward() has arguments for; all of a dict, by name."""
+    if isinstance(batch, dict):
+        return (), batch
+    parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    takes = inspect.signature(model.forward).parameters.values()
+    if not any(one.kind is one.VAR_POSITIONAL for one in takes):
+        parts = parts[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in takes)]
+    return parts, {}
 
 
 @contextmanager
@@ -115,12 +151,12 @@ def _as_it_is(model: torch.nn.Module, note: Callable[..., None]) -> Iterator[Non
             one.training = was_training
 
 
-def told(rank: int, bits: Bits | str) -> str:
+def told(rank: int, seen: Seen | str) -> str:
     """What a worker tells worker 0: its rows, or why it has none."""
-    if isinstance(bits, str):
-        return json.dumps({"problem": f"worker {rank}: {bits}"})
-    packed = {name: [_packed(batch) for batch in batches] for name, batches in bits.items()}
-    return json.dumps({"rows": {name: len(batches[0]) for name, batches in bits.items()}, "bits": packed})
+    if isinstance(seen, str):
+        return json.dumps({"problem": f"worker {rank}: {seen}"})
+    packed = [{name: _packed(rows, seen.sizes[name]) for name, rows in batch.items()} for batch in seen.batches]
+    return json.dumps({"rows": seen.sizes, "batches": packed})
 
 
 def shares(said: list[str], cluster: Cluster) -> dict[str, Touched]:
@@ -142,17 +178,25 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, Touched]:
                     f"parallelize: parameter {name!r} is {own} on worker {rank} and {first} on worker 0; give all "
                     "workers the same model"
                 )
-    nodes = cluster.node_of()
+    steps = zip(*(text["batches"] for text in texts), strict=False)  # as many as the worker with the fewest has
+    unpacked = [[{name: _unpacked(bits, sizes[name]) for name, bits in one.items()} for one in step] for step in steps]
+    return shares_of(unpacked, sizes, cluster)
+
+
+def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster: Cluster) -> dict[str, Touched]:
+    """What steps touch of each parameter on average, from the rows of every worker in each step, by rank."""
+    everybody = range(cluster.num_workers)
+    nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
+
+    def share(name: str, parts: Sequence[Sequence[int]]) -> float:
+        counts = [[len(union([step[rank][name] for rank in part])) for part in parts] for step in steps]
+        return float(np.mean(counts)) / sizes[name]
+
     found = {}
-    for name, rows in sizes.items():
-        num_batches = min(len(text["bits"][name]) for text in texts)
-        alphas = np.zeros(3)
-        for batch in range(num_batches):
-            bits = np.stack([_unpacked(text["bits"][name][batch], rows) for text in texts])  # [workers, rows]
-            on_nodes = np.stack([bits[nodes == node].any(axis=0) for node in np.unique(nodes)])  # [nodes, rows]
-            alphas += (bits.mean(), on_nodes.mean(), bits.any(axis=0).mean())
-        worker, node, everyone = (float(alpha) for alpha in alphas / num_batches)
-        found[name] = Touched(worker, max(worker, node), max(worker, node, everyone))
+    for name in sizes:
+        worker, node = share(name, [(rank,) for rank in everybody]), share(name, nodes)
+        node = max(worker, node)  # of unequal nodes the mean may be less
+        found[name] = Touched(worker, node, max(node, share(name, [everybody])))
     return found
 
 
@@ -204,10 +248,12 @@ def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: 
     return [said[key] for key in writers]
 
 
-def _packed(bits: npt.NDArray[np.bool_]) -> str:
+def _packed(rows: npt.NDArray[np.int64], size: int) -> str:
+    bits = np.zeros(size, dtype=np.bool_)
+    bits[rows] = True
     return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 1)).decode()
 
 
-def _unpacked(text: str, rows: int) -> npt.NDArray[np.bool_]:
+def _unpacked(text: str, size: int) -> npt.NDArray[np.int64]:
     packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
-    return np.unpackbits(packed, count=rows).astype(np.bool_)
+    return np.flatnonzero(np.unpackbits(packed, count=size))

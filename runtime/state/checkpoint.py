@@ -14,10 +14,12 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state import checkpoint_directory
 from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
@@ -26,11 +28,6 @@ from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import FileProblem, InputError, PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from partreduce.runtime.optimizer import DistributedOptimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,8 @@ def save_checkpoint(
         keep: how many checkpoints stay.
 
     Raises:
-        InputError: in the middle of a round, at different rounds, or `extra` is not JSON.
+        InputError: in the middle of a round (only outer steps may be saved there), at different rounds, or `extra` is
+            not JSON.
         FileProblem: a worker could not write; the same sentence on all of them, and the run may go on.
         PeerLostError: a worker is gone or does not call it.
     """
@@ -70,7 +68,7 @@ def save_checkpoint(
     ending.refuse_unless_running("save or load a checkpoint")
     ending.guard(optimizer.engine.gather)
     run = optimizer.run
-    if optimizer.steps % run.pace:
+    if optimizer.steps % run.pace and not optimizer.runner.saves_inside_rounds:
         raise InputError(
             f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.pace} steps; save after the last one"
         )
@@ -236,7 +234,6 @@ def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[
 
 
 def _state_file(optimizer: DistributedOptimizer) -> StateFile:
-    """What is saved of this worker."""
     return StateFile(optimizer.run, optimizer.optimizer, optimizer.runner, optimizer.steps)
 
 

@@ -17,6 +17,7 @@ from partreduce.runtime.strategies.generated import GeneratedMeans
 from partreduce.runtime.strategies.gradient_means import GradientMeans
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.runtime.strategies.neighbor import NeighborMeans
+from partreduce.runtime.strategies.outer_means import OuterMeans
 from partreduce.runtime.strategies.pairwise import PairMeans
 from partreduce.runtime.strategies.pipeline import GradientPipeline
 from partreduce.runtime.strategies.progress_means import ProgressMeans
@@ -55,6 +56,8 @@ def _static(strategy: Static, run: Run) -> Runner:
 
 
 def _means_of_groups(strategy: Static | AllReduce, run: Run) -> Runner:
+    if not strategy.what.outer.is_plain:
+        return OuterMeans(strategy.what.outer, run, averaging=strategy.averaging)
     kind = ProgressMeans if strategy.how.codec.rounds else GroupMeans
     return kind(run, averaging=strategy.averaging, overlap=strategy.overlap)
 
@@ -103,11 +106,6 @@ _RUNNERS: tuple[_Entry[Any], ...] = (
     _Entry(Generated, GeneratedMeans),
     _Entry(Pairwise, PairMeans),
 )
-
-
-def runnable_kinds() -> set[str]:
-    """The names of the kinds that have a runner here."""
-    return {entry.kind.kind for entry in _RUNNERS}
 
 
 def build(run: Run) -> Runner:

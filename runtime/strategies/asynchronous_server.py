@@ -132,11 +132,7 @@ class AsynchronousServer(OneSided):
                     self._mailbox.send(self.run.rank, "open", (generation, begun))
 
     def _refuse_several_models(self) -> None:
-        """Compare the parameters of the first step with those of the first host.
-
-        Raises:
-            InputError: they differ: the hosts' shards would be parts of several models, and progress of others.
-        """
+        """Compare the parameters of the first step with those of the first host."""
         digest = hashlib.sha256()
         for base in self._base:
             digest.update(base.view(torch.uint8).cpu().numpy().tobytes())
@@ -248,7 +244,6 @@ class _Worker(ProtocolDriver[Any]):
         self._state, _ = machine.start(rank)
 
     def raised(self, event: Open | Push | Pull | Take | Drain) -> tuple[Action, ...]:
-        """Let an event of the training's happen."""
         with self.condition:
             assert self.offers(type(event)), f"{event} is not ready"
             return self.step(event)

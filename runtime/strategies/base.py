@@ -72,6 +72,12 @@ class Runner(ABC):
     drains_together: bool = False
     """Whether no worker may begin to `drain` before all others are ready to: they still answer one another."""
 
+    carries_state: bool = False
+    """Whether the optimizer's state dict holds `state()`, too, as it holds the wrapped optimizer's own momentum."""
+
+    saves_inside_rounds: bool = False
+    """Whether a checkpoint may lie inside a round, because `state()` says all that the rest of the round needs."""
+
     def __init__(self, run: Run) -> None:
         self.run = run
         self.others = Everyone(run.everyone)
@@ -165,6 +171,8 @@ class Arrived(NamedTuple):
 class GradientRunner(Runner):
     """Averages gradients in each step: `average`, then the wrapped optimizer's step, then `end_step`."""
 
+    carries_state = True
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.watch: GradientWatch | None = GradientWatch(run.flat)
@@ -187,11 +195,7 @@ class GradientRunner(Runner):
         """
 
     def refuse_late(self) -> None:
-        """Called before a step whose gradients were averaged earlier: refuse what was added to them since.
-
-        Raises:
-            InputError: as said.
-        """
+        """Called before a step whose gradients were averaged earlier: refuse what was added to them since."""
 
     def refuse_changed_means(self) -> None:
         """Called before a step whose mean gradients the script has changed after `average_gradients()`.

@@ -81,11 +81,7 @@ class GradientMeans(GradientRunner):
             self.layers.reopen()
 
     def refuse_unfit(self, *, skip: bool, scaled: bool) -> None:
-        """Where gradients leave during the backward pass, nothing changes them afterwards.
-
-        Raises:
-            InputError: as said.
-        """
+        """Where gradients leave during the backward pass, nothing changes them afterwards."""
         if skip:
             self.leave("skip")
         if scaled and self.layers is not None:
@@ -107,11 +103,7 @@ class GradientMeans(GradientRunner):
             )
 
     def refuse_late(self) -> None:
-        """Refuse what a backward pass has added to gradients that are averaged already.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse what a backward pass has added to gradients that are averaged already."""
         if self.layers is not None:
             self.layers.refuse_late()
 

@@ -57,7 +57,7 @@ class ProgressMeans(GroupMeans):
         super().__init__(run, averaging=averaging, overlap=overlap)
         how = run.schedule.strategy.how
         self._nodes = run.schedule.cluster.node_of().tolist() if how.where is CodecScope.ACROSS_NODES else None
-        self._codings = Codings(how, len(run.flat.buckets))
+        self._codings = Codings(how, len(run.flat.buckets)).of_buckets if how.codec.rounds else None
         self._starts_made = 0
         self.reference: Reference | None = None
 
@@ -71,7 +71,6 @@ class ProgressMeans(GroupMeans):
         return super().drain()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The reference, for checkpoints."""
         return {} if self.reference is None else self.reference.state()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -90,11 +89,10 @@ class ProgressMeans(GroupMeans):
         super()._begin_round(step, round_)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
-        if not self._is_coded(group):
-            return super()._start_sum(step, round_, group)
-        codings = self._codings.of_buckets
+        codings = self._codings if self._is_coded(group) else None
+        since = self.reference if self._is_measured(group) else None
         return self.run.reducer.begin(
-            "average", step, round_, group, lag=int(self.overlap), codings=codings, since=self.reference
+            "average", step, round_, group, lag=int(self.overlap), codings=codings, since=since
         )
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
@@ -102,11 +100,21 @@ class ProgressMeans(GroupMeans):
         reference = self.reference
         assert reference is not None, "taken when the first round began"
         mean = sums[: self.run.flat.buckets[index].size]
+        everybody = len(reduction.group.members) == self.run.schedule.num_workers
         if reduction.since is not None:
+            if everybody:
+                self._moved(index, mean, reduction.ok)
             reference.complete(index, mean)
-        if len(reduction.group.members) == self.run.schedule.num_workers:
+        if everybody:
             reference.take(index, mean, reduction.ok)
             reference.round = reduction.operation.round
+
+    def _moved(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
+        """Called with what all added to the reference on average, which becomes the next one when it is added."""
+
+    def _is_measured(self, group: Group) -> bool:
+        """Whether only what was added since the reference is sent."""
+        return self._is_coded(group)
 
     def _is_coded(self, group: Group) -> bool:
         """Whether anything that this group sends is rounded."""

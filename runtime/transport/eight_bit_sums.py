@@ -8,21 +8,17 @@ Each member sends (k-1)/k of the code of its whole tensor twice.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.codecs.eight_bits import EightBits
+from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.staged import Stages
+from partreduce.runtime.transport.waiting import RunningWork
 from partreduce.topo.codec_numbers import int8_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.waiting import RunningWork
 
 Bounds = list[tuple[int, int]]
 

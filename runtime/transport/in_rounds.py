@@ -12,15 +12,12 @@ waited for by few, and no more than about so many senders meet at one link.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from partreduce.runtime.transport.communicators import Communicator
-    from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.waiting import RunningWork
 
 AHEAD = 2
 """Rounds that may be under way at the same time."""

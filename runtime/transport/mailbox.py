@@ -283,11 +283,7 @@ class Mailbox:
         return account
 
     def _send_when_room(self, to: int, message: Message) -> None:
-        """For all threads but the side thread: wait until the receiver has room.
-
-        Raises:
-            GoneError: as `send`.
-        """
+        """For all threads but the side thread: wait until the receiver has room."""
         num_bytes = message.num_bytes
 
         def taken() -> bool:
@@ -303,11 +299,7 @@ class Mailbox:
         self._wait(taken, self._heartbeat, (to,), None, f"for room to send worker {to} {size_text(message.num_bytes)}")
 
     def _send_or_hold(self, to: int, message: Message) -> None:
-        """For the side thread: let a message wait for which there is no room.
-
-        Raises:
-            UnavailableError: as `send`.
-        """
+        """For the side thread: let a message wait for which there is no room."""
         num_bytes = message.num_bytes
         with self._changed:
             account = self._account(to)
@@ -395,9 +387,6 @@ class Mailbox:
         """Let a message go for which there is room; under the lock, so that what was counted first goes first.
 
         Given to libzmq it never blocks, and there is no more of it than what was granted.
-
-        Raises:
-            UnavailableError: libzmq refuses it.
         """
         if to == self.rank:
             self._to_oneself.put(message)

@@ -167,11 +167,7 @@ def refuse_shared_gpus(store: Store, rank: int, size: int, device: torch.device,
 
 
 def refuse_equal_places(places: Mapping[int, str]) -> None:
-    """Refuse ranks that share a GPU.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse ranks that share a GPU."""
     first: dict[str, int] = {}
     for rank, place in places.items():
         if place in first:

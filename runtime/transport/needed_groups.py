@@ -28,24 +28,8 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
     return {group.members for group in groups if group is not None}
 
 
-def distinct_partitions(schedule: Schedule) -> list[tuple[tuple[int, ...], ...]]:
-    """The distinct phases of a schedule as member lists, in order of first use; phases without groups cost nothing."""
-    seen: dict[tuple[tuple[int, ...], ...], None] = {}
-    if not schedule.is_phased:
-        return []
-    for index in range(schedule.phased.period):
-        partition = tuple(group.members for group in schedule.phase(index))
-        if partition:
-            seen.setdefault(partition)
-    return list(seen)
-
-
 def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
-    """Refuse a schedule that needs more groups or file descriptors than one worker may have.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse a schedule that needs more groups or file descriptors than one worker may have."""
     member_lists = list(groups)
     if len(member_lists) > max_groups:
         raise InputError(

@@ -22,6 +22,8 @@ DEATHS = "partreduce/dead"
 """Below all prefixes the launcher notes here how a worker ended, by rank."""
 STAGES = "partreduce/stage"
 """Below all prefixes a worker notes here how far it has come, by rank, for the launcher to name when it dies."""
+NOT_STARTED = "has not started a round"
+"""What a worker says first; between that and its next sign it may do many rounds."""
 LAST_WORDS_SECONDS = 0.2
 """How long what a worker said last may come after its death."""
 CHANGES = "changes"
@@ -43,7 +45,6 @@ class Notes:
         self._keys_begin = prefix if known is None else known[1] + prefix
 
     def write(self, key: str, text: str) -> None:
-        """Leave a note, in place of an earlier one."""
         place = self.place(key)
         self._ask(lambda store: store.set(place, text))
 
@@ -131,6 +132,5 @@ def stage_of(store: Store, rank: int) -> str:
     if noted is None:
         return "before it reached the store of the run (in imports, or before its optimizer was wrapped)"
     stage, place = json.loads(noted)
-    if not place or not store.check([place]):
-        return f"while it {stage}"
-    return f"while it {stage}; its last sign: {json.loads(store.get(place))[1]}"
+    sign = json.loads(store.get(place))[1] if place and store.check([place]) else NOT_STARTED
+    return f"while it {stage}" + ("" if sign == NOT_STARTED else f"; its last sign: {sign}")

@@ -11,16 +11,12 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 
+from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.waiting import LimitedWork, wait_a_while
-
-if TYPE_CHECKING:
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.waiting import LimitedWork, RunningWork, wait_a_while
 
 CLOSING_SECONDS = 0.05
 """Between two looks whether the group was destroyed."""
@@ -65,7 +61,6 @@ class Stages(ABC):
         self._failure: str | None = None
 
     def close(self) -> None:
-        """Sums that wait or run end with an error."""
         self.closed = True
         self.calls.put(None)
 
@@ -118,5 +113,4 @@ class StagedSums:
         return work
 
     def close(self) -> None:
-        """Sums that wait or run end with an error."""
         self.stages.close()

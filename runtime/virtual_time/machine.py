@@ -167,11 +167,6 @@ class VirtualMachine:
             self._offer(process)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing will ever happen again: all processes have ended, or they wait for one another."""
-        return self._next_at() == float("inf")
-
-    @property
     def states(self) -> list[Any]:
         return [process.state for process in self._processes]
 

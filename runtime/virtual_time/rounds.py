@@ -7,8 +7,6 @@ too, stand in `topo.timing.rounds`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from partreduce.runtime.virtual_time.case import Case
@@ -18,20 +16,8 @@ from partreduce.topo.timing.stages import of_period, of_prologue
 from partreduce.topo.timing.table_steps import TableRounds
 
 
-@dataclass(frozen=True, slots=True)
-class SharedHost:
-    """What one machine adds that emulates all nodes: seconds for each step, and per round of a period for its groups.
-
-    A round's seconds fall on every worker that is in a group of that round: behind the round, or in a pipeline behind
-    its operation, which other rounds' computing may hide.
-    """
-
-    step_seconds: float
-    round_seconds: tuple[float, ...]
-
-
-def run_rounds(case: Case, *, host: SharedHost | None = None) -> Timeline:
-    """The rounds of a schedule with fixed phases, its prologue first; `host` is for emulated nodes. O(num_rounds · n).
+def run_rounds(case: Case) -> Timeline:
+    """The rounds of a schedule with fixed phases, its prologue first. O(num_rounds · n).
 
     Raises:
         ScheduleError: the strategy has no fixed phases, or groups overlap.
@@ -48,18 +34,16 @@ def run_rounds(case: Case, *, host: SharedHost | None = None) -> Timeline:
     rounds = Rounds(when, (schedule.num_workers,))
     meeting = None if exchange is None else TableRounds(rounds, exchange)
     waited = None if exchange is None else np.empty(records.shape[1:])
-    host = host or SharedHost(0.0, (0.0,) * len(stages))
     operating = np.zeros(records.shape[1:]) if any(stage.segments for stage in stages) else None
     for round_ in range(num_rounds):
         index = (round_ - prologue) % len(stages)
         stage = first if first is not None and round_ < prologue else stages[index]
-        work = host.round_seconds[index]
         if meeting is not None and waited is not None:
-            records[:, round_], waited[round_] = meeting.next(stage, seconds[round_] + host.step_seconds, work)
+            records[:, round_], waited[round_] = meeting.next(stage, seconds[round_])
         else:
-            records[:, round_] = rounds.next(stage, seconds[round_] + paces * host.step_seconds, work)
+            records[:, round_] = rounds.next(stage, seconds[round_])
         if operating is not None:
-            operating[round_] = stage.duration() + np.where(stage.cell_of >= 0, host.round_seconds[index], 0.0)
+            operating[round_] = stage.duration()
     behind = when.lag if when.delays_gradients else 0
     awaited = np.arange(num_rounds)
     awaited[when.warm_up :] -= behind

@@ -48,11 +48,6 @@ class Policies:
         return cls(chosen_buffers, chosen_state, initial == "broadcast")
 
     def refuse_combinations(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
-        """Refuse what cannot go together.
-
-        Raises:
-            InputError: as said.
-        """
         average_states = self.optimizer_state is StatePolicy.AVERAGE
         if schedule.strategy.averages_gradients and isinstance(optimizer, torch.optim.LBFGS):
             raise InputError(
@@ -67,12 +62,13 @@ class Policies:
         if average_states and schedule.strategy.mixes_late:
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
-    def refuse_codec(self, schedule: Schedule) -> None:
-        """Refuse models that begin apart where only what is added to a common start may be rounded.
-
-        Raises:
-            InputError: as said.
-        """
+    def refuse_apart(self, schedule: Schedule) -> None:
+        """Refuse models that begin apart where only what is added to a common start may be rounded, or stepped with."""
+        if not self.broadcast and (outer := schedule.strategy.what.outer.in_words):
+            raise InputError(
+                f"initial='keep': {outer} measures what workers moved since they were equal; use 'broadcast', or no "
+                "outer optimizer"
+            )
         if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.how.codec.rounds:
             raise InputError(
                 f"initial='keep': codec {schedule.strategy.how.codec.value!r} rounds what workers added since they "

@@ -52,11 +52,7 @@ class Ending:
         return self.state in (RUNNING, EVALUATING)
 
     def refuse_unless_running(self, what: str) -> None:
-        """Refuse a call that comes too late or inside `mean_model`.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse a call that comes too late or inside `mean_model`."""
         if self.state != RUNNING:
             raise InputError(f"{what}: the optimizer is {self.state}; it does not {what} then")
 
@@ -98,7 +94,7 @@ class Ending:
         self.refuse_unless_running("finish")
         self.engine.gather()
         run, runner, round_ = self.run, self.engine.runner, self.engine.round
-        run.flat.check()
+        run.flat.check(run.rank)
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
         runner.leave("finish")
         members = self.engine.uneven_inputs.meet(round_, runner.others.lost_workers)

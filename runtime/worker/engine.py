@@ -42,7 +42,6 @@ class Engine(ABC, Generic[AnyRunner]):
 
     @property
     def steps(self) -> int:
-        """Steps taken so far, skipped ones included."""
         return self._steps
 
     @property
@@ -104,16 +103,12 @@ class Engine(ABC, Generic[AnyRunner]):
         """
         self._count(self._steps + self.runner.gather(apply=apply))
 
-    def late_gradients(self, guard: Callable[[Callable[[], State]], State]) -> State:  # noqa: ARG002 - where there are any
-        """What the state of an optimizer holds of gradients that are still to be applied, or made up for."""
-        return {}
+    def strategy_state(self, guard: Callable[[Callable[[], State]], State]) -> State:
+        """What an optimizer's state holds of the strategy's: gradients still to be applied, an outer momentum."""
+        return guard(self.runner.state) if self.runner.carries_state else {}
 
     def refuse_load(self, steps: int) -> None:
-        """Refuse to go on from a step where the schedule cannot.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse to go on from a step where the schedule cannot."""
 
     @contextlib.contextmanager
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:  # noqa: ARG002 - of gradients
@@ -184,7 +179,7 @@ class Engine(ABC, Generic[AnyRunner]):
         flat = self.run.flat
         if self.model_use.is_due:
             self.model_use.refuse()
-        flat.check(self.optimizer)
+        flat.check(self.run.rank, self.optimizer)
         if self._has_tables:
             self.run.tables.check()
         if flat.loads.count != self._loads:
@@ -197,11 +192,7 @@ class Engine(ABC, Generic[AnyRunner]):
             self._loads = flat.loads.count
 
     def _refuse_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:  # noqa: ARG002 - of gradients
-        """Refuse what one worker would decide by itself after its rows' gradients have gone to all.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse what one worker would decide by itself after its rows' gradients have gone to all."""
         name = next((table.name for table in self.run.tables), "")
         if name and skip:
             raise InputError(

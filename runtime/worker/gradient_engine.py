@@ -12,7 +12,7 @@ from partreduce.runtime.averaging.gradient_watch import MeansWatch
 from partreduce.runtime.averaging.gradients import own_gradients
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
-from partreduce.runtime.worker.engine import Engine, State
+from partreduce.runtime.worker.engine import Engine
 from partreduce.topo.errors import InputError
 
 
@@ -103,9 +103,6 @@ class GradientEngine(Engine[GradientRunner]):
             )
         with self._means_in_place():
             super().gather(apply=apply)
-
-    def late_gradients(self, guard: Callable[[Callable[[], State]], State]) -> State:
-        return guard(self.runner.state)
 
     @contextlib.contextmanager
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:

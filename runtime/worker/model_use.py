@@ -36,11 +36,18 @@ class ModelUse:
 
     def attach(self) -> None:
         if not self.run.alone and not self._hooks:
+            # Not where they are defined: it imports the compiler, as every optimizer that is made has done by now.
+            for looks in (_forward_begins, _part_begins):
+                torch.compiler.assume_constant_result(looks)  # type: ignore[no-untyped-call]
             model = self.run.flat.model
             _watched[model] = ref(self)
             self._hooks = [
                 model.register_forward_pre_hook(_before_forward),
-                model.register_state_dict_pre_hook(_before_state_dict),  # type: ignore[no-untyped-call]
+                *(
+                    part.register_state_dict_pre_hook(_BeforeStateDict(ref(self), f"model.{name}".rstrip(".")))
+                    for name, part in model.named_modules()
+                    if next(part.parameters(), None) is not None
+                ),
             ]
             self._watch_parts()
 
@@ -84,7 +91,6 @@ class ModelUse:
             self._averaged_elsewhere = self.is_due = True
 
     def forward(self) -> None:
-        """The model's forward pass begins."""
         if torch.is_grad_enabled():
             self.gradients_of(self.run.flat.model)
         elif not self.run.flat.model.training:
@@ -101,7 +107,7 @@ class ModelUse:
         )
 
 
-# The hooks must be plain functions, since models are pickled and deep-copied with their hooks.
+# The hooks are plain functions, since models are pickled and deep-copied with their hooks.
 Watched: TypeAlias = "WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse | None]]"
 _watched: Watched = WeakKeyDictionary()
 _watched_parts: Watched = WeakKeyDictionary()
@@ -109,19 +115,51 @@ _watched_parts: Watched = WeakKeyDictionary()
 
 
 def _before_forward(module: torch.nn.Module, _arguments: object) -> None:
-    if not torch.compiler.is_compiling() and (use := _of(module, _watched)) is not None:
-        use.forward()
+    _forward_begins(module)
 
 
 def _before_part(part: torch.nn.Module, _arguments: object) -> None:
-    is_looked_at = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if is_looked_at and (use := _of(part, _watched_parts)) is not None:
+    _part_begins(part)
+
+
+# Where torch compiles the model these two are called while it does, once, and leave nothing in what it makes.
+def _forward_begins(module: torch.nn.Module) -> None:
+    if (use := _of(module, _watched)) is not None:
+        use.forward()
+
+
+def _part_begins(part: torch.nn.Module) -> None:
+    if torch.is_grad_enabled() and (use := _of(part, _watched_parts)) is not None:
         use.gradients_of(part)
 
 
-def _before_state_dict(module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
-    if (use := _of(module, _watched)) is not None:
-        use.own_model("model.state_dict() holds")
+class _BeforeStateDict:
+    """The hook that is called before a module's state dict is made, and knows when the module itself is pickled."""
+
+    def __init__(self, use: Callable[[], ModelUse | None], name: str) -> None:
+        self._use, self._name = use, name
+
+    def __call__(self, _module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
+        self._tell(f"{self._name}.state_dict() holds")
+
+    def __deepcopy__(self, _memo: object) -> Callable[..., None]:
+        return _of_a_copy
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        self._tell(f"torch.save({self._name}), or pickling it, writes")
+        return _hook_of_a_copy, ()
+
+    def _tell(self, what: str) -> None:
+        if (use := self._use()) is not None:
+            use.own_model(what)
+
+
+def _of_a_copy(_module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
+    """A copy belongs to no run."""
+
+
+def _hook_of_a_copy() -> Callable[..., None]:
+    return _of_a_copy
 
 
 def _of(module: torch.nn.Module, watched: Watched) -> ModelUse | None:

@@ -27,7 +27,6 @@ class ParameterEngine(Engine[ParameterRunner]):
         found_inf: torch.Tensor | None,
         scale: torch.Tensor | None,
     ) -> Any:  # noqa: ANN401 - what the closure returns
-        """As in `Engine`."""
         step, pace, loss = self._steps, self.run.pace, None
         round_, first = step // pace, step % pace == 0
         self._refuse_changes(first=first)
@@ -56,11 +55,7 @@ class ParameterEngine(Engine[ParameterRunner]):
         return loss
 
     def refuse_load(self, steps: int) -> None:
-        """Refuse a step inside a round where the runner measures rounds from their beginning.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse a step inside a round where the runner measures rounds from their beginning."""
         if self.runner.needs_round_start and steps % self.run.pace:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self.run.pace} steps, whose beginning "

@@ -119,11 +119,7 @@ def _copies(phase: Phase, num_inner: int, num_workers: int, *, outer: bool) -> P
 
 
 def check_size(num_workers: int, max_group: int) -> None:
-    """Refuse numbers that make no sense, and more workers than rounds are built for.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse numbers that make no sense, and more workers than rounds are built for."""
     refuse_senseless(num_workers, max_group)
     if num_workers > MAX_WORKERS:
         raise InputError(f"num_workers: is {num_workers}; exact rounds are built for at most {MAX_WORKERS} workers")

@@ -1,10 +1,9 @@
-"""BlueFog: weighted networkx DiGraphs and its one-peer generators, sampled over their period."""
+"""BlueFog's one-peer rule over a graph."""
 
 from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
-from itertools import islice
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +12,13 @@ from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     import networkx as nx
 
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.graphs.base import Graph
     from partreduce.topo.schedule import Schedule
-
-    Ranks = tuple[Sequence[int], Sequence[int]]
 
 MAX_PERIOD = 10_000
 
@@ -65,54 +62,6 @@ def one_peer(
     from partreduce.topo.graphs.base import Graph
 
     return schedule(name, one_peer_rounds(Graph.from_networkx(graph)), cluster)
-
-
-def sampled_generator(
-    make: Callable[[int], Iterator[Ranks]],
-    num_workers: int,
-    rounds: int,
-    *,
-    name: str = "bluefog-generator",
-    cluster: Cluster | None = None,
-) -> Schedule:
-    """The schedule of a dynamic generator: `make(rank)` yields (send ranks, receive ranks) for every round.
-
-    Take its period for `rounds`. Weights are 1/(number of receive ranks + 1), as BlueFog's examples set them.
-
-    Raises:
-        ScheduleError: a generator that ends early or fails, ranks out of range, or senders and receivers that do not
-            match; the message names round and rank.
-    """
-    if not 1 <= rounds <= MAX_PERIOD:
-        raise ScheduleError(f"rounds: is {rounds}; sample between 1 and {MAX_PERIOD}")
-    sampled = [_sample(make, worker, num_workers, rounds) for worker in range(num_workers)]
-    collected = []
-    for t in range(rounds):
-        sent = {(worker, other) for worker in range(num_workers) for other in sampled[worker][t][0]}
-        heard = {(other, worker) for worker in range(num_workers) for other in sampled[worker][t][1]}
-        if sent != heard:
-            a, b = min(sent ^ heard)
-            done, missing = (
-                ("sends to", "does not receive from") if (a, b) in sent else ("is not sending to", "waits for")
-            )
-            raise ScheduleError(f"round {t}: worker {a} {done} worker {b}, which {missing} worker {a}")
-        collected.append(_round(num_workers, sorted(sent)))
-    return schedule(name, collected, cluster)
-
-
-def _sample(make: Callable[[int], Iterator[Ranks]], worker: int, count: int, rounds: int) -> list[Ranks]:
-    try:
-        sampled = list(islice(make(worker), rounds))
-    except Exception as error:
-        raise ScheduleError(f"generator of worker {worker}: fails with {type(error).__name__}: {error}") from error
-    if len(sampled) < rounds:
-        raise ScheduleError(f"generator of worker {worker}: ends after {len(sampled)} rounds; {rounds} are asked for")
-    for t, pair in enumerate(sampled):
-        for other in (*pair[0], *pair[1]):
-            if not 0 <= other < count or other == worker:
-                what = "itself" if other == worker else f"rank {other}; ranks are 0..{count - 1}"
-                raise ScheduleError(f"round {t}: worker {worker} is paired with {what}")
-    return sampled
 
 
 def _round(count: int, arcs: Sequence[tuple[int, int]]) -> Round:

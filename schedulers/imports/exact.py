@@ -32,6 +32,8 @@ class Notes:
     change: Fraction = Fraction(0)
     own: Fraction = Fraction(0)
     said: tuple[str, ...] = ()
+    rows: tuple[tuple[str, str, str], ...] = ()
+    """What settings do: their name, their value, what it means."""
 
     def lines(self) -> list[str]:
         """One sentence for each thing that was done."""
@@ -68,6 +70,13 @@ def say(sentence: str) -> None:
     gathered = _NOTES.get()
     if gathered is not None and sentence not in gathered.said:
         gathered.said = (*gathered.said, sentence)
+
+
+def say_row(row: tuple[str, str, str]) -> None:
+    """Note what a setting does."""
+    gathered = _NOTES.get()
+    if gathered is not None:
+        gathered.rows = (*gathered.rows, row)
 
 
 def exact(value: object, place: str) -> Fraction:

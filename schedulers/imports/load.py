@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
 from partreduce.schedulers.entry import hint
-from partreduce.schedulers.imports import adjacency, edge_lists, networkx_graphs, schedule_files
+from partreduce.schedulers.imports import adjacency, diloco, edge_lists, networkx_graphs, schedule_files
 from partreduce.schedulers.imports.base import Imported, round_of, schedule
 from partreduce.schedulers.imports.bluefog import one_peer_rounds
 from partreduce.schedulers.imports.exact import notes as gathering
@@ -35,6 +36,8 @@ _SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "matrix-stack": schedule_files.read_matrix_stack,
     "base-graph": schedule_files.read_base_graph,
     "matcha": schedule_files.read_matcha,
+    "maxtext": diloco.read_maxtext,
+    "torchft": diloco.read_torchft,
 }
 _BY_SUFFIX = {
     ".graphml": "graphml",
@@ -59,6 +62,7 @@ def import_schedule(
     weights: str = "metropolis",
     one_peer: bool = False,
     notes: list[str] | None = None,
+    rows: list[tuple[str, str, str]] | None = None,
     **options: object,
 ) -> Schedule:
     """A schedule from another tool's file. `verify` finds what is wrong with it; what cannot be read is said here.
@@ -70,15 +74,23 @@ def import_schedule(
         weights: how a graph without weights is weighed.
         one_peer: run BlueFog's one-peer rule over the graph instead of all edges in each round.
         notes: sentences are appended that say what was not taken as it stands, such as a repaired rounding error.
+        rows: what the settings of DiLoCo do is appended, as (name, value, meaning), and (claim, status, why); before
+            a refusal, too.
         **options: of the format: `directed` (edge-list), `k` (base-graph), `budget`, `rounds`, `seed` (matcha).
 
     Raises:
         FileProblem: the file cannot be read.
         DocumentError: the file is not what its format says.
         ScheduleError: an unknown format or option, or a graph that cannot be a topology.
+        RefutedError: settings of DiLoCo that do not do what they say.
+        MissingFeatureError: settings of DiLoCo that a schedule file cannot hold.
     """
     with gathering() as gathered:
-        imported = _imported(path, format, cluster, weights, options, one_peer=one_peer)
+        try:
+            imported = _imported(path, format, cluster, weights, options, one_peer=one_peer)
+        finally:
+            if rows is not None:
+                rows += gathered.rows
     if notes is not None:
         notes += gathered.lines()
     return imported
@@ -126,14 +138,11 @@ def _imported(
 
 
 def _sniff(data: bytes, name: str) -> str:
-    """The format that suffix and content suggest.
-
-    Raises:
-        ScheduleError: none of them.
-    """
     suffix = PurePath(name).suffix.lower()
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]
+    if suffix in (".yaml", ".yml"):
+        return "torchft" if re.search(rb"^sync_every\s*:", data, re.MULTILINE) else "maxtext"
     if data.startswith(b"\x93NUMPY"):
         return "npy"
     if data.startswith(b"%%MatrixMarket"):
@@ -161,6 +170,8 @@ def _sniff_json(data: bytes, name: str) -> str:
             ("w_list", "matrix-stack"),
             ("n_nodes", "base-graph"),
             ("nodes", "node-link"),
+            ("sync_every", "torchft"),
+            ("diloco_sync_period", "maxtext"),
         ):
             if key in value:
                 return format_

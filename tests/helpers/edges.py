@@ -144,6 +144,16 @@ def thirds(last, *, back=None):
     return graph(3, mean, [(0, 1, last), (1, 0, last if back is None else back)])
 
 
+def whole(n):
+    """Everybody averages with everybody in one round."""
+    return graph(n, [(s, t, f"1/{n}") for s in range(n) for t in range(n) if s != t])
+
+
+def diagonal(n):
+    """The lower triangle of a multiple of the identity."""
+    return [[2**20 * (i == j) for j in range(i + 1)] for i in range(n)]
+
+
 def settled(relax, *, late=False):
     """Two workers, then the mean of all three: a period forgets everything."""
     when = {"when": {"late": 1}} if late else {}
@@ -182,6 +192,13 @@ SHARED_STATE = [20505486, -13048946, -41010972, -10252743, 6524473, 20505486, -1
 FINE = groups(2, [([0, 1], f"{2**140 + 1}/{2**141}")])
 """A difference is a little less than halved; the numbers of k periods have 141·k bits."""
 
+FORWARD = [(0, 1, "1/4"), (0, 2, "1/4"), (1, 2, "1/4")]
+PAIRS = document(2, 2, kind="static", phases=[[{"group": [0, 1, 2, 3], "relax": "1/2"}]])
+PACED = rule([2], 2, [([0], [0])], [([1], [0])], [([0, 1], [])], pace=[1, 2, 1, 3])
+PACED_COVARIANCE = [2**20 * (i == j) for i in range(4) for j in range(i + 1)]
+HALF_DRIFT = Fraction(281476285335025, 2**49)
+PAIRS_DRIFT = Fraction(11448469483311632077389025243161, 2**98)
+PACED_DISTANCE = Fraction(515710648349, 301989888)
 UNEVEN = {**groups(3, [[0, 1, 2]]), "cluster": {"nodes": [[0, 2], [1]]}}
 
 MEMBERSHIP = "claims/membership.py"
@@ -257,8 +274,8 @@ EDGES = [
         "facts/conflict_free.py",
         "groups of one phase share no worker",
         (groups(4, [[0, 1], [2, 3]], [[1, 2]]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
-        (groups(4, [[0, 1], [2, 3], [1, 2]], [[1, 2]]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
-        "schedule: phase 0 is [[0, 1], [1, 2]]; expected groups that do not share worker 1",
+        (groups(6, [[0, 1], [2, 3], [3, 4], [3, 5]], [[1, 2]]), trees([])),
+        "schedule: phase 0 is [[2, 3], [3, 4]]; expected groups that do not share worker 3",
     ),
     # consensus by trees
     Edge(
@@ -429,8 +446,8 @@ EDGES = [
         GRAPHS,
         "where the file's weights count, they decide under staleness too",
         (
-            pair(0, "1/2")
-            | {"strategy": pair(0, "1/2")["strategy"] | {"when": {"gap": {"staleness": 1, "weights": "uniform"}}}},
+            pair("-1/2", "1/2")
+            | {"strategy": pair("-1/2", "1/2")["strategy"] | {"when": {"gap": {"staleness": 1, "weights": "uniform"}}}},
             tree(1, [0, 1, 0]),
         ),
         (
@@ -452,7 +469,7 @@ EDGES = [
             | {"strategy": pair("1/4", "1/2")["strategy"] | {"when": {"gap": {"max_ig": 1, "backup": [0, 1]}}}},
             tree(0, [0, 0, 1]),
         ),
-        "do without none",
+        'is "graph"; expected workers that do without none',
     ),
     Edge(GRAPHS, "of weighted graphs only", (EVEN, tree(0, [0, 0, 1])), (HALF, tree(0, [0, 0, 1])), "expected trees"),
     # consensus by a power, contraction
@@ -663,7 +680,7 @@ EDGES = [
         "the first and the last share a group",
         (groups(3, *[[one] for one in BOTH]), order(0, 1, 2)),
         (groups(3, [[0, 1]], [[1, 2]]), order(0, 1, 2)),
-        "a first and a last",
+        ".order is [0, 2]; expected a first and a last",
     ),
     Edge(
         LOSS,
@@ -804,7 +821,7 @@ EDGES = [
         "r is not negative",
         (EVEN, limit(["1/3", "2/3"], 0, "1/2", [[2**20]], 1)),
         (EVEN, limit(["1/3", "2/3"], 0, "-1/2", [[2**20]], 1)),
-        "at least 0",
+        "above 0 and below 1",
     ),
     Edge(
         LIMIT,
@@ -1171,5 +1188,156 @@ EDGES = [
         (HALF, drift(10**70, "1/2", [2**96 - 1, 0, 0, -(2**96)], bits=0)),
         (HALF, drift(10**70, "1/2", [2**96, 0, 0, 0], bits=0)),
         ".state[0]: must hold integers",
+    ),
+    # near the limits of what is checked at all
+    Edge(
+        MEMBERSHIP,
+        "a worker that skips before others",
+        (rule([2], 2, [([1], [0])]), answers("-", "1 1", "-", "1 1")),
+        (rule([2], 2, [([1], [0])]), answers("-", "1 1", "-", "-")),
+        ".answers",
+    ),
+    Edge(
+        LOSS,
+        "a rule's groups contract: relax > 0",
+        (rule([2, 2], 1, [([0], [0])], [([0], [1], "1/100")]), order(-1, 0)),
+        (rule([2, 2], 1, [([0], [0])], [([0], [1], 0)]), order(-1, 0)),
+        "groups that connect everybody (digits [1])",
+    ),
+    Edge(
+        LOSS,
+        "a root leads on over every edge",
+        (graph(3, FORWARD), roots(1, 0, 0)),
+        (graph(3, FORWARD), roots(1, 0, 1)),
+        ".roots[2] is 1; expected one that leads to all survivors",
+    ),
+    *(
+        Edge(
+            "certificate.py",
+            f"of steps that are known: {claim['claim']}",
+            (groups(3, *[[one] for one in BOTH]), claim),
+            (groups(3, *[[one] for one in BOTH], when={"quorum": {"quorum": "solo"}}), claim),
+            "; expected a claim about groups by quorum",
+        )
+        for claim in (order(0, 1, 2), distance(10**9, COVARIANCE), drift(10**9, "3/4", [0] * 9))
+    ),
+    Edge(
+        DISTANCE,
+        "the very bound",
+        (HALF, distance(Fraction(7471105, 2**25), [110, -90, 110])),
+        (HALF, distance(Fraction(7471105, 2**25) - TINY, [110, -90, 110])),
+        "at least 0.2226",
+    ),
+    Edge(
+        DRIFT,
+        "the very bound, with what rounding leaves",
+        (HALF, drift(HALF_DRIFT, "1/2", [2**7, -(2**7), -(2**7), 2**7])),
+        (HALF, drift(HALF_DRIFT - TINY, "1/2", [2**7, -(2**7), -(2**7), 2**7])),
+        "at least 0.5000",
+    ),
+    Edge(
+        DRIFT,
+        "nodes that the file does not list",
+        (PAIRS, drift(PAIRS_DRIFT, "3/4", [0] * 8, of="node", bits=32)),
+        (PAIRS, drift(PAIRS_DRIFT - TINY, "3/4", [0] * 8, of="node", bits=32)),
+        ".at_most",
+    ),
+    Edge(
+        STEADY,
+        "a rule whose nodes have other paces, group by group",
+        (PACED, distance(PACED_DISTANCE, PACED_COVARIANCE)),
+        (PACED, distance(PACED_DISTANCE - TINY, PACED_COVARIANCE)),
+        ".at_most",
+    ),
+    *(
+        Edge(file, f"up to 1024 {what}", true, false, says)
+        for file, what, true, false, says in (
+            (RATE, "rows", (HALF, rate("factor", 1)), (groups(1025, [[0, 1]]), rate("factor", 1)), "over 1024 workers"),
+            (
+                STEADY,
+                "places",
+                (HALF, distance(10**6, [49, -39, 49])),
+                (groups(1025, [[0, 1]]), distance(10**6, [])),
+                "claims[0] (consensus-distance): over 1024 rows",
+            ),
+            (
+                STEADY,
+                "places that are pushed",
+                (HALF, drift(10**6, "1/2", [0] * 4)),
+                (groups(1025, [[0, 1]]), drift(10**6, "1/2", [])),
+                "claims[0] (drift-worker): over 1024 rows",
+            ),
+            (
+                STEADY,
+                "workers of different pace",
+                (PACED, distance(10**6, PACED_COVARIANCE)),
+                (rule([1025], 1, [([0], [0])], pace=[2] + [1] * 1024), distance(10**6, [])),
+                "claims[0] (consensus-distance): over 1024 workers of different pace",
+            ),
+        )
+    ),
+    Edge(
+        STEADY,
+        "numbers of a reasonable length",
+        (HALF, distance(10**6, [49, -39, 49])),
+        (groups(1024, [([2 * i, 2 * i + 1], f"1/{10**63 + k}") for i, k in enumerate((1, 3, 7))]), distance(9, [])),
+        "claims[0] (consensus-distance): factors with too long denominators",
+    ),
+    Edge(
+        "period.py",
+        "up to 12 digits",
+        (rule([2] * 12, 1, [([0], list(range(12)))]), PRODUCT),
+        (rule([2] * 13, 1, [([0], list(range(13)))]), PRODUCT),
+        "claims[0] (exact-consensus/product): over 12 digits",
+    ),
+    # the first two meet, the first and the last, and the last two: 2/3 of the way is the mean of all three
+    Edge(
+        EXACT,
+        "a factor is divided by what stands below its line",
+        (groups(3, [[0, 1]], [([1, 2], "2/3")], [[0, 2]]), PROBABLE),
+        (groups(3, [[0, 1]], [([1, 2], "333333/500000")], [[0, 2]]), PROBABLE),
+        "modulo a drawn prime",
+    ),
+    Edge(EXACT, "no groups make no mean", (groups(4, *CUBE), PROBABLE), (groups(2, []), PROBABLE), "modulo a drawn"),
+    Edge(
+        EXACT,
+        "up to 5*10^7 workers times phases",
+        (groups(4, *CUBE), PROBABLE),
+        (groups(5 * 10**7 + 1, [[0, 1]]), PROBABLE),
+        "claims[0] (exact-consensus-probable): over 50000000 workers times phases",
+    ),
+    Edge(
+        LIMIT,
+        "r is above 0",
+        (pair("1/2", "1/2"), limit(["1/2", "1/2"], 0, TINY, [[2**20]], 1)),
+        (pair("1/2", "1/2"), limit(["1/2", "1/2"], 0, 0, [[2**20]], 1)),
+        "a rate above 0 and below 1",
+    ),
+    Edge(
+        LIMIT,
+        "up to 64 workers",
+        *((whole(n), limit([f"1/{n}"] * n, 0, "1/2", diagonal(n - 1), 1)) for n in (64, 65)),
+        "(limit) is 65; expected a weighted graph of up to 64 workers",
+    ),
+    Edge(
+        GAPS,
+        "a number below 0 lies below every modulus",
+        (graph(3, K3), gap("slem", "3/4", "3/2", 1, 1, 1)),
+        (graph(3, K3), gap("slem", "5/4", "3/2", 1, 1, 1)),
+        '.at_least is "5/4"; expected 0 to 1 eigenvalues beyond, not 3',
+    ),
+    Edge(
+        GAPS,
+        "nobody is left out by a measure of 0",
+        (graph(3, K3), gap("slem", "3/4", "4/5", 1, 1, 1)),
+        (graph(3, [(0, 1, "1/4"), (1, 0, "1/4"), (0, 2, "1/10")]), gap("slem", "1/2", "3/4", 1, 1, 0)),
+        "a positive number for each",
+    ),
+    Edge(
+        "strict_json.py",
+        "a fraction in lowest terms",
+        (HALF, rate("pivots", "1/4")),
+        (HALF, rate("pivots", "2/8")),
+        '.squared is "2/8"; expected a fraction string in lowest terms',
     ),
 ]

@@ -48,6 +48,10 @@ def tables(*names, **options):
     return over_all(3, what={"tables": listed, **options})
 
 
+def outer(**members):
+    return over_all(pace=2, what={"outer": members})
+
+
 def nodes(*listed, **strategy):
     return {**groups(3, [[0, 1]]), "cluster": {"nodes": list(listed)}, **strategy}
 
@@ -80,7 +84,7 @@ AXES, GAP, QUORUM, TABLES, SCHEDULE, STRICT = (
 )
 LATE, COUNT = "strategy.when.pipeline", "must be an integer 1..2147483647"
 STARTED, KEPT = "strategy.when.quorum", "strategy.when.gap"
-TABLE = "strategy.what.tables[0]"
+TABLE, OUTER = "strategy.what.tables[0]", "strategy.what.outer"
 
 READ_EDGES = [
     reads(AXES, "a pipeline is 2 wide", pipeline(width=2), pipeline(width=1), f"{LATE}.width: must be an integer 2.."),
@@ -111,6 +115,7 @@ READ_EDGES = [
         over_all(when={"pipeline": {}}, pace=2),
         "strategy.when: goes with allreduce at pace 1, a quorum with static as well",
     ),
+    reads(AXES, "a pipeline is an object", pipeline(), over_all(when={"pipeline": 2}), f"{LATE}: must be an object"),
     reads(AXES, "lockstep", over_all(when="lockstep"), over_all(when="late"), "strategy.when: must be one of ['lock"),
     reads(
         AXES, "one round late", over_all(when={"late": 1}), over_all(when={"late": 2}), "strategy.when.late: must be"
@@ -338,7 +343,7 @@ READ_EDGES = [
             quorum(quorum=2, **{name: "any"}),
             f"{STARTED}.{name}: must be one of",
         )
-        for name, value in (("count", "call"), ("missed", "sum"))
+        for name, value in (("count", "call"), ("missed", "latest"))
     ),
     *(
         reads(
@@ -379,17 +384,10 @@ READ_EDGES = [
     ),
     reads(
         QUORUM,
-        "sums are of open rounds",
-        quorum(quorum=2, missed="sum"),
-        quorum(quorum=2, missed="sum", count="call"),
-        f"{STARTED}: missed sum goes with count open-round",
-    ),
-    reads(
-        QUORUM,
         "the latest alone has no staleness",
         quorum(quorum=2, missed="latest"),
         quorum(quorum=2, missed="latest", staleness=3),
-        f"{STARTED}: staleness goes with missed each or sum",
+        f"{STARTED}: staleness goes with missed each",
     ),
     reads(
         QUORUM,
@@ -420,7 +418,7 @@ READ_EDGES = [
             grouped(quorum=2, **{name: value}),
             f"{STARTED}: {name}: not in groups, where models are averaged",
         )
-        for name, value in (("count", "call"), ("missed", "sum"))
+        for name, value in (("count", "call"), ("missed", "latest"))
     ),
     *(
         reads(QUORUM, f"groups have a {name}", grouped(**members), grouped(**members, count="call"), "count: not in")
@@ -551,6 +549,48 @@ READ_EDGES = [
             ("no quorum", over_all(3, what=tables("a")["strategy"]["what"], when={"quorum": {"quorum": 2}})),
         )
     ),
+    # outer steps
+    *(
+        reads(TABLES, f"an outer step's {rule}", outer(**true), outer(**false), f"{OUTER}{says}")
+        for rule, true, false, says in (
+            ("rate is above 0", {"lr": "1/100"}, {"lr": 0}, ".lr: above 0"),
+            ("rate is a number", {"lr": 2}, {"lr": "x"}, ".lr: must be an integer or a fraction"),
+            ("momentum is below 1", {"momentum": "99/100"}, {"momentum": 1}, ".momentum: at least 0 and below 1"),
+            ("momentum is not negative", {"momentum": 0}, {"momentum": "-1/100"}, ".momentum: at least 0 and below 1"),
+            ("momentum is a number", {"momentum": "1/2"}, {"momentum": []}, ".momentum: must be an integer or a frac"),
+            ("optimizer is one", {"optimizer": "sgd"}, {"optimizer": "adam"}, ".optimizer: must be one of ['sgd']"),
+            ("nesterov is a switch", {"nesterov": False}, {"nesterov": 0}, ".nesterov: must be one of [False, True]"),
+            (
+                "nesterov goes with a momentum",
+                {"nesterov": True, "momentum": "1/100"},
+                {"nesterov": True, "momentum": 0},
+                ".nesterov: goes with a momentum",
+            ),
+            ("members are these", {"lr": 2}, {"rate": 2}, ": has unknown keys ['rate']"),
+        )
+    ),
+    reads(TABLES, "an outer step is an object", outer(), over_all(what={"outer": 2}), f"{OUTER}: must be an object"),
+    reads(
+        TABLES,
+        "an outer step is no setting of tables",
+        over_all(pace=2, what={"outer": {"lr": 2}}),
+        over_all(pace=2, what={"outer": {"lr": 2}, "average": False}),
+        "strategy.what: settings are for tables",
+    ),
+    *(
+        reads(
+            SCHEDULE,
+            f"outer steps act where {what}",
+            groups(3, [[0, 1]], [[0, 1, 2]], what={"outer": {"lr": 2}}),
+            groups(3, *phases, what={"outer": {"lr": 2}}, **more),
+            f"{OUTER}: acts where a round of the period averages over all workers, in lockstep",
+        )
+        for what, phases, more in (
+            ("all meet", [[[0, 1]]], {}),
+            ("nobody is late", [[[0, 1, 2]]], {"when": {"late": 1}}),
+            ("nobody goes before others", [[[0, 1, 2]]], {"when": {"quorum": {"quorum": 2}}}),
+        )
+    ),
     # the whole document
     reads(SCHEDULE, "a name", named("x"), named(""), "schedule.name: has 1 to 1000 printable characters"),
     reads(SCHEDULE, "a name of 1000 characters", named("x" * 1000), named("x" * 1001), "schedule.name: has 1 to 1000"),
@@ -579,6 +619,13 @@ READ_EDGES = [
     reads(SCHEDULE, "a worker on it", sized(2, 1), sized(2, 0), f"cluster.workers_per_node: {COUNT}"),
     reads(
         SCHEDULE, "every node holds a worker", nodes([0], [1, 2]), nodes([0], [1, 2], []), "cluster.nodes: every node"
+    ),
+    reads(
+        SCHEDULE,
+        "a list of nodes",
+        nodes([0], [1, 2]),
+        sized(3, 1) | {"cluster": {"nodes": {}}},
+        "nodes: must be a list",
     ),
     reads(
         SCHEDULE, "every rank stands once", nodes([2], [1, 0]), nodes([2], [1, 2]), "cluster.nodes: ranks are 0..n-1"
@@ -784,4 +831,5 @@ READ_EDGES = [
     reads(STRICT, "an integer below 2^53", relax(2**53 - 1), relax(2**53), "must be an integer or a fraction"),
     reads(STRICT, "and above -2^53", relax(1 - 2**53), relax(-(2**53)), "must be an integer or a fraction"),
     reads(STRICT, "no truth value", relax(1), relax(True), "must be an integer or a fraction"),
+    reads(STRICT, "no list", relax("3"), relax(["3"]), "strategy.phases[0]: must be an integer or a fraction"),
 ]

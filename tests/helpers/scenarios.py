@@ -19,6 +19,7 @@ from fractions import Fraction
 
 import torch
 
+from helpers.outer_runs import complaint, random_run, run
 from helpers.random_schedules import make_case, run_case
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.launcher.launch import launch
@@ -122,6 +123,14 @@ def random_schedules_on_processes() -> None:
         problems += [problem] if problem else []
         run += 1
     report(problems=problems, run=run)
+
+
+def outer_steps_on_processes() -> None:
+    """Random runs of DiLoCo with as many workers as there are processes."""
+    world = GlooWorld(connect_store(timedelta(seconds=60)), rank(), size(), timedelta(seconds=60), max_groups=1000)
+    base = int(os.environ["CASES_FROM"])
+    cases = [case for seed in range(base, base + 40) if (case := random_run(seed)).schedule.num_workers == size()]
+    report(run=len(cases), problems=[text for case in cases if (text := complaint(case, {rank(): run(case, world)}))])
 
 
 def same_losses_as_ddp() -> None:
@@ -574,6 +583,7 @@ SCENARIOS = {
     "gap": (4, gap),
     "gap, killed": (4, gap_killed),
     "random schedules": (6, random_schedules_on_processes),
+    "outer steps": (3, outer_steps_on_processes),
     "same losses as DDP": (4, same_losses_as_ddp),
     "unused parameter": (2, unused_parameter),
     **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},

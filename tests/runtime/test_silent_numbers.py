@@ -526,13 +526,21 @@ class Counting(torch.nn.Module):
     "strategy", [AllReduce(), AllReduce(pace=2), Pairwise(active=(1,))], ids=lambda one: f"{one.kind} {one.pace}"
 )
 @pytest.mark.parametrize("where", ["step", "mean_model"])
-def test_a_buffer_of_another_size_on_one_worker_is_named_with_worker_and_sizes(ranks, strategy, where):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (torch.zeros(6, dtype=torch.float64), "has the shape [6] on worker 1 now, and had [4] on all workers"),
+        (torch.zeros(4, dtype=torch.complex64), "is torch.complex64 on worker 1 now, and was torch.float64 on all"),
+    ],
+    ids=["size", "complex"],
+)
+def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ranks, strategy, where, changed, said):
     """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""
 
     def work(world):
         model, optimizer = wrapped(world, strategy, model=Counting(), timeout=20)
         if world.rank == 1:
-            model.seen = torch.zeros(6, dtype=torch.float64)
+            model.seen = changed.clone()
         if where == "mean_model":
             with optimizer.mean_model():
                 pass
@@ -553,7 +561,32 @@ def test_a_buffer_of_another_size_on_one_worker_is_named_with_worker_and_sizes(r
     ranks.fresh()
     assert isinstance(errors[1], InputError)
     assert "\n" not in str(errors[1])
-    assert str(errors[1]).startswith("buffer 'seen': has the shape [6] on worker 1 now, and had [4] on all workers")
+    assert str(errors[1]).startswith(f"buffer 'seen': {said}")
+    assert isinstance(errors[0], PartreduceError)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(), AllReduce(pace=2)], ids=lambda one: f"pace {one.pace}")
+def test_a_layer_that_one_worker_replaces_is_named_before_it_trains_on(ranks, strategy):
+    """Once all went on, that worker with a layer that nobody trained or averaged."""
+
+    def work(world):
+        layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        model, optimizer = wrapped(world, strategy, model=layers, timeout=20)
+        if world.rank == 1:
+            model[1] = torch.nn.Linear(2, 1)
+        try:
+            for _ in range(2):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+            optimizer.finish()
+        except InputError:
+            world.abandon()  # as the end of the script does, so that the other need not wait
+            raise
+
+    errors = ranks.run(2, work, catch=PartreduceError)
+    ranks.fresh()
+    assert str(errors[1]).startswith("model: parameter '1.weight' is not in the model of worker 1 any more")
+    assert "\n" not in str(errors[1])
     assert isinstance(errors[0], PartreduceError)
 
 

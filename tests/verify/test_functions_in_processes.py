@@ -13,8 +13,9 @@ import pytest
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.verify import Status
+from partreduce.verify.asked_function import ask
 from partreduce.verify.function_process import answers_in_processes
-from partreduce.verify.functions import prove_function, prove_function_file
+from partreduce.verify.functions import prove_function_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,21 +109,16 @@ def test_a_function_that_draws_lots_is_refuted(tmp_path):
     assert prove_function_file(written(tmp_path, source), Cluster.regular(1, 8), 16).proof.verdict is Status.REFUTED
 
 
-def test_both_ways_prove_the_same(tmp_path):
-    def f(worker, step, cluster):
-        return range(cluster.num_workers)
-
-    cluster = Cluster.parse("3,2")
-    there = prove_function_file(written(tmp_path, ALL), cluster, 2)
-    here = prove_function(f, cluster, 2, name="f")
-    assert there.schedule == here.schedule
-    assert there.proof.certificate == here.proof.certificate
-    assert "different hash seeds" in there.scope
+def test_two_processes_that_agree_prove_what_they_say(tmp_path):
+    found = prove_function_file(written(tmp_path, ALL), Cluster.parse("3,2"), 2)
+    assert found.proof.verdict is Status.PROVED
+    assert [found.schedule.phase(step)[0].members for step in range(2)] == [(0, 1, 2, 3, 4)] * 2
+    assert "different hash seeds" in found.scope
 
 
 def test_an_exit_in_this_process_is_a_sentence_too():
     with pytest.raises(InputError, match="SystemExit"):
-        prove_function(lambda w, s, c: sys.exit(0), Cluster.regular(1, 4), 1)
+        ask(lambda w, s, c: sys.exit(0), 0, 0, Cluster.regular(1, 4))
 
 
 FORGER = """

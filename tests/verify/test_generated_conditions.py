@@ -23,7 +23,6 @@ from partreduce.verify.generated import (
     convergence_conditions,
     groups_of_a_worker,
     inter_intra,
-    one_group,
     partition,
 )
 
@@ -58,9 +57,7 @@ def second(matrix):
 
 
 @pytest.mark.parametrize(("n", "g"), [(3, 2), (4, 2), (5, 2), (5, 3), (6, 3), (6, 4)])
-def test_closed_forms_of_one_group_and_of_a_partition(n, g):
-    ones = expectation(projection(n, [group]) for group in itertools.combinations(range(n), g))
-    assert second(ones) == pytest.approx(float(one_group(n, g)), abs=1e-12)
+def test_closed_form_of_a_partition(n, g):
     parts = expectation(projection(n, groups) for groups in divisions(range(n), g))
     assert second(parts) == pytest.approx(float(partition(n, g)), abs=1e-12)
 
@@ -214,7 +211,6 @@ def test_a_theorem_holds_if_it_contracts_and_nothing_stands_against_it():
 
 def test_a_partition_into_singletons_would_not_contract():
     """The check can say no: groups of 1 leave every worker where it is."""
-    assert one_group(5, 1) == 1
     assert not inter_intra(3, 2, 1).is_below_one
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.claims import facts_of
-from partreduce.graph_input import load_graph
+from partreduce.graph_input import load_gap_graph
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.graphs.hop import ring_based
@@ -73,7 +73,7 @@ def test_the_papers_settings_are_proved_and_confirmed(name):
         assert proof["mean-preserved"].status is Status.REFUTED
         assert proof["mean-preserved"].is_property
         assert proof["consensus"].status is (Status.REFUTED if gap.has_backup else Status.PROVED)
-    graph = load_graph("ring-based:16")
+    graph = load_gap_graph("ring-based:16")[0]
     found = gaps(graph, gap, max_states=0)
     assert facts["queues"]["update"] == [found.update_queue_capacity[v][u] for u, v in graph.edges]
     assert facts["gap-of-pairs"]["bound"] == max(bound for row in found.exact_bound for bound in row)

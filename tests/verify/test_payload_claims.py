@@ -18,7 +18,8 @@ from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, How, Late
 from partreduce.topo.strategies.axes import Codec, CodecScope, Form
-from partreduce.verify.codec_error import prove_codec_error, rounded_up
+from partreduce.verify.checker.facts.codec_error import FollowedSum, rounded_up
+from partreduce.verify.codec_error import prove_codec_error
 from partreduce.verify.equal_replicas import prove_equal_replicas
 from partreduce.verify.lag import prove_lag
 from partreduce.verify.memory import prove_memory
@@ -95,7 +96,9 @@ def test_errors_of_int8_are_two_or_three_roundings_of_half_a_step():
     "absolute", [Fraction(1, 2**150), Fraction(3, 2**150), Fraction(1), Fraction(65), Fraction(64)]
 )
 def test_bounds_are_rounded_up_to_simple_numbers(absolute):
-    relative, power = rounded_up(Fraction(1, 3), absolute)
+    found = FollowedSum()
+    found.relative, found.absolute = Fraction(1, 3), absolute
+    relative, power = map(Fraction, rounded_up(found))
     assert 0 <= relative - Fraction(1, 3) < Fraction(1, 2**32)
     assert relative * 2**32 == int(relative * 2**32)
     assert power >= absolute > power / 2

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,10 @@ from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from partreduce.topo.strategies.axes import Codec, Form, How
-from partreduce.verify import Status, checker, prove
-from partreduce.verify.asked_function import load_function
+from partreduce.verify import Status, checker, functions, prove
+from partreduce.verify.asked_function import ask, load_function
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.functions import prove_function
-from partreduce.verify.rounds import best_bound
+from partreduce.verify.checker.facts.rounds import least_rounds
 from partreduce.verify.spectral_gap import prove_gap
 
 CHECKER = Path(checker.__file__).parent
@@ -143,7 +143,7 @@ def test_the_bounds_settle_1562_of_the_1575_feasible_cases_and_never_exceed_a_co
     feasible = settled = naive = 0
     for n in range(2, 513):
         for g in range(2, 17):
-            least, bound = _least_factors(n, g), best_bound(n, g)
+            least, bound = _least_factors(n, g), least_rounds(n, g, plain_means=True)
             if max(prime_factors(n)) > g:
                 assert (bound["bound"], least) == ("prime-factor", None)
                 continue
@@ -228,6 +228,12 @@ def test_the_gaps_of_rings_agree_with_their_closed_form(n):
 
 
 # Functions
+
+
+def prove_function(function, cluster, period, name="function"):
+    """As `prove_function_file`, but asked here."""
+    steps = ([ask(function, worker, step, cluster) for worker in range(cluster.num_workers)] for step in count())
+    return functions._prove(steps, cluster, period, name, "")
 
 
 def ring_pairs(worker, step, cluster):

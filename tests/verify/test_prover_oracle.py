@@ -23,9 +23,9 @@ from partreduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases,
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
 from partreduce.verify.certificate import certificate_bytes
+from partreduce.verify.checker.facts.rounds import _p_adic_bound, least_rounds
 from partreduce.verify.exact_consensus import _by_labels, _draw_prime, _passes
 from partreduce.verify.prove import PROVERS, Prover
-from partreduce.verify.rounds import best_bound, p_adic_bound
 
 FACTORS = [1, 1, 1, 1, Fraction(1, 2), Fraction(4, 3), Fraction(7, 4), 0, 2, Fraction(5, 2), Fraction(-1, 2)]
 TAME = [1, 1, Fraction(1, 2), Fraction(4, 3), 0]
@@ -507,17 +507,20 @@ def test_the_p_adic_bound_is_the_least_number_of_sizes(g):
                         for sizes in combinations_with_replacement(range(1, g + 1), rounds)
                     )
                 )
-                assert p_adic_bound(n, g, p, power) == least
+                assert _p_adic_bound(n, g, p) == least
 
 
 def test_bounds_have_the_name_of_the_first_that_is_largest():
-    bounds = {(n, g): tuple(best_bound(n, g).values()) for n, g in [(8, 2), (7, 8), (8, 3), (9, 3), (10, 3), (3, 2)]}
+    bounds = {
+        (n, g): tuple(least_rounds(n, g, plain_means=True).values())
+        for n, g in [(8, 2), (7, 8), (8, 3), (9, 3), (10, 3), (3, 2)]
+    }
     assert bounds == {
         (8, 2): ("log", 3, 0), (7, 8): ("log", 1, 0), (8, 3): ("two-round", 3, 0), (9, 3): ("log", 2, 0),
         (10, 3): ("prime-factor", "never", 5), (3, 2): ("prime-factor", "never", 3),
     }  # fmt: skip
-    assert best_bound(7, 2, plain_means=False) == {"bound": "gossip-parity", "at_least": 4, "prime": 0}
-    assert best_bound(8, 3, plain_means=False) == {"bound": "log", "at_least": 2, "prime": 0}
+    assert least_rounds(7, 2, plain_means=False) == {"bound": "gossip-parity", "at_least": 4, "prime": 0}
+    assert least_rounds(8, 3, plain_means=False) == {"bound": "log", "at_least": 2, "prime": 0}
 
 
 def test_plain_means_of_groups_too_small_for_a_prime_never_arrive():

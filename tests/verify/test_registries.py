@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from partreduce.runtime.strategies import runnable_kinds
+from partreduce.runtime import strategies
 from partreduce.runtime.virtual_time.predict import ARRAYS
 from partreduce.runtime.virtual_time.simulate import PROTOCOLS
 from partreduce.topo.document.schedule import parse_schedule
@@ -21,7 +21,7 @@ EXAMPLES = [text.encode() for text in SCHEDULES.findall(PAGE)]
 
 def test_documents_provers_and_runners_know_the_same_kinds():
     assert set(PROVERS) == set(KINDS)
-    assert runnable_kinds() == set(KINDS)
+    assert {entry.kind.kind for entry in strategies._RUNNERS} == set(KINDS)
 
 
 def test_the_page_of_the_format_has_an_example_of_every_kind():

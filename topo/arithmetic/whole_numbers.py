@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from math import isqrt, prod
 
 
@@ -16,11 +15,6 @@ def prime_factors(number: int) -> tuple[int, ...]:
             rest //= divisor
         divisor += 1 if divisor == 2 else 2
     return (*factors, rest) if rest > 1 else tuple(factors)
-
-
-def prime_powers(number: int) -> dict[int, int]:
-    """Prime → exponent, primes ascending; {} for 1. O(√number)."""
-    return dict(Counter(prime_factors(number)))
 
 
 def smallest_prime_factor(number: int) -> int:
@@ -37,15 +31,6 @@ def divisors(number: int) -> list[int]:
     """All divisors, ascending. O(√number)."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
-
-
-def valuation(number: int, prime: int) -> int:
-    """The greatest e with prime^e dividing `number`, which is not 0."""
-    exponent = 0
-    while number % prime == 0:
-        number //= prime
-        exponent += 1
-    return exponent
 
 
 def ceil_log(number: int, base: int = 2) -> int:

@@ -14,13 +14,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from partreduce.topo.document.fraction import PATTERN, parse_fraction
+from partreduce.topo.document.fraction import PATTERN, dump_fraction, parse_fraction
 from partreduce.topo.document.place import child, shown
 from partreduce.topo.errors import DocumentError
 
@@ -65,6 +66,7 @@ def _printable(value: str) -> str:
 Exact = Annotated[
     Fraction,
     BeforeValidator(_exact),
+    PlainSerializer(dump_fraction),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": PATTERN}]}),
 ]
 """An integer or a fraction string."""

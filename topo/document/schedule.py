@@ -93,11 +93,7 @@ def schedule_of(raw: object) -> Schedule:
 
 
 def check_header(raw: object, name: str, version: int) -> None:
-    """Refuse other formats and other versions before anything else is looked at.
-
-    Raises:
-        DocumentError: as said.
-    """
+    """Refuse other formats and other versions before anything else is looked at."""
     if not isinstance(raw, dict):
         raise DocumentError("document", f'is {shown(raw)}; it must be an object with "format": "{name}"')
     if "format" in raw and raw["format"] != name:

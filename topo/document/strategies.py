@@ -25,6 +25,7 @@ from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.outer import Outer
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.strategies.routes import Route, Routes
@@ -132,10 +133,11 @@ def dump_strategy(strategy: Strategy) -> Raw:
 
 
 def _load_what(raw: object, place: str) -> Routes:
-    """Which tables go their own way; an object with a list of them."""
+    """Which tables go their own way, as an object with a list of them, and what is made of all else's mean."""
     if not isinstance(raw, dict):
         raise DocumentError(place, f'is {shown(raw)}; it must be an object such as {{"tables": []}}')
     _check_keys(raw, [field.name for field in fields(Routes)], place)
+    _check_keys(raw.get("outer"), [field.name for field in fields(Outer)], child(place, "outer"))
     tables = raw.get("tables")
     for index, table in enumerate(tables if isinstance(tables, list) else ()):
         _check_keys(table, [field.name for field in fields(Route)], f"{child(place, 'tables')}[{index}]")
@@ -228,7 +230,6 @@ def _described(value: type[Pipeline | Gap | Quorum]) -> dict[str, Any]:
 
 
 def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """An object that holds just this."""
     return {"additionalProperties": False, "properties": {name: schema}, "required": [name], "type": "object"}
 
 

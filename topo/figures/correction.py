@@ -118,11 +118,7 @@ def is_correctable(schedule: Schedule) -> bool:
 
 
 def refuse_schedule(schedule: Schedule) -> None:
-    """Refuse schedules for which the correction is not defined.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse schedules for which the correction is not defined."""
     strategy = schedule.strategy
     way_out = "use a static schedule, or allreduce with pace > 1, without overlap"
     if not schedule.is_phased or strategy.averages_gradients:
@@ -137,6 +133,10 @@ def refuse_schedule(schedule: Schedule) -> None:
         raise InputError(
             f"drift correction: in schedule {schedule.name!r} a quorum decides which progress a round has, for which "
             f"it is not derived; {way_out}"
+        )
+    if not strategy.what.outer.is_plain:
+        raise InputError(
+            f"drift correction: schedule {schedule.name!r} has outer steps, for which it is not derived; {way_out}"
         )
     if strategy.averaging is not Averaging.MEAN:
         raise InputError(f"drift correction: schedule {schedule.name!r} normalises steps; use plain means with it")

@@ -31,11 +31,7 @@ def weigh(graph: Graph, method: str = "metropolis") -> Round:
 
 
 def refuse_unknown(method: str) -> None:
-    """Refuse a name that no method has.
-
-    Raises:
-        ScheduleError: as said.
-    """
+    """Refuse a name that no method has."""
     if method not in METHODS:
         raise ScheduleError(f"weights: {method!r} is not one of {', '.join(METHODS)}")
 

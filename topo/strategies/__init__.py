@@ -27,6 +27,8 @@ from partreduce.topo.strategies.generated import Division as Division
 from partreduce.topo.strategies.generated import Generated as Generated
 from partreduce.topo.strategies.generated import InitiatorRule as InitiatorRule
 from partreduce.topo.strategies.neighbor import Neighbor as Neighbor
+from partreduce.topo.strategies.outer import Outer as Outer
+from partreduce.topo.strategies.outer import OuterOptimizer as OuterOptimizer
 from partreduce.topo.strategies.pairwise import Pairwise as Pairwise
 from partreduce.topo.strategies.quorum import Counting as Counting
 from partreduce.topo.strategies.quorum import MissedResults as MissedResults

@@ -19,7 +19,8 @@ class AllReduce(Phased):
     """Average over all workers once per round.
 
     With pace 1, in lockstep, in a pipeline or by a quorum, *gradients* are averaged before the step, which in lockstep
-    equals DDP for every optimizer; otherwise *parameters* are averaged after the last step of each round.
+    equals DDP for every optimizer; otherwise, and for outer steps, *parameters* are averaged after the last step of
+    each round.
     """
 
     kind: ClassVar[str] = "allreduce"
@@ -45,7 +46,7 @@ class AllReduce(Phased):
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
-        return self.steps_once and not self.mixes_late
+        return self.steps_once and not self.mixes_late and self.what.outer.is_plain
 
     @property
     def sends_layers(self) -> bool:

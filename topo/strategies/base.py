@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed, Count
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.round import MixingStep, Round
+from partreduce.topo.rule import RuleView
 from partreduce.topo.strategies.axes import LOCKSTEP, RING, Codec, Form, How, Late, Lockstep, Sending, When
 from partreduce.topo.strategies.routes import ALIKE, Routes
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.phase import Group, Phase
-    from partreduce.topo.round import MixingStep, Round
-    from partreduce.topo.rule import RuleView
 
 Pace = Count | tuple[Count, ...]
 """Steps per round: one number for all, or one per worker."""
@@ -63,6 +61,8 @@ class Strategy(Closed, ABC):
         if not isinstance(self.when, self.whens):
             raise ScheduleError(f"when: strategy {self.kind!r} has no {self.when.called}; leave it out")
         self.when.check()
+        if not self.what.outer.is_plain:
+            self._check_outer(cluster)
         self._check_lateness()
         if self.how.form not in self.forms:
             known = " or ".join(self.forms)
@@ -102,6 +102,18 @@ class Strategy(Closed, ABC):
                 "can be summed (a pipeline has when.pipeline.total for it), and parameters are averaged; leave it out"
             )
 
+    def _check_outer(self, cluster: Cluster) -> None:
+        if not isinstance(self.when, Lockstep):
+            raise ScheduleError(
+                f"what.outer: takes what workers moved until all meet, and when.{self.when.word} brings it later; "
+                "leave one of the two out"
+            )
+        if not self.has_round_of_all(cluster):
+            raise ScheduleError(
+                "what.outer: acts where all workers meet, so that they go on from one model, and strategy "
+                f"{self.kind!r} has no such round here; take allreduce, or static with a phase of one group of all"
+            )
+
     def refuses_tables(self) -> str:
         """Why no table may go a way of its own; empty where all workers take the same steps together."""
         if self.protocol:
@@ -120,11 +132,7 @@ class Strategy(Closed, ABC):
 
     @abstractmethod
     def check_kind(self, cluster: Cluster) -> None:
-        """The part of `check` that belongs to one kind.
-
-        Raises:
-            ScheduleError: as said there.
-        """
+        """The part of `check` that belongs to one kind."""
 
     def _check_pace(self, cluster: Cluster) -> None:
         paces = (self.pace,) if isinstance(self.pace, int) else self.pace
@@ -170,6 +178,10 @@ class Strategy(Closed, ABC):
     def averages_everyone(self) -> bool:
         """Whether every round averages over all workers."""
         return False
+
+    def has_round_of_all(self, cluster: Cluster) -> bool:  # noqa: ARG002 - some kinds look at their groups
+        """Whether some round of the period averages over all workers."""
+        return self.averages_everyone
 
     @property
     def needs_generator(self) -> bool:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Count, Rounds
 from partreduce.topo.strategies.axes import Form, Lockstep, When
 from partreduce.topo.strategies.base import Strategy
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 
 class Division(Choice):

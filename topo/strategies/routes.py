@@ -1,4 +1,4 @@
-"""Parallax's value of the *what* axis: tables of which a step touches few rows go their own way, beside all else.
+"""The *what* axis: tables of which a step touches few rows go their own way (Parallax); outer steps for the rest.
 
 Source: Kim et al., Parallax: automatic data-parallel training of deep neural networks, 2018 (arXiv 1808.02621), and
 EuroSys 2019.
@@ -12,6 +12,7 @@ from typing import ClassVar
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed, Count, Index, Title
 from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.outer import PLAIN, Outer
 
 
 class TableWay(Choice):
@@ -66,7 +67,7 @@ class Route(Closed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes(Closed):
-    """What travels apart from the strategy's own averaging, in every step and in lockstep.
+    """What travels apart from the strategy's own averaging, in every step and in lockstep; `outer` is for all else.
 
     `local_aggregation`: workers of one node first agree on each row that several of them touch, and it crosses to
     another node once. `average`: whether a table's gradient is the workers' mean, or their sum;
@@ -80,6 +81,7 @@ class Routes(Closed):
     local_aggregation: bool = True
     average: bool = True
     average_dense: bool = True
+    outer: Outer = PLAIN
 
     def __bool__(self) -> bool:
         """Whether anything travels apart."""
@@ -121,6 +123,7 @@ class Routes(Closed):
         Raises:
             ScheduleError: the place, the value and the rule.
         """
+        self.outer.check()
         default = Routes()
         for name in ("local_aggregation", "average", "average_dense"):
             if not self.tables and getattr(self, name) != getattr(default, name):

@@ -150,12 +150,15 @@ class Static(Phased):
         """Parameters need a round of all: what is rounded is what was added since everybody was equal."""
         if isinstance(self.when, Quorum):
             return "by a quorum workers are never equal at one time, so there is nothing to count from; leave it out"
-        if self.phases.average_everyone(cluster):
+        if self.has_round_of_all(cluster):
             return ""
         return (
             "only what workers added since they were all equal may be rounded, and no round of the period averages "
             "over all workers; add one, or leave it out"
         )
+
+    def has_round_of_all(self, cluster: Cluster) -> bool:
+        return self.phases.average_everyone(cluster)
 
     def check_kind(self, cluster: Cluster) -> None:
         """Refuse phases that do not fit the cluster; overlaps are left to `verify`.

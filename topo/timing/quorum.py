@@ -1,10 +1,6 @@
-"""What a quorum's rounds take without running them: order statistics of one round, and the balance of many.
+"""What a quorum's rounds take without running them: worker w computes for X_w seconds, and Q must have come.
 
-*One round from a common start* (`one_round`), as eager-SGD's Figure 9 measures it: worker w calls after X_w seconds,
-and the round starts when the Q-th has come, at the order statistic X_(Q): the smallest under solo; under majority X_(r)
-for a worker of rank r that is drawn evenly.
-
-*Many rounds*. Late gradients count for the next round, and whoever finds a result when it calls goes on at once. So a
+Late gradients count for the next round, and whoever finds a result when it calls goes on at once. So a
 worker brings at most one gradient to a round, and no more than it computes. Between two extremes:
 
 * *free* (`balance`): workers come independently of one another and hardly anybody waits. With T seconds from round to
@@ -37,15 +33,6 @@ HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class OneRound:
-    """Expected seconds to a round's end, seconds that a call waits for it on average, and workers in it."""
-
-    seconds: float
-    waiting: float
-    active: float
-
-
-@dataclass(frozen=True, slots=True)
 class ManyRounds:
     """Expected seconds from round to round, and gradients in each."""
 
@@ -64,26 +51,6 @@ def sampled(times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int 
         return times.fixed(num_workers)[None, :]
     rng = np.random.default_rng(seed)
     return np.concatenate([times.step_seconds(num_workers, step, rng) for step in range(steps)])
-
-
-def one_round(
-    calls: npt.NDArray[np.float64], setting: Quorum, *, word: float = 0.0, sum_seconds: float = 0.0
-) -> OneRound:
-    """A round for which all workers begin to compute at once. O(samples · n log n), under majority · n.
-
-    Args:
-        calls: when workers call, (samples, num_workers).
-        setting: who starts the round; its grace is left out.
-        word: seconds that word of the start, or of coming, is on its way; who calls meanwhile is in the round.
-        sum_seconds: of the sum.
-    """
-    found = []
-    for come in _starts(calls, setting):
-        start = come[:, None] + word  # (samples, 1)
-        waiting = np.maximum(start + sum_seconds - calls, 0.0).mean()  # who calls after the end has the result at once
-        found.append((start.mean() + sum_seconds, waiting, (calls <= start).sum(axis=1).mean()))
-    seconds, waiting, active = np.mean(found, axis=0).tolist()
-    return OneRound(seconds, waiting, active)
 
 
 def balance(

@@ -44,8 +44,7 @@ class Moments(NamedTuple):
 class Rounds:
     """Where all workers are, shape (..., num_workers); `next` takes them through a round.
 
-    `work` seconds of the operation, if any, fall on workers of a group behind its time on the wire. With
-    `skip_warm_up` the first round is the first one behind a pipeline's warm-up.
+    With `skip_warm_up` the first round is the first one behind a pipeline's warm-up.
     """
 
     def __init__(self, when: When, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
@@ -54,10 +53,9 @@ class Rounds:
         self._last_end: Floats = np.zeros(shape)
         self._under_way: deque[Floats] = deque()
 
-    def next(self, stage: Stage, compute: Floats, work: float = 0.0) -> Moments:
+    def next(self, stage: Stage, compute: Floats) -> Moments:
         """One round, with seconds of computing of shape (..., num_workers). O(workers) for each run."""
         start, computed = self.now, self.now + compute
-        extra = np.where(stage.cell_of >= 0, work, 0.0) if work else 0.0
         if not self.when.delays_gradients or self.count < self.when.warm_up:
             late = self.when.lag > 0 and not self.when.delays_gradients
             if late or stage.segments is None:
@@ -66,12 +64,12 @@ class Rounds:
             else:
                 begin = stage.ready(start + stage.first_ready(compute))
                 end = stage.ready(start + stage.before(compute))
-            self.now = np.maximum(computed, end) + extra
+            self.now = np.maximum(computed, end)
             self._last_end = self.now
         else:
             begin = stage.ready(np.maximum(start + stage.first_ready(compute), self._last_end))
             busy = stage.ready(self._last_end) + stage.duration()
-            end = np.maximum(stage.ready(start + stage.before(compute)) + stage.after(), busy) + extra
+            end = np.maximum(stage.ready(start + stage.before(compute)) + stage.after(), busy)
             self._last_end = end
             self._under_way.append(end)
             late_enough = len(self._under_way) > self.when.lag

@@ -41,13 +41,13 @@ class TableRounds:
     rounds: Rounds
     exchange: Exchange
 
-    def next(self, stage: Stage, steps: Floats, work: float = 0.0) -> Met:
+    def next(self, stage: Stage, steps: Floats) -> Met:
         """One round, with seconds of computing of each of its steps, shape (pace, num_workers)."""
         before = self.rounds.now
         self.rounds.now = np.full_like(before, before.max())
         longest = steps.max(axis=1)
         spent = float(longest.sum()) + len(steps) * self.exchange.seconds
-        moments = self.rounds.next(stage, np.full_like(before, spent), work)
+        moments = self.rounds.next(stage, np.full_like(before, spent))
         waited = before.max() - before + (longest[:, None] - steps).sum(axis=0)
         return Met(moments._replace(start=before), waited)
 
@@ -70,11 +70,7 @@ def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, To
 
 
 def check_names(schedule: Schedule, touched: Mapping[str, Touched] | None) -> None:
-    """Refuse tables that the schedule does not have.
-
-    Raises:
-        InputError: as said.
-    """
+    """Refuse tables that the schedule does not have."""
     for name in touched or {}:
         if schedule.route_of(name) is None:
             known = ", ".join(repr(route.parameter) for route in schedule.routes.tables) or "none"

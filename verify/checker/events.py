@@ -10,7 +10,7 @@ are the definition of docs/gaps.md, and what the program is assumed to obey:
 | send v | every v | enter v | 1 | 0 |
 | reduce v | every v | send v | 0 | 0 |
 | enter v | every v | reduce v | 0 | 0 |
-| reduce v | every v with backup < number of in-neighbours | send u, all in-neighbours u | staleness | backup of v |
+| reduce v | every v | send u, all in-neighbours u | staleness | backup of v |
 | send u (NOTIFY-ACK) | every edge (u, v) | reduce v | 1 | 0 |
 | enter u (token queues) | every edge (u, v) | enter v | max_ig ≥ 1 | 0 |
 
@@ -25,11 +25,11 @@ that have happened least often take the first in this order: nothing that it wai
 
 **How far ahead.** Let D(x) ≥ 0 be defined for some events x, with D(enter j) = 0, and let every other such D(x) be the
 smallest, over the needs of x, of the (spare+1)-th smallest D(y) + tokens over the sources y, those without a D being
-infinite. *Theorem:* N(x) ≤ N(enter j) + D(x) at every instant. It holds at the start, where all counts are 0. An event
-at j's enter raises the right side only. When x happens, one of the spare + 1 sources y of that need with D(y) + tokens
-≤ D(x) is not spared, so N(x) ≤ N(y) + tokens ≤ N(enter j) + D(y) + tokens ≤ N(enter j) + D(x). Such a D is what a
-search gives that settles the nearest event first, wherever it ends: all sources of a need carry the same tokens, so
-the (spare+1)-th of them to settle is the one that lets the event happen.
+infinite, and infinite where there are not so many. *Theorem:* N(x) ≤ N(enter j) + D(x) at every instant. It holds at
+the start, where all counts are 0. An event at j's enter raises the right side only. When x happens, one of the spare +
+1 sources y of that need with D(y) + tokens ≤ D(x) is not spared, so N(x) ≤ N(y) + tokens ≤ N(enter j) + D(y) + tokens ≤
+N(enter j) + D(x). Such a D is what a search gives that settles the nearest event first, wherever it ends: all sources
+of a need carry the same tokens, so the (spare+1)-th of them to settle is the one that lets the event happen.
 
 **It is attained.** Hold j in round 0 and let everybody else run until nothing moves. The counts X then solve the same
 equations, which have one solution: of the events with X(x) < D(x) take one with the smallest count and, among those,
@@ -84,8 +84,7 @@ class EventGraph:
             if max_ig is not None:
                 self._add(u, [v], tokens=max_ig)
         for v, spare in enumerate(backups):
-            if spare < len(senders[v]):
-                self._add(2 * n + v, senders[v], tokens=staleness, spare=spare)
+            self._add(2 * n + v, senders[v], tokens=staleness, spare=spare)
 
     def _add(self, event: int, sources: Sequence[int], *, tokens: int, spare: int = 0) -> None:
         for source in sources:

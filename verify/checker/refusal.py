@@ -54,7 +54,7 @@ def confirm(condition: object, place: str, value: object, expected: object) -> N
         Refusal: it does not.
     """
     if not condition:
-        shown = json.dumps(value, default=str)[:120]
+        shown = json.dumps(value)[:120]
         raise Refusal(f"{place} is {shown}; expected {str(expected)[:200]}", REFUTED)
 
 

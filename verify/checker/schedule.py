@@ -22,7 +22,7 @@ from .axes import HOW, read_how, read_when
 from .kept_gap import event_graph, require_fit
 from .quorum import require_in_groups
 from .refusal import require
-from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text
+from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text, shortest
 from .tables import Tables, read_what
 
 if TYPE_CHECKING:
@@ -246,6 +246,9 @@ def read_schedule(document: object) -> Schedule:
         is_fixed = schedule.form == "graph" and len(schedule.rounds) == 1 and has_one_pace
         require(is_fixed, "strategy.when.gap", "goes with 1 weighted graph, and 1 pace for all")
         require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
+    is_lockstep = not (schedule.is_late or schedule.quorum)  # graphs have no such round, a pipeline averages gradients
+    may_step = schedule.tables.outer.is_plain or (schedule.averages_of_all() and is_lockstep)
+    require(may_step, "strategy.what.outer", "acts where a round of the period averages over all workers, in lockstep")
     may_round = schedule.how["codec"] == "none" or schedule.averages_of_all()
     require(may_round, "strategy.how.codec", "parameters are rounded where a round of the period averages over all")
     return schedule
@@ -319,13 +322,14 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
     as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
     is_late, pipeline, gap, quorum = read_when(raw, cluster.num_workers)
-    averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late
+    tables = read_what(raw, cluster.num_workers)
+    is_plain = tables.outer.is_plain
+    averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late and is_plain
     fits = averages_gradients or not (pipeline or (quorum and raw["kind"] != "static"))
     require(fits, "strategy.when", "goes with allreduce at pace 1, a quorum with static as well")
     how = read_how(raw, averages_gradients=averages_gradients)
     is_whole = how["codec"] == "none" and how["sending"] == "whole"
     require(quorum is None or is_whole, "strategy.how", "what a quorum sums goes as it is, when it is whole")
-    tables = read_what(raw, cluster.num_workers)
     has_common_steps = gap is None and quorum is None and len(set(paces)) == 1
     require(has_common_steps or not tables.listed, "strategy.what", "tables are exchanged in steps that all share")
     prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
@@ -380,7 +384,7 @@ def _read_relax(item: dict[str, Any], place: str) -> Fraction:
     relax = as_number(item.pop("relax", 1), place)
     if relax == 1:
         return PLAIN
-    item["relax"] = _shortest(relax)
+    item["relax"] = shortest(relax)
     return relax
 
 
@@ -397,15 +401,10 @@ def _read_edges(raw: object, num_workers: int, place: str) -> list[Edge]:
     require(len({edge[:2] for edge in edges}) == len(edges), place, "an edge is given twice")
     require(all(edge.target != edge.source for edge in edges), place, "an edge joins a worker to itself")
     _require_common_denominator([edge.weight for edge in edges], place)
-    shortest = [_shortest(edge.weight) for edge in edges]
+    spelled = [shortest(edge.weight) for edge in edges]
     given["edges"] = [[edge.source, edge.target] for edge in edges]
-    given["weights"] = shortest[0] if len(set(shortest)) == 1 else shortest
+    given["weights"] = spelled[0] if len(set(spelled)) == 1 else spelled
     return edges
-
-
-def _shortest(value: Fraction) -> int | str:
-    """The canonical spelling of an exact number."""
-    return value.numerator if value.denominator == 1 and abs(value.numerator) < 2**53 else str(value)
 
 
 def _require_common_denominator(values: Iterable[Fraction], place: str) -> None:

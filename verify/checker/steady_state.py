@@ -89,7 +89,7 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
             for node, digits in enumerate(nodes):
                 kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
                 members.setdefault(kept, []).extend(node * width + rank for rank in block.members)
-            groups += [Average(group, (), block.relax) for group in members.values() if len(group) > 1]
+            groups += [Average(group, (), block.relax) for group in members.values()]
         phases.append(groups)
     return replace(schedule, form="groups", radices=[], phases=phases)
 

@@ -94,13 +94,18 @@ def as_number(value: object, place: str) -> Fraction:
         return Fraction(value)
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,64}(/\d{1,64})?", value, re.ASCII):
         numerator, _, denominator = value.partition("/")
-        if int(denominator or 1) != 0:
-            return Fraction(int(numerator), int(denominator or 1))
+        if parts := int(denominator or 1):
+            return Fraction(int(numerator), parts)
     raise Refusal(f"{place}: must be an integer or a fraction such as 4/3", UNREADABLE)
+
+
+def shortest(value: Fraction) -> int | str:
+    """The canonical spelling of an exact number."""
+    return value.numerator if value.denominator == 1 and abs(value.numerator) < 2**53 else str(value)
 
 
 def as_fraction(value: object, place: str) -> Fraction:
     """An exact number of a certificate: a text such as "4/3" in lowest terms, so that each number has one spelling."""
-    well_formed = isinstance(value, str) and re.fullmatch(r"-?\d{1,4000}(/[1-9]\d{0,3999})?", value, re.ASCII)
+    well_formed = isinstance(value, str) and re.fullmatch(r"-?\d{1,4000}(/[1-9]\d{0,3999})?", value)
     confirm(well_formed and str(Fraction(str(value))) == value, place, value, "a fraction string in lowest terms")
     return Fraction(str(value))

@@ -4,14 +4,17 @@ Way `sharded`: row r of a table lies in part r mod `partitions`, and part p on t
 workers are hosts where none is named, and there are as many parts as hosts where no number is. Every worker holds a
 whole table of way `gather`, and so of way `dense`, which goes by the strategy's own averages as everything else does.
 `codec` says what the numbers of rows are rounded to where they cross, handed out or brought back as gradients.
+
+`outer` says what a mean over all workers becomes before they go on from it.
 """
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .refusal import require
-from .strict_json import as_choice, as_integer, as_integers, as_list, as_object, as_text
+from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text, shortest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +23,7 @@ LIMIT = 2**31
 """No number of rows, columns or parts reaches this."""
 
 DEFAULTS: dict[str, object] = {"tables": [], "local_aggregation": True, "average": True, "average_dense": True}
+OUTER: dict[str, object] = {"optimizer": "sgd", "lr": 1, "momentum": 0, "nesterov": False}
 TABLE: dict[str, object] = {"way": "sharded", "gradient": "dense", "hosts": [], "partitions": None, "codec": "none"}
 ELEMENT = {"none": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 """Bytes of a number as it travels."""
@@ -50,11 +54,24 @@ class Table(NamedTuple):
         return each * _numbers(self.partitions, place, len(self.hosts)) + _numbers(left, place, len(self.hosts))
 
 
+class Outer(NamedTuple):
+    """An outer step: with lr 1 and no momentum the mean itself is the next model."""
+
+    lr: Fraction = Fraction(1)
+    momentum: Fraction = Fraction(0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it changes nothing."""
+        return self == Outer()
+
+
 class Tables(NamedTuple):
     """All tables in the order in which they are exchanged; `is_local` where the workers of a node agree first."""
 
     listed: list[Table]
     is_local: bool
+    outer: Outer = Outer()
 
     def by(self, way: str) -> list[Table]:
         """Those that go this way."""
@@ -69,7 +86,8 @@ def _numbers(below: int, place: int, modulus: int) -> int:
 def read_what(strategy: dict[str, Any], num_workers: int) -> Tables:
     """A closed object; members that equal their default are left out of it, in place."""
     place = "strategy.what"
-    members = as_object(strategy.setdefault("what", {}), place, (), DEFAULTS)
+    members = as_object(strategy.setdefault("what", {}), place, (), (*DEFAULTS, "outer"))
+    outer = _read_outer(members, f"{place}.outer")
     is_local = members.get("local_aggregation", True)
     as_choice(is_local, f"{place}.local_aggregation", (False, True))
     for name in ("average", "average_dense"):
@@ -79,10 +97,27 @@ def read_what(strategy: dict[str, Any], num_workers: int) -> Tables:
     names = [table.parameter for table in listed]
     require(len(set(names)) == len(names), f"{place}.tables", "a parameter has one route")
     _drop_defaults(members, DEFAULTS)
-    require(listed or not members, place, "settings are for tables, and there is none")
+    require(listed or set(members) <= {"outer"}, place, "settings are for tables, and there is none")
     if not members:
         del strategy["what"]
-    return Tables(listed, bool(is_local))
+    return Tables(listed, bool(is_local), outer)
+
+
+def _read_outer(what: dict[str, Any], place: str) -> Outer:
+    """A closed object; what equals its default is left out, in place."""
+    members = as_object(what.get("outer", {}), place, (), OUTER)
+    as_choice(members.get("optimizer", "sgd"), f"{place}.optimizer", ("sgd",))
+    as_choice(members.get("nesterov", False), f"{place}.nesterov", (False, True))
+    numbers = {name: as_number(members.get(name, OUTER[name]), f"{place}.{name}") for name in ("lr", "momentum")}
+    require(numbers["lr"] > 0, f"{place}.lr", "above 0")
+    require(0 <= numbers["momentum"] < 1, f"{place}.momentum", "at least 0 and below 1")
+    has_momentum = numbers["momentum"] > 0 or not members.get("nesterov", False)
+    require(has_momentum, f"{place}.nesterov", "goes with a momentum")
+    members |= {name: shortest(numbers[name]) for name in numbers if name in members}
+    _drop_defaults(members, OUTER)
+    if not members:
+        what.pop("outer", None)
+    return Outer(**numbers)
 
 
 def _read_table(raw: object, num_workers: int, place: str) -> Table:

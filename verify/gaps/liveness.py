@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from partreduce.verify.gaps.event_graph import EventGraph
+from partreduce.verify.gaps.event_graph import EventGraph
 
 
 def dead_cycle(events: EventGraph) -> tuple[int, ...] | None:

@@ -8,17 +8,13 @@ read off the graph as the search reaches them (they are those of `event_graph`).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from partreduce.schedulers.protocols.digraph import Digraph
-    from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.gaps.paper import Length
+from partreduce.topo.strategies.gap import Gap
+from partreduce.verify.gaps.paper import Length
 
 ENTER, SEND, REDUCE = range(3)
 Event = tuple[int, int]

@@ -23,15 +23,12 @@ to a step for whose last reduce enough in-neighbours can have sent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partreduce.schedulers.protocols.digraph import Digraph
-    from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.gaps.paper import Length, Matrix
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.strategies.gap import Gap
+from partreduce.verify.gaps.paper import Length, Matrix
 
 
 def longest_skips(graph: Digraph, setting: Gap, bounds: Matrix) -> tuple[int, ...]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.schedulers.protocols.base import Describing, Note, Received, Send
+from partreduce.verify.search.breadth import Breadth
+from partreduce.verify.search.system import Label, State, System
 from partreduce.verify.search.view import View
-
-if TYPE_CHECKING:
-    from partreduce.verify.search.breadth import Breadth
-    from partreduce.verify.search.system import Label, State, System
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,6 @@ class Trace:
     loop: int | None = None
 
     def __str__(self) -> str:
-        """One line per step, then the end."""
         lines = []
         for number, step in enumerate(self.steps, start=1):
             if self.loop == number - 1:

@@ -7,7 +7,7 @@ which workers share a node.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.papers.tables.models import Batch
+    from benchmarks.papers.tables.models import Batch, Language
     from partreduce.runtime.transport.communicators import Communicator
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # what is said by itself, with a warning, where nobody says it
@@ -24,34 +24,21 @@ Optimizer = Callable[[list[nn.Parameter], bool], torch.optim.Optimizer]
 """Makes an optimizer of parameters, which are tables or not."""
 
 
-class Model(Protocol):
-    """A model with tables."""
-
-    def tables(self) -> dict[str, nn.Parameter]:
-        """By their names in the model."""
-
-    def dense(self) -> list[nn.Parameter]:
-        """All other parameters."""
-
-    def touched(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The distinct rows of each table that a batch reads, ascending."""
-
-
 class Servers:
     """TF-PS: all parameters lie on servers; a worker fetches what its step reads and sends its gradients back.
 
     A host of parameters is a worker that also serves. Tables are cut: row r lies on host r mod hosts. Dense parameters
-    are dealt `whole`, each to the next host in turn, as TensorFlow's `replica_device_setter` does, or cut evenly.
-    Optimizers run where the parameters lie.
+    are dealt whole, each to the next host in turn, as TensorFlow's `replica_device_setter` does. Optimizers run where
+    the parameters lie.
     """
 
-    def __init__(
-        self, group: Communicator, model: Model, optimizer: Optimizer, hosts: Sequence[int], *, whole: bool = True
-    ) -> None:
+    def __init__(self, group: Communicator, model: Language, optimizer: Optimizer, hosts: Sequence[int]) -> None:
         self.group, self.model, self.hosts = group, model, list(hosts)
         self.place = self.hosts.index(group.place) if group.place in self.hosts else None
-        self.flat = torch.cat([p.detach().flatten() for p in model.dense()])
-        self.pieces = self._whole() if whole else [*self.flat.tensor_split(len(self.hosts))]
+        dealt = [model.dense()[place :: len(self.hosts)] for place in range(len(self.hosts))]
+        self.order = [p for share in dealt for p in share]
+        self.flat = torch.cat([p.detach().flatten() for p in self.order])
+        self.pieces = self.flat.split([sum(p.numel() for p in share) for share in dealt])
         self.lengths = [0] * group.size
         for host, piece in zip(self.hosts, self.pieces, strict=True):
             self.lengths[host] = len(piece)
@@ -67,19 +54,12 @@ class Servers:
             self.optimizers = [optimizer([piece], False), optimizer(list(rows.values()), True)]
         self._asked: dict[str, tuple[torch.Tensor, list[int], torch.Tensor, list[int]]] = {}
 
-    def _whole(self) -> list[torch.Tensor]:
-        """What each host has of the dense parameters, those dealt in turn; `flat` in that order from now on."""
-        dealt = [self.model.dense()[place :: len(self.hosts)] for place in range(len(self.hosts))]
-        self.order = [p for share in dealt for p in share]
-        self.flat = torch.cat([p.detach().flatten() for p in self.order])
-        return list(self.flat.split([sum(p.numel() for p in share) for share in dealt]))
-
     def before(self, batch: Batch) -> None:
         """Fetch the dense parameters and the rows that the batch reads."""
         rest = torch.empty_like(self.flat)
         mine = self.own[""].detach().repeat(self.group.size) if self.place is not None else self.flat[:0]
         self.group.all_to_all(rest, mine, self.lengths, [len(mine) // self.group.size] * self.group.size).wait()
-        for parameter, values in zip(self._ordered(), rest.split([p.numel() for p in self._ordered()]), strict=True):
+        for parameter, values in zip(self.order, rest.split([p.numel() for p in self.order]), strict=True):
             parameter.data.copy_(values.view_as(parameter))
         for name, rows in self.model.touched(batch).items():
             table = self.model.tables()[name]
@@ -97,7 +77,7 @@ class Servers:
     def step(self) -> None:
         """Send gradients to where the parameters lie, and let their optimizers step with the means."""
         size = self.group.size
-        gradient = torch.cat([_grad(p).flatten() for p in self._ordered()])
+        gradient = torch.cat([_grad(p).flatten() for p in self.order])
         own = len(self.own[""]) if self.place is not None else 0
         came = torch.empty(size * own)
         self.group.all_to_all(came, gradient, [own] * size, self.lengths).wait()
@@ -118,9 +98,6 @@ class Servers:
             table.grad = None
         for optimizer in self.optimizers:
             optimizer.step()
-
-    def _ordered(self) -> list[nn.Parameter]:
-        return getattr(self, "order", self.model.dense())
 
     def _by_host(self, counts: list[int]) -> list[int]:
         """Counts by worker of counts by host."""
@@ -151,7 +128,7 @@ class Servers:
 class Gathered:
     """Horovod: dense gradients by a ring all-reduce; of tables everybody gets everybody's touched rows."""
 
-    def __init__(self, group: Communicator, model: Model, optimizer: Optimizer) -> None:
+    def __init__(self, group: Communicator, model: Language, optimizer: Optimizer) -> None:
         self.group, self.model = group, model
         self.optimizers = [optimizer(model.dense(), False), optimizer(list(model.tables().values()), True)]
 

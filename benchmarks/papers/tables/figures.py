@@ -17,7 +17,7 @@ from benchmarks.papers.tables.sessions import (
     HYBRID_LOCAL,
     PLANNED,
 )
-from benchmarks.papers.tables.ways import BASELINES, DENSE, HOROVOD, TF_PS, TF_PS_CUT
+from benchmarks.papers.tables.ways import HOROVOD, TF_PS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,18 +26,16 @@ if TYPE_CHECKING:
 
     Paper = float | tuple[float, float] | None
 
-TARGETS = {"language": 6.5, "clicks": 0.59}
-"""Losses over samples that nobody trains on, that some 30 steps reach."""
+TARGET = 6.5
+"""The loss over samples that nobody trains on, that some 30 steps reach."""
 WORDS = {
     TF_PS: "TF-PS",
-    TF_PS_CUT: "TF-PS, dense parameters cut evenly",
     HOROVOD: "Horovod",
     GATHER: "gather",
     GATHER_LOCAL: "gather + local aggregation",
     HYBRID: "hybrid",
     HYBRID_LOCAL: "hybrid + local aggregation",
     HYBRID_CODED: "hybrid + local aggregation, rows in float16",
-    DENSE: "all-reduce of everything",
     PLANNED: "planner's choice",
     COMPOSED: "planner's choice, dense part by its own schedule",
     COMPOSED_CODED: "planner's choice, dense part by its own schedule, rows in float16",
@@ -58,8 +56,6 @@ OWN = "Dense part by the planner's own schedule, over plain hybrid"
 CHOICE = "Planner's choice: speed over the best contestant's"
 ROUTES = "Planner's choice: speed over that of the best routes by hand"
 WITHIN = "Settings whose choice is within 5 % of the best"
-SWEEP = "Sweep: milliseconds per step, by the share of a table that a worker touches"
-SWEEP_BYTES = "Sweep, bytes: megabytes out of a node's card in a step"
 TOUCHED = "Share of a table's rows that a step touches"
 
 PAPER_PS = {HYBRID: 1.11, HYBRID_LOCAL: 2.49, PLANNED: 2.73}
@@ -71,10 +67,7 @@ PAPER_MPI = {PLANNED: 7.1}
 def rows(found: Found) -> Iterator[Row]:
     """All that one session says."""
     where = found.session.name.split(LATER)[0]
-    if found.session.task.startswith("sweep"):
-        yield from _sweep_rows(where, found)
-        return
-    if found.session.judge:
+    if found.session.target is not None:
         yield from _loss_rows(where, found)
         return
     yield from _speed_rows(where, found)
@@ -104,19 +97,18 @@ def _speed_rows(where: str, found: Found) -> Iterator[Row]:
         yield _bytes_row(BYTES, setting, found, way)
     for figure, theirs, papers in ((OVER_PS, TF_PS, PAPER_PS), (OVER_MPI, HOROVOD, PAPER_MPI)):
         for way, ours in seconds.items():
-            if theirs in seconds and way not in (theirs, TF_PS_CUT):
-                paper = papers.get(way) if found.session.task == "language" else None
-                fields = {"figure": figure, "setting": f"{where}: {WORDS[way]}", "paper": paper}
+            if theirs in seconds and way != theirs:
+                fields = {"figure": figure, "setting": f"{where}: {WORDS[way]}", "paper": papers.get(way)}
                 yield ratio(seconds[theirs], ours, predicted=guess[theirs] / guess[way], **fields)
     yield from _between(where, found, seconds)
 
 
 def _between(where: str, found: Found, seconds: dict[str, list[float]]) -> Iterator[Row]:
     """Ways of ours among themselves and beside the better of the two systems."""
-    guess, is_language = found.predicted, found.session.task == "language"
+    guess = found.predicted
 
     def over(figure: str, words: str, theirs: str, ours: str, paper: Paper = None) -> Row:
-        fields = {"figure": figure, "setting": f"{where}: {words}", "paper": paper if is_language else None}
+        fields = {"figure": figure, "setting": f"{where}: {words}", "paper": paper}
         return ratio(seconds[theirs], seconds[ours], predicted=guess[theirs] / guess[ours], **fields)
 
     both = [way for way in (TF_PS, HOROVOD) if way in seconds]
@@ -140,27 +132,16 @@ def _between(where: str, found: Found, seconds: dict[str, list[float]]) -> Itera
 
 def _choice(where: str, seconds: dict[str, list[float]]) -> Iterator[Row]:
     """The best contestant's seconds over the choice's, 1 where the choice is the best; and the best route's."""
-    for figure, left_out in ((CHOICE, (PLANNED, *INEXACT)), (ROUTES, (PLANNED, *INEXACT, *BASELINES))):
+    for figure, left_out in ((CHOICE, (PLANNED, *INEXACT)), (ROUTES, (PLANNED, *INEXACT, TF_PS, HOROVOD))):
         others = [taken for way, taken in seconds.items() if way not in left_out]
         if PLANNED in seconds and others:
             yield ratio(min(others, key=median), seconds[PLANNED], figure=figure, setting=where, aim=0.95)
 
 
-def _sweep_rows(where: str, found: Found) -> Iterator[Row]:
-    seconds = _step_seconds(found)
-    for way, taken in seconds.items():
-        setting = f"{where.removeprefix('sweep, ')}: {WORDS[way]}"
-        ms = [1e3 * one for one in taken]
-        yield value(ms, figure=SWEEP, setting=setting, unit="milliseconds", predicted=1e3 * found.predicted[way])
-        if way != PLANNED:
-            yield _bytes_row(SWEEP_BYTES, setting, found, way)
-    yield from _choice(where, seconds)
-
-
 def _loss_rows(where: str, found: Found) -> Iterator[Row]:
     """Seconds and steps to the loss; of exact ways that did not come so far, another's steps times their own step."""
-    target, made = TARGETS[found.session.task], {}
-    reached = {way: at for way in found.session.ways if (at := found.reached(way, target)) is not None}
+    made: dict[str, Row] = {}
+    reached = {way: at for way in found.session.ways if (at := found.reached(way, TARGET)) is not None}
     exact = [at[0] for way, at in reached.items() if way in EXACT]
     for way in found.session.ways:
         setting = f"{where}: {WORDS[way]}"
@@ -177,7 +158,7 @@ def _loss_rows(where: str, found: Found) -> Iterator[Row]:
             if way in made and theirs in made:
                 yield replace(
                     ratio([made[theirs].measured], [made[way].measured], figure=figure, setting=made[way].setting),
-                    paper=paper if found.session.task == "language" else None,
+                    paper=paper,
                     derived=made[theirs].derived or made[way].derived,
                     predicted=found.predicted[theirs] / found.predicted[way] if way in EXACT else None,
                 )
@@ -192,7 +173,7 @@ def _loss_rows(where: str, found: Found) -> Iterator[Row]:
 
 
 def curves(found: Found) -> Iterator[Curve]:
-    if not found.session.judge:
+    if found.session.target is None:
         return
     where = found.session.name.split(LATER)[0].replace(", ", " ")
     for way in found.session.ways:

@@ -1,24 +1,19 @@
-"""What the lab's workers train beside Parallax's tables: a language model with two of them, and a model of clicks.
+"""What the lab's workers train beside Parallax's tables: a language model with two of them.
 
-A batch is a function of (task, seed, step, worker), so that every way of exchanging tables sees the same, and so does
+A batch is a function of (seed, step, worker), so that every way of exchanging tables sees the same, and so does
 one device that takes all workers' batches at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.papers.tables.clicks import EACH, FIELDS, Clicks
-from benchmarks.papers.tables.text import WORDS, text
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from benchmarks.papers.tables.text import WORDS
 
 BEFORE = 3
 """Words that stand before the one to be told."""
@@ -40,34 +35,8 @@ class Batch:
     labels: torch.Tensor
     drawn: torch.Tensor
 
-    @property
-    def items(self) -> int:
-        """Words, or impressions."""
-        return len(self.labels)
 
-
-class WithTables(nn.Module):
-    """A model whose embeddings are tables."""
-
-    def tables(self) -> dict[str, nn.Parameter]:
-        """By the names of their parameters in the model."""
-        return {f"{name}.weight": module.weight for name, module in self.named_modules() if _is_table(module)}
-
-    def dense(self) -> list[nn.Parameter]:
-        """All other parameters."""
-        of_tables = {id(parameter) for parameter in self.tables().values()}
-        return [parameter for parameter in self.parameters() if id(parameter) not in of_tables]
-
-    def touched(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The distinct rows of each table that a batch reads, ascending."""
-        raise NotImplementedError
-
-
-def _is_table(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
-
-
-class Language(WithTables):
+class Language(nn.Module):
     """The next word from the three before it; loss by words drawn as often as their rank says (sampled softmax).
 
     `encoder` and `decoder` are the tables, (40,000, 128) each; the rest are 49,376 numbers, 0.2 MB: about half
@@ -84,8 +53,16 @@ class Language(WithTables):
             self.decoder.weight.mul_(0.1)
         self.inner = nn.Sequential(nn.Linear(BEFORE * COLUMNS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, COLUMNS))
 
+    def tables(self) -> dict[str, nn.Parameter]:
+        """By the names of their parameters in the model."""
+        return {"encoder.weight": self.encoder.weight, "decoder.weight": self.decoder.weight}
+
+    def dense(self) -> list[nn.Parameter]:
+        """All other parameters."""
+        return list(self.inner.parameters())
+
     def touched(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Words before, and words that may come next."""
+        """The distinct rows of each table that a batch reads, ascending: words before, and words that may come next."""
         after = torch.cat([batch.labels, batch.drawn])
         return {"encoder.weight": batch.inputs.unique(), "decoder.weight": after.unique()}
 
@@ -94,7 +71,7 @@ class Language(WithTables):
         before = self.encoder(batch.inputs).flatten(1)  # (count, 3 * 128)
         guess = self.inner(before)  # (count, 128)
         rows = self.decoder(torch.cat([batch.labels, batch.drawn]))  # (count + drawn, 128)
-        count = batch.items
+        count = len(batch.labels)
         right = (guess * rows[:count]).sum(1, keepdim=True) - _log_share(batch.labels)[:, None]
         wrong = guess @ rows[count:].T - _log_share(batch.drawn)  # (count, drawn)
         wrong = wrong.masked_fill(batch.drawn == batch.labels[:, None], -1e9)
@@ -111,11 +88,6 @@ class LanguageData:
 
     def __init__(self, codes: np.ndarray) -> None:
         self.codes = codes
-
-    @classmethod
-    def write(cls, path: Path) -> None:
-        """The text as one file."""
-        np.save(path, text())
 
     def batch(self, seed: int, step: int, worker: int, size: int = BATCH) -> Batch:
         """Windows at random places of the text that are not held out."""
@@ -138,50 +110,3 @@ def _drawn(seed: tuple[int, ...], count: int) -> np.ndarray:
     """Words by their rank, the k-th as often as `_log_share` says, each once."""
     draw = np.random.default_rng(seed).random(2 * count)
     return np.unique(np.exp(draw * np.log(WORDS + 1.0)).astype(np.int64) - 1)[:count]
-
-
-CLICK_COLUMNS = 64
-CLICK_BATCH = 96
-
-
-class ClickModel(WithTables):
-    """Wide and deep: a weight for every feature, and a network over what it learns of each."""
-
-    def __init__(self, *, sparse: bool, seed: int = 0) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        rows = FIELDS * EACH
-        self.wide = nn.EmbeddingBag(rows, 1, mode="sum", sparse=sparse)
-        self.deep = nn.Embedding(rows, CLICK_COLUMNS, sparse=sparse)
-        with torch.no_grad():
-            self.wide.weight.zero_()
-            self.deep.weight.mul_(0.1)
-        self.inner = nn.Sequential(nn.Linear(FIELDS * CLICK_COLUMNS, 64), nn.ReLU(), nn.Linear(64, 1))
-
-    def touched(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The same in both."""
-        rows = batch.inputs.unique()
-        return {"wide.weight": rows, "deep.weight": rows}
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """The log loss of a batch."""
-        score = self.wide(batch.inputs) + self.inner(self.deep(batch.inputs).flatten(1))  # (count, 1)
-        return functional.binary_cross_entropy_with_logits(score[:, 0], batch.labels)
-
-
-class ClickData:
-    """Batches of clicks."""
-
-    def __init__(self) -> None:
-        self.world = Clicks()
-
-    def batch(self, seed: int, step: int, worker: int, size: int = CLICK_BATCH) -> Batch:
-        """Fresh impressions."""
-        return self._of(*self.world.draw((seed, step, worker), size))
-
-    def judged(self, worker: int, size: int) -> Batch:
-        """Impressions that nobody trains on."""
-        return self._of(*self.world.draw((98, worker), size))
-
-    def _of(self, features: np.ndarray, clicks: np.ndarray) -> Batch:
-        return Batch(torch.from_numpy(features), torch.from_numpy(clicks), torch.empty(0, dtype=torch.long))

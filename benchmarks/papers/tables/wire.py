@@ -19,13 +19,13 @@ from partreduce.topo.timing.tables import Touched, exchange
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchmarks.papers.tables.models import Batch, WithTables
+    from benchmarks.papers.tables.models import Batch, Language
 
 FREE = Hardware(nic=Link())
 
 
 def touched(
-    model: WithTables, batch: Callable[[int, int], Batch], shape: tuple[int, int], steps: Sequence[int] = range(4)
+    model: Language, batch: Callable[[int, int], Batch], shape: tuple[int, int], steps: Sequence[int] = range(4)
 ) -> dict[str, Touched]:
     """Count distinct rows of batches (step, worker) on (nodes, workers per node): of each table, means over steps."""
     num_nodes, size = shape
@@ -44,9 +44,7 @@ def touched(
     }
 
 
-def routes_of(
-    model: WithTables, way: TableWay, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE
-) -> Routes:
+def routes_of(model: Language, way: TableWay, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE) -> Routes:
     """All tables by one way."""
     tables = tuple(
         Route(parameter=name, rows=rows, columns=columns, way=way, gradient=Gradient(gradient), codec=codec)

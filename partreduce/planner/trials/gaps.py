@@ -29,6 +29,7 @@ from partreduce.schedulers import registry
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
+from partreduce.topo.figures.late_distance import late_distance_like
 from partreduce.topo.figures.momentum import largest_rate
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
@@ -115,7 +116,6 @@ class Gaps(Kind):
     word, name = "gap", "neighbours that keep a gap"
 
     def weighs(self, job: Job) -> bool:
-        """See `Kind`."""
         is_small = job.cluster.num_workers <= MAX_GRAPH_WORKERS and not job.quorum
         return is_small and (bool(job.gap) or (job.gap is None and not Slowdown.of(job).is_even))
 
@@ -132,7 +132,6 @@ class Gaps(Kind):
         return list(trials.options.values())
 
     def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-        """See `Kind`."""
         slowdown, facts = Slowdown.of(job), chosen.facts
         assert facts is not None, "chosen is one of this kind"
         models = facts.memory_bytes / (job.hardware.model_bytes or 1)
@@ -161,7 +160,6 @@ class Gaps(Kind):
         return [*said, memory]
 
     def cautions(self, chosen: Option, job: Job) -> list[str]:
-        """See `Kind`."""
         facts, count = chosen.facts, job.cluster.num_workers
         assert facts is not None, "chosen is one of this kind"
         said = _momentum(chosen)
@@ -231,11 +229,7 @@ def _bases(trials: Trials) -> Iterator[tuple[Option, Order]]:
 
 
 def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
-    """One run in virtual time with its reduces carried out.
-
-    Raises:
-        PartreduceError: the setting does not fit the graph, or workers wait for one another for ever.
-    """
+    """One run in virtual time with its reduces carried out."""
     from partreduce.runtime.virtual_time.case import Case
     from partreduce.runtime.virtual_time.gaps import run_gaps
     from partreduce.runtime.virtual_time.replay import Replay
@@ -270,7 +264,8 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
     figures = float(noise), pushed_by(drift, job)
     # A mean that gets less far in each step needs more steps; one that gets further has a larger learning rate, which
     # the job could have had anyway.
-    steps_ratio = model.steps_ratio(*figures, late=option.late) / max(min(1.0, progress), 1e-9)
+    late = late_distance_like(float(noise), 1, 1 - 1 / schedule.num_workers) if option.late else 0.0
+    steps_ratio = model.steps_ratio(*figures, late=late) / max(min(1.0, progress), 1e-9)
     communicating = 0.0 if option.late else option.communication
     return replace(
         option,
@@ -282,6 +277,7 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
         consensus_distance=noise,
         drift=drift,
         contraction=contraction,
+        late_distance=late,
         steps_ratio=steps_ratio,
         model=model,
         extrapolated=model.extrapolates(*figures),
@@ -290,7 +286,7 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
             kind=Gaps.word,
             words=candidate.setting.words,
             memory_bytes=candidate.memory_bytes,
-            more=option.averages_more / (progress if 0 < progress < 1 else 1.0) if option.late else 0.0,
+            more=(model.late_most - model.late) * late / (progress if 0 < progress < 1 else 1.0),
             progress=progress,
             gradients=mean("gradients") / schedule.num_workers,
             computed=mean("computed"),

@@ -12,36 +12,32 @@ pay at least the second at worst, and groups the error that the steps model stat
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from partreduce.planner.job import Job
 from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import Facts, Option
 from partreduce.planner.recommend import ms
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, error_of, memory_bytes
 from partreduce.planner.trials.quorum_runs import price_of
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
+from partreduce.topo.figures.late_distance import late_distance_like
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Late
+from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.server import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import numpy.typing as npt
-
-    from partreduce.planner.job import Job
-    from partreduce.runtime.virtual_time.timeline import Timeline
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.strategies.base import Strategy
 
 MOST_WORKERS = 64
 """Messages of all are on the links at once, which takes a run that grows with their square."""
@@ -72,7 +68,6 @@ class Meetings:
         self.apart: list[tuple[float, float, float]] = []
 
     def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
-        """See `Meets`."""
         now, count, listed = self._now, len(done), list(members)
         steps = done - self._done
         self._done = done.copy()
@@ -124,11 +119,9 @@ class OnRequest(Kind):
         self.word, self.name, self._strategies = word, name, strategies
 
     def weighs(self, job: Job) -> bool:
-        """See `Kind`."""
         return is_open(job) and job.cluster.num_workers <= MOST_WORKERS and not Slowdown.of(job).is_even
 
     def options(self, trials: Trials, known: Sequence[Option] = ()) -> list[Option]:  # noqa: ARG002
-        """See `Kind`."""
         job, count = trials.job, trials.job.cluster.num_workers
         work = PER_EVENT * ROUNDS * count * (8 + count / 4)
         listed = []
@@ -151,7 +144,6 @@ class OnRequest(Kind):
         return _priced(schedule, _run(schedule, job, met), met, job, self.word)
 
     def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:  # noqa: ARG002
-        """See `Kind`."""
         facts = chosen.facts
         assert facts is not None, "chosen is one of this kind"
         models = facts.memory_bytes / (job.hardware.model_bytes or 1)
@@ -162,7 +154,6 @@ class OnRequest(Kind):
         return [said]
 
     def cautions(self, chosen: Option, job: Job) -> list[str]:  # noqa: ARG002
-        """See `Kind`."""
         said = (
             "who averages with whom is decided while the job runs: its seconds, consensus distance and steps are of a "
             "run in virtual time, not proved"
@@ -205,7 +196,8 @@ def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kin
         late = age * (count - 1) / count  # rounds of as many gradients as there are workers
         steps_ratio, more = 1 + price_of(late, job), late * model.delay_more
     else:
-        steps_ratio = model.steps_ratio(*figures, late=isinstance(strategy, Pairwise))
+        late = late_distance_like(noise, 1, 1 - 1 / count) if isinstance(strategy, Pairwise) else 0.0
+        steps_ratio = model.steps_ratio(*figures, late=late)
         more = steps_ratio * model.error(job.data)
     if isinstance(strategy, Pairwise):
         more = max(more, 1 + PAIRS_AT_WORST - steps_ratio)

@@ -53,7 +53,6 @@ class Quorums(Kind):
     word, name = "quorum", "quorums"
 
     def weighs(self, job: Job) -> bool:
-        """See `Kind`."""
         return job.weighs_quorums
 
     def options(self, trials: Trials, known: Sequence[Option] = ()) -> list[Option]:
@@ -113,7 +112,6 @@ class Quorums(Kind):
         return [f"a quorum is predicted to be {against} as fast at best ({best.facts.words}): {pays}"]
 
     def cautions(self, chosen: Option, job: Job) -> list[str]:
-        """See `Kind`."""
         facts = chosen.facts
         assert facts is not None, "chosen is one of this kind"
         price = (
@@ -142,7 +140,6 @@ class Search:
         self.seconds = sampled(self.job.compute_times(), self.job.cluster.num_workers, seed=self.job.seed)
 
     def trial(self, base: Option, setting: Quorum) -> Trial:
-        """A schedule under a setting."""
         rounds = runs.rounds_of(base, setting, self.job, self.seconds)
 
         def run() -> Option:

@@ -91,7 +91,6 @@ class GapMeans(OneSided):
         self._mailbox.start()
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
-        """Before the first round: be in it."""
         if first:
             self._open(step, round_)
 
@@ -239,11 +238,6 @@ class GapMeans(OneSided):
         return self.run.reducer.recorder.begin(kind, step, round_, members, num_bytes * len(self.driver.targets))
 
     def _post(self, operation: Operation, outcome: Outcome) -> None:
-        """Send from the training thread.
-
-        Raises:
-            PeerLostError: a receiver takes nothing any more.
-        """
         try:
             for letter in outcome.letters:
                 if letter.kind == "mark":  # which comes after all parts of updates that were sent before
@@ -265,11 +259,7 @@ class GapMeans(OneSided):
         self._sender.send("update", self._start if self.is_parallel else self._live(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
-        """Let an event of this kind happen as soon as the protocol offers one.
-
-        Raises:
-            PeerLostError: what it waits for cannot come.
-        """
+        """Let an event of this kind happen as soon as the protocol offers one."""
         driver = self.driver
         self._until(operation, lambda: driver.offers(kind), driver.missing)
         return driver.fire(kind)

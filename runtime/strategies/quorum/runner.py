@@ -134,11 +134,7 @@ class QuorumRunner(Runner, Generic[Sum]):
             raise UnavailableError(f"a partial sum failed ({type(error).__name__}: {error})") from error
 
     def _look(self) -> None:
-        """The same, and what ended the mailbox's thread.
-
-        Raises:
-            GoneError: no message comes any more.
-        """
+        """The same, and what ended the mailbox's thread."""
         self.refuse_failure()
         for mailbox in self.mailboxes:
             mailbox.refuse_failure()

@@ -80,6 +80,36 @@ def test_a_paused_worker_stands_still_for_that_long_and_goes_on(running, sleeper
     assert all(now[other] != "T" for _, now in seen for other in range(WORKERS) if other != victim)
 
 
+def test_a_pause_that_is_taken_back_late_says_by_how_much(running):
+    steps = injectors.pause(0.5)(running)
+    while not running.outcome.fired:
+        next(steps)
+    time.sleep(0.5)  # the campaign has other cells to look after
+    for _ in steps:
+        pass
+    assert running.lasts == 0.2
+    assert running.overdue >= 0.3
+    assert running.held_up >= running.overdue
+
+
+BUSY = "import os\nos.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nwhile True: pass"
+
+
+def test_a_process_that_is_ready_and_gets_no_processor_is_held_up(running):
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(3)]
+    try:
+        running.pid, running.fault_time = busy[0].pid, time.monotonic()
+        deadline = time.monotonic() + 60
+        while running.held_up < 0.2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+            running.look()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def test_the_store_s_host_by_hand_is_worker_0(running, sleepers):
     seen = carry_out(injectors.pause(3, store_host=True), running, lambda: states(sleepers))
     assert any(now[0] == "T" for now in seen)

@@ -177,6 +177,31 @@ def test_a_late_survivor_is_seen(judged):
     assert text == "late: worker 1 ended after 8.5 s, limit 8 s"
 
 
+def test_a_survivor_may_be_late_by_what_the_machine_took(judged):
+    diaries = [ending(12.0), ending(18.5), ending(12.0)]
+    assert judged(verdicts.judge_ends, diaries, **FAULT, overdue=0.6) == []
+    (text,) = judged(verdicts.judge_ends, diaries, **FAULT, overdue=0.4)
+    assert text == "late: worker 1 ended after 8.5 s, limit 8.4 s"
+
+
+def test_a_worker_ended_when_it_was_last_seen_and_not_when_somebody_looked_again(judged):
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        before = []
+
+        def verdict(running):
+            running.pid = worker.pid
+            running.code = 0
+            running.look()
+            before.append(time.monotonic())
+            worker.communicate()
+            time.sleep(0.2)
+            running.look()
+            assert running.gone[3] < before[0]
+
+        lines = [line("begins", 0.0, 0, np.zeros(WORKERS), worker.pid)]
+        judged(verdict, [[], [], [], lines])
+
+
 def test_a_survivor_that_never_ends_is_seen(judged):
     (text,) = judged(verdicts.judge_ends, [ending(12.0), ending(12.0), ending(12.0)[:1]], **FAULT)
     assert text.startswith("late: worker 2 ended never")
@@ -201,6 +226,21 @@ def test_a_survivor_of_a_gap_who_does_not_say_what_it_lacked_is_seen(judged):
 def test_a_run_that_should_have_gone_on_is_seen(judged):
     (text,) = judged(verdicts.judge_ends, [ending(12.0)] * 4, **{**FAULT, "must_finish": True})
     assert text.startswith("did not finish")
+
+
+HELD_UP = {**FAULT, "must_finish": True, "lasts": 1.5, "overdue": 1.5}
+
+
+def test_a_run_that_the_machine_held_up_for_what_the_timeout_leaves_may_end_by_an_error(judged):
+    assert judged(verdicts.judge_ends, [ending(13.1)] * 4, **HELD_UP) == []
+    (text,) = judged(verdicts.judge_ends, [ending(13.1)] * 4, **{**HELD_UP, "overdue": 1.4})
+    assert text.startswith("did not finish")
+
+
+@pytest.mark.parametrize("end", [ending(13.1, what="raised"), ending(13.1)[:1]])
+def test_a_run_that_the_machine_held_up_must_end_and_by_an_error_of_ours(judged, end):
+    violations = judged(verdicts.judge_ends, [end, *[ending(13.1)] * 3], **HELD_UP)
+    assert violations[-1].startswith("did not finish")
 
 
 def test_what_a_run_leaves_behind_is_found_by_session_and_by_mark(tmp_path):

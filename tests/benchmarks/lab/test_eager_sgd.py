@@ -1,6 +1,8 @@
 """eager-SGD's experiments: delays fall as the settings say, calls wait as the draws allow, rows say what cells say."""
 
 import json
+import threading
+import time
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -133,7 +135,7 @@ def test_figure_9s_rows_say_what_was_measured():
     assert made[latency.ACTIVE, f"{where}: majority"].measured == 17.0
     lower = [replace(each, trial=replace(each.trial, skew=5.0)) for each in listed]
     assert {curve.name for curve in latency.curves(kept([*listed, *lower]))} == {SOLO, MAJORITY, HALF}
-    again = [Found.of_json(json.loads(json.dumps(asdict(each)))) for each in listed]
+    again = [skew.FOUND.validate_json(json.dumps(asdict(each))) for each in listed]
     assert again == listed
 
 
@@ -146,6 +148,30 @@ def test_skewed_calls_wait_for_all_or_for_nobody():
     assert min(together.milliseconds) > 0.8 * 150.0, "the mean of 300, 150 and 0"
     assert min(solo.active) < 3.0
     assert min(solo.milliseconds) < min(together.milliseconds)
+
+
+def test_an_iteration_begins_after_the_last_has_come_to_it():
+    barrier, words, came, starts = threading.Barrier(3, timeout=60), [0.0] * 3, [0.0] * 3, [0.0] * 3
+
+    def work(rank):
+        def meet(word):
+            words[rank] = word
+            barrier.wait()
+            total = sum(words)
+            barrier.wait()
+            return total
+
+        time.sleep(0.05 * rank)
+        came[rank] = time.monotonic()
+        starts[rank] = skew.next_start(meet, rank)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(starts)) == 1
+    assert starts[0] > max(came)
 
 
 def cells_of(runs):

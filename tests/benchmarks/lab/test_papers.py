@@ -1,4 +1,4 @@
-"""The papers' tables: rows that mean something, files that merge, and one truth in JSON, page and README."""
+"""The papers' tables: rows that mean something, files that merge, and one truth in JSON and on the pages."""
 
 import json
 import random
@@ -41,19 +41,23 @@ def random_row(rng):
     )  # fmt: skip
 
 
-def test_the_page_and_the_readme_say_what_the_files_say():
+def test_the_page_and_all_tables_say_what_the_files_say():
     assert page.PAGE.read_text().split(page.BEGIN)[1].strip() == page.page(results()).strip()
-    shown = page.README.read_text().split(page.TABLE_BEGINS)[1].split(page.TABLE_ENDS)[0]
-    assert shown.strip() == page.summary(results()).strip()
+    for paper in PAPERS:
+        written = (rows.RESULTS / f"{paper.name}.md").read_text()
+        assert written == page.tables(paper, results()[paper.name]), "stale: python -m benchmarks.papers --write"
 
 
-def test_the_readme_names_all_five_papers_and_says_which_are_not_yet_there():
-    shown = page.summary(results())
+def test_the_page_shows_all_five_papers_by_at_most_ten_rows_each_and_says_which_are_not_yet_there():
+    shown = page.page(results())
     assert len(PAPERS) == 5
     for paper in PAPERS:
-        lines = [line for line in shown.splitlines() if line.startswith(f"| {paper.title} |")]
-        assert len(lines) == 1
-        assert (page.NOT_YET in lines[0]) == (not results()[paper.name].rows)
+        (part,) = (part for part in shown.split("## ")[1:] if part.startswith(f"{paper.title}\n"))
+        found = results()[paper.name].rows
+        assert (page.NOT_YET in part) == (not found)
+        lines = [line for line in part.splitlines() if line.startswith("| ")][1:]
+        assert len(lines) == (len(paper.headlines) if found else 0) <= 10
+        assert paper.picture is None or (rows.RESULTS / paper.picture).exists()
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
@@ -132,7 +136,7 @@ def test_a_table_shows_paper_measured_runs_and_why():
         why={"one": "other links."},
     )
     assert page.table(found).splitlines() == [
-        "### one",
+        "## one",
         "",
         "| setting | paper | measured [low–high] | predicted | runs |",
         "|---|---|---|---|---|",

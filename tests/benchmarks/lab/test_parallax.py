@@ -10,9 +10,8 @@ import torch
 from benchmarks.papers import parallax
 from benchmarks.papers.tables import figures
 from benchmarks.papers.tables.baselines import Gathered, Servers
-from benchmarks.papers.tables.clicks import Clicks
 from benchmarks.papers.tables.figures import rows
-from benchmarks.papers.tables.models import BATCH, ClickData, ClickModel
+from benchmarks.papers.tables.models import BATCH, Language, LanguageData
 from benchmarks.papers.tables.sessions import (
     COMPOSED,
     COMPOSED_CODED,
@@ -23,7 +22,7 @@ from benchmarks.papers.tables.sessions import (
     Found,
     Turn,
 )
-from benchmarks.papers.tables.text import text
+from benchmarks.papers.tables.text import WORDS, text
 from benchmarks.papers.tables.ways import HOROVOD, TF_PS
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from helpers.thread_ranks import ThreadRanks
@@ -46,52 +45,42 @@ def test_the_text_is_the_same_each_time_and_frequent_words_come_first():
     assert (np.diff(counts[1:]) <= 0).all()
 
 
-def test_clicks_come_as_often_as_their_model_says():
-    world = Clicks(fields=4, each=50)
-    features, clicks = world.draw((1, 2), 40_000)
-    chance = world.chance(features)
-    assert np.array_equal(features, world.draw((1, 2), 40_000)[0])
-    assert abs(clicks.mean() - chance.mean()) < 4 * np.sqrt(0.25 / len(clicks))
-    for low, high in ((0.0, 0.2), (0.2, 0.5), (0.5, 1.0)):
-        part = (chance >= low) & (chance < high)
-        assert abs(clicks[part].mean() - chance[part].mean()) < 4 * np.sqrt(0.25 / part.sum())
-    counts = np.bincount(features[:, 0], minlength=50)
-    assert counts[0] == pytest.approx(2 * counts[1], rel=0.1)
+DATA = LanguageData(text(("networkx",), 4_000))
 
 
 def one_device():
     """Parameters after a few steps of the batches of all workers."""
-    data, model = ClickData(), ClickModel(sparse=True)
+    model = Language(sparse=True)
     optimizers = [adagrad(model.dense(), False), adagrad(list(model.tables().values()), True)]
     for step in range(STEPS):
         model.zero_grad()
         for worker in range(SIZE):
-            (model(data.batch(0, step, worker)) / SIZE).backward()
+            (model(DATA.batch(0, step, worker)) / SIZE).backward()
         for optimizer in optimizers:
             optimizer.step()
     return model.state_dict()
 
 
-@pytest.mark.parametrize("name", ["whole", "cut", "gathered"])
+@pytest.mark.parametrize("name", ["servers", "gathered"])
 def test_baselines_train_as_one_device_with_all_batches(name):
-    models = [ClickModel(sparse=True) for _ in range(SIZE)]
+    models = [Language(sparse=True) for _ in range(SIZE)]
 
     def train(world):
-        data, model = ClickData(), models[world.rank]
+        model = models[world.rank]
         world.create(tuple(range(SIZE)))
         if name == "gathered":
             way = Gathered(world.everyone(), model, adagrad)
         else:
-            way = Servers(world.everyone(), model, adagrad, [0, 2], whole=name == "whole")
+            way = Servers(world.everyone(), model, adagrad, [0, 2])
         for step in range(STEPS):
             model.zero_grad()
-            batch = data.batch(0, step, world.rank)
+            batch = DATA.batch(0, step, world.rank)
             way.before(batch)
             model(batch).backward()
             way.step()
         if name != "gathered":
             model.zero_grad()
-            everything = torch.arange(model.deep.num_embeddings)
+            everything = torch.arange(WORDS)
             model.touched = lambda _: dict.fromkeys(model.tables(), everything)
             way.before(None)
         return model.state_dict()
@@ -107,7 +96,7 @@ def found_of(session, seconds, losses=None):
     turns = {
         way: [
             Turn(done=session.steps * turn, seconds=session.steps * taken * (1 + turn / 100), nic_bytes=4e6,
-                 loss=losses and losses[turn], trained=1.0)
+                 loss=losses and losses[turn])
             for turn in range(3)
         ]
         for way, taken in seconds.items()
@@ -120,7 +109,7 @@ def found_of(session, seconds, losses=None):
 
 
 def test_rows_say_what_sessions_left():
-    ladder = parallax.ladder((4, 4))[0]
+    ladder = parallax.ladder((4, 4))
     seconds = {
         TF_PS: 2.0,
         HOROVOD: 3.0,
@@ -143,7 +132,7 @@ def test_rows_say_what_sessions_left():
     assert made[figures.CHOICE, "language, 4x4"].measured == pytest.approx(1.0), "of the same mathematics"
     assert made[figures.ROUTES, "language, 4x4"].measured == pytest.approx(1.0)
 
-    loss = parallax.to_loss((4, 4))[0]
+    loss = parallax.to_loss((4, 4))
     run = found_of(loss, {PLANNED: 1.0, COMPOSED: 0.8, HYBRID_CODED: 0.5, TF_PS: 2.0, HOROVOD: 3.0}, [8.0, 7.0, 6.0])
     run.turns[HOROVOD] = run.turns[HOROVOD][:2]  # the time was over
     made = {row.key: row for row in rows(run)}
@@ -152,27 +141,25 @@ def test_rows_say_what_sessions_left():
     slow = made[figures.SECONDS, "language, 4x4: Horovod"]
     assert slow.derived
     assert slow.measured == pytest.approx(1.5 * loss.steps * 3.015)
-    assert Found.of_json(json.loads(json.dumps(asdict(run)))) == run
+    assert parallax.FOUND.validate_python(json.loads(json.dumps(asdict(run)))) == run
 
 
-def test_sessions_fit_into_their_time_and_are_told_apart():
-    named = {session.name for session in parallax.ALL}
-    assert len(named) == len(parallax.ALL)
-    assert set(parallax.ALL) == {session for make in parallax.PARTS.values() for session in make()}
-    assert set(figures.WORDS) >= {way for session in parallax.ALL for way in session.ways}
+def test_every_way_of_a_session_has_a_name_in_the_tables():
+    listed = [make(shape) for make in parallax.PARTS.values() for shape in parallax.SHAPES]
+    assert len({session.name for session in listed}) == len(listed)
+    assert set(figures.WORDS) >= {way for session in listed for way in session.ways}
 
 
 def test_wire_counts_what_the_papers_count():
-    model = ClickModel(sparse=True)
-    data = ClickData()
+    model = Language(sparse=True)
     for shape, sharded, gathered in (((4, 4), 6.0, 15.0), ((16, 1), 1.875, 15.0)):
-        shares = touched(model, lambda step, worker: data.batch(0, step, worker), shape, range(2))
-        one = shares["deep.weight"]
-        num_bytes = one.worker * model.deep.weight.numel() * 4
-        only_deep = routes_of(model, TableWay.SHARDED, aggregated=False, gradient="sparse")
+        shares = touched(model, lambda step, worker: DATA.batch(0, step, worker), shape, range(2))
+        one = shares["encoder.weight"]
+        num_bytes = one.worker * model.encoder.weight.numel() * 4
+        routes = routes_of(model, TableWay.SHARDED, aggregated=False, gradient="sparse")
         for way, times in ((TableWay.SHARDED, sharded), (TableWay.GATHER, gathered)):
-            tables = tuple(replace(route, way=way) for route in only_deep.tables if route.parameter == "deep.weight")
-            sent = tables_bytes(replace(only_deep, tables=tables), shares, shape)
+            tables = tuple(replace(route, way=way) for route in routes.tables if route.parameter == "encoder.weight")
+            sent = tables_bytes(replace(routes, tables=tables), shares, shape)
             assert sent == pytest.approx(times * num_bytes, rel=0.05)
     assert server_bytes([100, 0, 0, 0], (4, 4)) == (600.0, 1200.0)
     assert ring_bytes(160, (4, 4)) == 300

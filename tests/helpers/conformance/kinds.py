@@ -16,9 +16,11 @@ from partreduce.topo.strategies import (
     How,
     Late,
     Neighbor,
+    Outer,
     Pairwise,
     Pipeline,
     Round,
+    Routes,
     Sending,
     Server,
     Static,
@@ -45,6 +47,8 @@ class Kind:
     """Whether a call may take several means."""
     shadow: bool = False
     """Whether rounds average a second model, to which a call adds what the first one did."""
+    outer: dict | None = None
+    """What torch's SGD, as the outer optimizer of a round of all, is made with."""
     early: bool = False
     """Whether gradients leave during the backward pass."""
     free: str = ""
@@ -74,6 +78,9 @@ def gap(order):
 PATIENT = Quorum(quorum=QuorumStart.SOLO, grace=60_000_000)
 """Every round waits for a gradient of each worker that has one, so that what it sums is determined."""
 
+DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+OUTER = Routes(outer=Outer(**DILOCO))
+
 PHASES = GroupPhases(tuple(Phase.from_groups(N, [group]) for group in ([0, 1], [1, 2], range(N))))
 KINDS = {
     "allreduce": Kind(AllReduce(), gradients=True),
@@ -82,7 +89,9 @@ KINDS = {
     "allreduce, layers": Kind(AllReduce(how=How(sending=Sending.LAYERS)), gradients=True, early=True),
     "allreduce, pace 2": Kind(AllReduce(pace=2), pace=2),
     "allreduce, late": Kind(AllReduce(when=Late()), late=True),
+    "allreduce, outer": Kind(AllReduce(pace=2, what=OUTER), pace=2, outer=DILOCO),
     "static": Kind(Static(phases=PHASES), (FIRST_TWO, LAST_TWO, MEAN)),
+    "static, outer": Kind(Static(phases=PHASES, what=OUTER), (FIRST_TWO, LAST_TWO, MEAN), outer=DILOCO),
     "static, quorum": Kind(Static(phases=PHASES, when=PATIENT), (FIRST_TWO, LAST_TWO, MEAN), shadow=True),
     "neighbor": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
     "neighbor, late": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Late()), (RING,), late=True),

@@ -13,7 +13,7 @@ import threading
 
 import torch
 
-from helpers.conformance.kinds import N
+from helpers.conformance.kinds import MEAN, N
 
 WAIT = 30
 HOST = 0
@@ -61,6 +61,8 @@ class PlainOptimizer:
         self.steps = 0
         self.start = None
         """Late: where the round began. Free kinds: where progress is counted from."""
+        self.anchor = self.outer = None
+        """The model of the last outer step as a parameter, and the optimizer that makes the next one of it."""
         self.averaged = False
         self.late = []
         """Mean gradients that are still to be applied, oldest first."""
@@ -163,16 +165,33 @@ class PlainOptimizer:
 
     def state_dict(self):
         late = [[None if g is None else g.clone() for g in gradients] for gradients in self.late]
-        return {"inner": self.inner.state_dict(), "steps": self.steps, "late": late}
+        outer = self.outer and (self.anchor.detach().clone(), copy.deepcopy(self.outer.state_dict()))
+        return {"inner": self.inner.state_dict(), "steps": self.steps, "late": late, "outer": outer}
 
     def load_state_dict(self, state):
         self.inner.load_state_dict(copy.deepcopy(state["inner"]))
         self.follow(at_end=False)
         self.steps, self.start, self.late = state["steps"], None, list(state["late"])
+        self.outer = None
+        if state["outer"]:
+            self.take_anchor(state["outer"][0].clone())
+            self.outer.load_state_dict(state["outer"][1])
 
     # What a kind does
 
+    def take_anchor(self, vector):
+        self.anchor = torch.nn.Parameter(vector)
+        self.outer = torch.optim.SGD([self.anchor], **self.kind.outer)
+
+    def outer_step(self, mean):
+        """DiLoCo's: the gradient is what the workers moved on average, backwards."""
+        self.anchor.grad = self.anchor.detach() - mean
+        self.outer.step()
+        return self.anchor.detach().clone()
+
     def begin(self):
+        if self.kind.outer and self.outer is None:
+            self.take_anchor(self.get())
         if self.start is None:
             self.start = self.get()
             if self.kind.free == "pairwise" or (self.kind.free == "server" and self.rank == HOST):
@@ -197,6 +216,8 @@ class PlainOptimizer:
             now = self.get()
             sent = self.table.exchange(self.rank, self.start if self.kind.late else now)
             mixed = sum(weight * vector for weight, vector in zip(weights, sent, strict=True))
+            if self.outer and list(weights) == MEAN[0]:
+                mixed = self.outer_step(mixed)
             self.put(mixed + now - self.start if self.kind.late else mixed)
             self.start = self.get()
 

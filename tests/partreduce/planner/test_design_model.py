@@ -144,7 +144,7 @@ def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(pla
         ("no_batches", "gave batches that are no iterable (int)"),
         ("torn", "batch 1 raised ZeroDivisionError"),
         ("few", "gave 3 batches, and a step of 4 workers takes one for each"),
-        ("outside", "forward() of a batch raised IndexError: index out of range"),
+        ("outside", "parameter 'words.weight': an index of a sample batch is out of range; its rows are 0..19999"),
         ("biuld", "has no function biuld; did you mean build?"),
         ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; nobody said"),
         ("", "write FILE.py:NAME"),

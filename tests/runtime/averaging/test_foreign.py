@@ -1,6 +1,7 @@
 """Other libraries beside the run-time: what averages or shards by itself is refused by name."""
 
 import copy
+import io
 import threading
 import types
 import warnings
@@ -192,6 +193,53 @@ def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, ho
     assert "runs inside a DistributedDataParallel" in refusal(ranks, act)
 
 
+def compiled(model):
+    torch.compiler.reset()
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: compiled(DistributedDataParallel(model)),
+        lambda model: DistributedDataParallel(compiled(model)),
+        lambda model: compiled(DistributedDataParallel(CallsParts(model))),
+    ],
+    ids=["compiled wrapper", "wrapper of a compiled model", "compiled wrapper that calls the parts"],
+)
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.usefixtures("group")
+def test_a_data_parallel_wrapper_is_noticed_under_compilation_too(ranks, wrap, before):
+    def act(world):
+        with one_at_a_time:  # as torch compiles
+            model = network()
+            called = wrap(model) if before else None
+        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+        with one_at_a_time:
+            called = wrap(model) if called is None else called
+            called(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+
+    assert "runs inside a DistributedDataParallel" in refusal(ranks, act)
+
+
+def test_a_compiled_model_keeps_one_graph_and_no_more_is_compiled_while_it_trains(ranks):
+    def act(world):
+        model = network()
+        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+        graphs = torch._dynamo.testing.CompileCounter()
+        with one_at_a_time:
+            torch.compiler.reset()
+            called = torch.compile(model, backend=graphs, fullgraph=True)
+            for _ in range(3):
+                called(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        optimizer.finish()
+        return graphs.frame_count
+
+    assert ranks.run(2, act) == [1, 1]
+
+
 @pytest.mark.usefixtures("group")
 def test_parts_are_watched_in_the_first_steps_only_and_left_as_they_were(ranks):
     def act(world):
@@ -330,7 +378,28 @@ def saves(model, _optimizer):
     model.state_dict()
 
 
-@pytest.mark.parametrize(("act", "what"), [(evaluates, "a forward pass evaluate"), (saves, "model.state_dict() holds")])
+def saves_a_part(model, _optimizer):
+    model[1].state_dict()
+
+
+def writes(model, _optimizer):
+    torch.save(model, io.BytesIO())
+
+
+def writes_a_part(model, _optimizer):
+    torch.save({"step": 1, "part": model[0]}, io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [
+        (evaluates, "a forward pass evaluate"),
+        (saves, "model.state_dict() holds"),
+        (saves_a_part, "model.1.state_dict() holds"),
+        (writes, "torch.save(model), or pickling it, writes"),
+        (writes_a_part, "torch.save(model.0), or pickling it, writes"),
+    ],
+)
 def test_using_the_live_model_in_mid_run_is_warned_of_once_on_each_worker(ranks, act, what):
     said = said_by(ranks, ONE_OF_THREE, act, n=3)
     assert len(said) == 3
@@ -341,7 +410,7 @@ def test_using_the_live_model_in_mid_run_is_warned_of_once_on_each_worker(ranks,
         assert "optimizer.finish()" in text
 
 
-@pytest.mark.parametrize("act", [evaluates, saves])
+@pytest.mark.parametrize("act", [evaluates, saves, saves_a_part, writes])
 @pytest.mark.parametrize(
     "schedule",
     [GRADIENTS, PAIRS, Schedule("every 2", Cluster.regular(1, 2), AllReduce(pace=2))],
@@ -368,8 +437,8 @@ def test_inside_the_mean_model_and_with_gradients_nothing_is_said(ranks):
 def test_copies_of_a_watched_model_and_scripts_of_the_mean_are_as_of_any_model(ranks):
     def act(model, optimizer):
         other = copy.deepcopy(model)
-        evaluates(other, optimizer)
-        saves(other, optimizer)
+        for uses in (evaluates, saves, saves_a_part, writes, writes_a_part):
+            uses(other, optimizer)
         if not optimizer.ending.is_finished:
             with optimizer.mean_model(), one_at_a_time:  # torch compiles scripts in one thread at a time
                 torch.jit.script(model)

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -44,6 +45,14 @@ def test_random_schedules_on_processes_equal_the_reference(driver):
     assert answer["code"] == 0, answer["output"][-2000:]
     assert len(answer["reports"]) == 6
     assert [problem for report in answer["reports"] for problem in report["problems"]] == []
+    assert answer["reports"][0]["run"] > 0
+
+
+def test_outer_steps_on_processes_equal_diloco_in_one_process(driver):
+    base = os.environ.get("PARTREDUCE_TEST_SEED", str(random.SystemRandom().randrange(10**6)))
+    answer = driver.run("outer steps", environment={"CASES_FROM": base})
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert [report["problems"] for report in answer["reports"]] == [[]] * 3, f"seeds from {base}"
     assert answer["reports"][0]["run"] > 0
 
 
@@ -436,6 +445,46 @@ def test_a_wrong_number_of_workers_under_torchrun_is_one_line_and_an_exit_code(t
     assert "for 2 workers" in lines[0]
     assert "runtime/optimizer.py" not in result.stderr, "no frame of a traceback"
     assert re.search(r"exitcode\s*: 65", result.stderr)
+
+
+def test_what_is_refused_before_the_optimizer_is_made_is_one_line_under_torchrun_too(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import partreduce\npartreduce.load_schedule('missing.json')\n")
+    result = WARM.run("torch.distributed.run", "--standalone", "--nproc-per-node", "1", script, timeout=110)
+    assert [line for line in result.stderr.splitlines() if line.startswith("FileProblem: missing.json")]
+    assert 'script.py", line' not in result.stderr, "no frame of a traceback"
+    assert re.search(r"exitcode\s*: 74", result.stderr)
+
+
+OURS = "import partreduce\nraise partreduce.errors.StoreLostError('ours')\n"
+SHOWS = "import sys\nsys.excepthook = lambda kind, *_: print(kind.__name__)\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags", "code", "output", "errors"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "none"}, [], OURS, "", "StoreLostError: ours\n"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, [], SHOWS + OURS, "StoreLostError\n", ""),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ["-i"], OURS, "", "Traceback"),
+        ({}, [], OURS, "", "Traceback"),
+    ],
+    ids=["torchrun", "a way of its own", "typed in", "no launcher"],
+)
+def test_errors_are_shown_in_one_line_from_the_import_on_where_torchrun_started_the_script_alone(
+    variables, flags, code, output, errors
+):
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code],
+        env=children.environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == output
+    assert done.stderr.startswith(errors)
+    assert (errors == "StoreLostError: ours\n") == (done.returncode == 75)
 
 
 @pytest.mark.parametrize("ends", ["raise ValueError('theirs')", "raise StoreLostError('ours')"])

@@ -15,7 +15,7 @@ from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Static
+from partreduce.topo.strategies import AllReduce, Outer, Routes, Static
 from partreduce.topo.strategies.axes import LOCKSTEP, Codec, How, Late
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.neighbor import Neighbor
@@ -29,6 +29,7 @@ STRATEGIES = {
     "allreduce of gradients": lambda **options: AllReduce(**options),
     "allreduce of parameters": lambda **options: AllReduce(pace=2, **options),
     "allreduce of coded parameters": lambda **options: AllReduce(pace=2, how=How(codec=Codec.INT8), **options),
+    "outer steps": lambda when, **options: AllReduce(pace=2, what=Routes(outer=Outer(momentum=0.9)), **options),
     "pairs": lambda **options: Static(phases=build("hyper-cuboid", Cluster.regular(2, 2)).strategy.phases, **options),
     "neighbours": lambda **options: Neighbor(rounds=(Round.from_edges(N, EDGES),), **options),
 }

@@ -5,9 +5,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.exact_rounds import base_2_length
-from benchmarks.matchings.means import fewest_means, mean_bound
-from benchmarks.matchings.weights import contracts, is_exact
 from helpers.golden import GOLDEN
 from partreduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, pieces, slide_rounds, slides, word_of
 from partreduce.schedulers.exact_rounds.fewest import fewest_rounds, phases_of_pairs
@@ -16,7 +13,8 @@ from partreduce.schedulers.exact_rounds.lower_bounds import pair_bound
 from partreduce.schedulers.exact_rounds.pair_constructions import glued_rounds, pair_rounds, split_rounds
 from partreduce.schedulers.synthesis import Status
 from partreduce.topo import figures
-from partreduce.topo.arithmetic.whole_numbers import fewest_factors
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
+from partreduce.topo.arithmetic.whole_numbers import prime_factors
 from partreduce.topo.errors import InputError
 from partreduce.topo.mixing import exact_product
 
@@ -25,6 +23,24 @@ BETTER = {
     35: 9, 36: 6, 38: 7, 40: 6, 42: 7, 44: 7, 45: 9, 46: 8, 48: 6, 49: 10, 50: 7, 52: 7, 54: 7, 56: 7, 58: 8, 60: 7,
     62: 8,
 }  # fmt: skip
+
+
+def base_2_length(num_workers):
+    """Rounds of the published Base-2 graph: the split of n, or of its odd part times pairs if shorter."""
+    twos = prime_factors(num_workers).count(2)
+    odd = num_workers >> twos
+    return min(len(split_rounds(num_workers)), twos + (len(split_rounds(odd)) if odd > 1 else 0))
+
+
+def is_exact(num_workers, rounds):
+    """Whether the rounds, pairs with their weights, are matchings whose product is exactly the mean of all workers."""
+    product = ExactMatrix.identity(num_workers)
+    for pairs in rounds:
+        members = sorted(worker for i, j, _ in pairs for worker in (i, j))
+        if members != sorted(set(members) & set(range(num_workers))):
+            return False
+        product = product.averaged(((i, j), 2 * weight, True) for i, j, weight in pairs)
+    return product.is_everywhere(Fraction(1, num_workers))
 
 
 def test_base_2_lengths_are_the_published_ones():
@@ -51,7 +67,7 @@ def test_tabulated_rounds_are_exact_matchings_that_contract(n):
     rounds = known_rounds(n)
     assert rounds is not None
     assert is_exact(n, rounds)
-    assert contracts(rounds)
+    assert all(0 < weight < 1 for pairs in rounds for _, _, weight in pairs)
     assert len(rounds) < base_2_length(n)
 
 
@@ -93,41 +109,6 @@ def test_product_by_hand():
 def test_bounds_for_pairs_name_themselves(n, rounds, name):
     bound = pair_bound(n)
     assert (bound.rounds, bound.name) == (rounds, name)
-
-
-@pytest.mark.parametrize("g", range(2, 9))
-def test_plain_means_exist_iff_every_prime_is_at_most_g(g):
-    for n in range(2, 65):
-        answer = fewest_means(n, g)
-        smooth = all(p <= g for p in range(2, n + 1) if n % p == 0 and all(p % d for d in range(2, p)))
-        assert (answer.status is not Status.INFEASIBLE) == smooth
-        if answer.phases is None:
-            assert answer.bound.name == "prime"
-        else:
-            assert exact_product(answer.phases).is_everywhere(Fraction(1, n))
-            assert len(answer.phases) == len(fewest_factors(n, g) or ()) >= (answer.bound.rounds or 0)
-
-
-@pytest.mark.parametrize(
-    ("n", "g", "rounds", "name"),
-    [(18, 5, 3, "p-adic"), (135, 8, 4, "several primes"), (8, 2, 3, "log"), (16, 4, 2, "log"), (14, 3, None, "prime")],
-)
-def test_bounds_name_themselves(n, g, rounds, name):
-    bound = mean_bound(n, g)
-    assert bound.rounds == rounds
-    assert bound.name == name or (n == 18 and bound.name == "two-round")
-
-
-def test_nearly_all_smooth_numbers_have_a_proved_optimum():
-    pairs = [(n, g) for n in range(2, 513) for g in range(2, 17)]
-    answers = [(n, g, fewest_factors(n, g), mean_bound(n, g)) for n, g in pairs]
-    feasible = [(n, g, len(f) == b.rounds) for n, g, f, b in answers if f is not None]
-    assert len(feasible) == 1575
-    assert sum(proved for _, _, proved in feasible) == 1567
-    open_ones = {(n, g) for n, g, proved in feasible if not proved}
-    assert open_ones == {
-        (405, 6), (405, 7), (405, 8), (375, 10), (375, 11), (375, 12), (375, 13), (375, 14),
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("n", "g"), [(15, 3), (35, 4), (22, 3), (26, 13)])

@@ -13,7 +13,7 @@ from scipy.io import mmwrite
 from scipy.sparse import coo_array
 
 from partreduce.schedulers import registry
-from partreduce.schedulers.imports import formats, from_networkx, import_schedule, one_peer, sampled_generator
+from partreduce.schedulers.imports import formats, from_networkx, import_schedule, one_peer
 from partreduce.schedulers.imports.exact import balanced
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FileProblem, InputError, ScheduleError
@@ -161,46 +161,6 @@ def test_one_peer_from_a_file(tmp_path):
     path = tmp_path / "star.edges"
     path.write_text("5\n0 1\n0 2\n0 3\n0 4\n")
     assert import_schedule(path, one_peer=True).strategy == one_peer(nx.star_graph(4).to_directed()).strategy
-
-
-def pairing(rank):
-    t = 0
-    while True:
-        other = (rank ^ 1) if t % 2 == 0 else (rank ^ 2)
-        yield [other], [other]
-        t += 1
-
-
-def test_sampled_generator_over_its_period():
-    schedule = sampled_generator(pairing, 4, 2)
-    assert np.allclose(dense(schedule.strategy.rounds[1]) @ dense(schedule.strategy.rounds[0]), 1 / 4)
-
-
-def test_sampled_generator_names_what_is_wrong():
-    def silent(rank):
-        for _ in range(5):
-            yield ([(rank + 1) % 4], [] if rank == 2 else [(rank - 1) % 4])
-
-    def selfish(rank):
-        while True:
-            yield [rank], [rank]
-
-    def broken(rank):
-        yield [rank ^ 1], [rank ^ 1]
-        raise OverflowError("machine")
-
-    with pytest.raises(
-        ScheduleError, match="round 0: worker 1 sends to worker 2, which does not receive from worker 1"
-    ):
-        sampled_generator(silent, 4, 3)
-    with pytest.raises(ScheduleError, match="round 0: worker 0 is paired with itself"):
-        sampled_generator(selfish, 4, 3)
-    with pytest.raises(ScheduleError, match="generator of worker 0: fails with OverflowError: machine"):
-        sampled_generator(broken, 4, 3)
-    with pytest.raises(ScheduleError, match="ends after 1 rounds"):
-        sampled_generator(lambda rank: iter([([rank ^ 1], [rank ^ 1])]), 4, 3)
-    with pytest.raises(ScheduleError, match=r"ranks are 0\.\.3"):
-        sampled_generator(lambda rank: iter([([9], [9])]), 4, 1)
 
 
 def test_base_graph_node_file(tmp_path):

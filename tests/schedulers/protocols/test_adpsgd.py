@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 
-from benchmarks.explore.two_sides import shortest_deadlock, shortest_odd_cycle, two_sides_of
+from benchmarks.explore.pairing import shortest_deadlock
 from helpers.machine_laws import check_renaming
 from partreduce.schedulers.protocols.adpsgd import (
     Answer,
@@ -57,33 +57,28 @@ BIPARTITE = {
 @pytest.mark.parametrize("name", BIPARTITE)
 def test_two_sides_never_deadlock_and_every_active_worker_is_served(name):
     graph = BIPARTITE[name]
-    sides = two_sides_of(graph)
-    assert sides.active is not None
-    assert all((u in sides.active) != (v in sides.active) for u, v in graph.edges)
-    machine = two_sides(graph, sides.active)
+    sides = nx.bipartite.color(nx.Graph(graph.edges))
+    active = frozenset(worker for worker, side in sides.items() if side)
+    machine = two_sides(graph, active)
     pairs = PerPair("served once", graph.edges, served_once())
     found = explore(machine, properties=(NoDeadlock(), pairs))
     assert found.holds, found
     goals = [
         Progress(f"{w} is served", lambda label, w=w: label.process == w and label.verb == "deliver")
-        for w in sorted(sides.active)
+        for w in sorted(active)
     ]
     assert explore(machine, properties=goals).holds
 
 
 @pytest.mark.parametrize("n", [3, 5])
 def test_an_odd_cycle_deadlocks_in_as_many_picks_as_it_has_workers(n):
-    sides = two_sides_of(cycle(n))
-    assert sides.active is None
-    assert len(sides.odd_cycle) == n
-    waits = [state.waits_for for state in sides.deadlock.end.processes]
-    assert sorted(waits) == list(range(n))
-    assert sides.deadlock.end.in_flight == {}
-    assert not any(all_both(cycle(n)).ready(p, state) for p, state in enumerate(sides.deadlock.end.processes))
     trace = shortest_deadlock(n)
     picks = [step for step in trace.steps if step.verb == "step"]
     assert len(picks) == n
     assert "picks" in str(trace)
+    waits = [state.waits_for for state in trace.end.processes]
+    assert sorted(waits) == list(range(n))
+    assert not any(all_both(cycle(n)).ready(worker, state) for worker, state in enumerate(trace.end.processes))
 
 
 def test_prague_figure_2a_replayed_step_by_step():
@@ -104,21 +99,6 @@ def test_an_even_ring_deadlocks_too_when_everybody_both_asks_and_answers():
 def test_questions_that_cross_are_each_others_answers():
     """Two workers that pick each other have both sent their parameters, and do not block."""
     assert explore(all_both(Digraph.undirected(2, [(0, 1)]))).holds
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_the_odd_cycle_is_shortest_and_every_other_graph_is_bipartite(seed):
-    made = nx.gnp_random_graph(4 + seed % 9, 0.3, seed=seed)
-    graph = Digraph.undirected(made.number_of_nodes(), made.edges)
-    sides = two_sides_of(graph)
-    assert (sides.active is not None) == nx.is_bipartite(made)
-    if sides.active is None:
-        around = sides.odd_cycle
-        assert len(around) % 2 == 1
-        assert len(set(around)) == len(around)
-        assert all(made.has_edge(a, b) for a, b in zip(around, (*around[1:], around[0]), strict=True))
-        odd = [len(c) for c in nx.simple_cycles(made, length_bound=len(around)) if len(c) % 2]
-        assert min(odd) == len(shortest_odd_cycle(graph)) == len(around)
 
 
 def test_bad_graphs_and_roles_are_refused():

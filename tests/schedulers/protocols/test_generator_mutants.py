@@ -1,6 +1,6 @@
 """Bugs seeded in the group generator, each one changed decision: the explorer or a law of the draw kills all of them.
 
-docs/group-generator.md lists them with the property that kills each.
+benchmarks/results/seeded_bugs.md lists them with the property that kills each.
 """
 
 from __future__ import annotations
@@ -484,7 +484,7 @@ def test_seeded_bug_is_killed(name):
 
 
 def test_there_are_thirty_bugs_and_the_page_lists_each():
-    page = (Path(__file__).parents[3] / "docs" / "group-generator.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md").read_text(encoding="utf-8")
     assert len(MUTANTS) >= 30
     assert [name for name in MUTANTS if f"| {name} |" not in page] == []
 

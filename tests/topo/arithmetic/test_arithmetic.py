@@ -10,7 +10,7 @@ import pytest
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots, semidefinite_pivots, solve
 from partreduce.topo.arithmetic.lyapunov import exact_steady_state, steady_state
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated
-from partreduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors, prime_powers, valuation
+from partreduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors
 
 
 def drawn(rng, rows, columns):
@@ -168,10 +168,3 @@ def test_fewest_factors_by_either_preference():
             assert prod(even) == prod(uneven) == number
             assert uneven >= even
             assert max(uneven) <= largest
-
-
-def test_powers_of_primes():
-    for number in range(1, 200):
-        powers = prime_powers(number)
-        assert prod(p**e for p, e in powers.items()) == number
-        assert all(valuation(number, p) == e for p, e in powers.items())

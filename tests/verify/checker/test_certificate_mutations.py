@@ -136,6 +136,14 @@ CODED = [
     *({"sending": "layers", "codec": codec} for codec in ("none", "int8")),
     {"where": "across-nodes"},
 ]  # fmt: skip
+OUTERS = [
+    *({"lr": lr} for lr in ("7/10", "14/20", 1, "1", 0, -1, 0.7, True, "fast", None)),
+    *({"momentum": momentum} for momentum in ("9/10", 0, 1, "-1/2")),
+    *({"nesterov": True, "momentum": momentum} for momentum in ("1/2", 0)),
+    *({"optimizer": optimizer} for optimizer in ("sgd", "adam")),
+    {"nesterov": False}, {"nesterov": 1, "momentum": "1/2"}, {"dampening": 0}, {}, [], None,
+]  # fmt: skip
+AXES += [{"what": {"outer": outer}} for outer in OUTERS] + [{"what": {"outer": {"lr": 2}}, "when": {"late": 1}}]
 AXES += [{"when": when} for when in LAGS] + [{"how": how} for how in CODED]
 
 

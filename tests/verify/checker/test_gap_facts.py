@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.explore.hop_suite import diamond
-from partreduce.graph_input import load_graph
+from partreduce.graph_input import load_gap_graph
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
@@ -45,11 +45,11 @@ SETTINGS = {
     "long skips": Gap(staleness=3, max_ig=4, skip=Skip(limit=9, trigger=3)),
 }
 GRAPHS = {
-    "ring": load_graph("ring:6"),
-    "directed ring": load_graph("directed-ring:5"),
-    "complete": load_graph("complete:4"),
-    "star": load_graph("star:5"),
-    "double ring": load_graph("double-ring:8"),
+    "ring": load_gap_graph("ring:6")[0],
+    "directed ring": load_gap_graph("directed-ring:5")[0],
+    "complete": load_gap_graph("complete:4")[0],
+    "star": load_gap_graph("star:5")[0],
+    "double ring": load_gap_graph("double-ring:8")[0],
     "diamond": diamond(),
     "a way without return": Digraph.of(4, [(0, 1), (1, 2), (2, 0), (2, 3)]),
     "no cycle": Digraph.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)]),
@@ -111,7 +111,7 @@ def random_digraph(rng, n):
 
 
 def test_a_search_that_costs_too_much_is_given_up():
-    events = events_of(load_graph("ring:6"), Gap())
+    events = events_of(load_gap_graph("ring:6")[0], Gap())
     with pytest.raises(TooLarge, match="here: too large"):
         events.leads(0, range(6), Work("here", 100))
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.forgery.attempt import fresh
 from benchmarks.forgery.corruptions import aimed_schedule, blind
 from benchmarks.forgery.schedules import SCHEDULES
-from helpers.read_edges import READ_EDGES
+from helpers.read_edges import READ_EDGES, gap
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import PartreduceError
@@ -100,7 +100,15 @@ def test_what_is_just_allowed_both_read_and_what_is_not_both_refuse(edge):
     agree(edge.true[0], seen := Counter())
     agree(edge.false[0], seen)
     assert (seen[True], seen[False]) == (1, 1)
-    assert edge.says in read(json.dumps(edge.false[0]))[1]
+    refusal = read(json.dumps(edge.false[0]))[1]
+    assert edge.says in refusal
+    assert refusal.startswith(("schedule", "cluster", "strategy")), "it names the place"
+    assert "None" not in refusal
+
+
+def test_the_checker_alone_reads_a_gap_of_2_20_workers_at_most():
+    assert read(json.dumps(gap(n=2**20)))[0] is not None
+    assert read(json.dumps(gap(n=2**20 + 1)))[1] == "strategy.when.gap: over 1048576 workers"
 
 
 @pytest.mark.parametrize(("relax", "reads"), [(2**53 - 1, True), (2**53, False), (1 - 2**53, True), (-(2**53), False)])

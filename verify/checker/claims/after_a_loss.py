@@ -82,10 +82,10 @@ def check_by_order(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def _joined(schedule: Schedule, low: int) -> Iterator[Sequence[int]]:
-    """The sets that contracting groups join: workers, or for rules local ranks and ZERO."""
+    """The sets that contracting groups join: workers, or for rules local ranks and ZERO. No relax is below 0, nor 2."""
     for phase in schedule.phases:
         for members, across, relax in phase:
-            if 0 < relax < 2:
+            if relax:
                 yield [*members, low] if across else members
 
 
@@ -96,7 +96,7 @@ def _confirm_connected(schedule: Schedule, place: str) -> None:
         missing = schedule.width - (0 if digits else 1)
         for phase in schedule.phases:
             for members, vanishes, relax in averages_on_class(phase, digits):
-                if 0 < relax < 2:
+                if relax:
                     first = ZERO if vanishes else members[0]
                     missing -= sum(components.join(first, other) for other in members if other != first)
         confirm(missing == 0, place, "a rule", f"groups that connect everybody (digits {digits})")

@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..period import averages_on_class, confirm_norm
 from ..refusal import confirm
-from ..schedule import PLAIN, keeps_something
+from ..schedule import keeps_something
 from ..strict_json import as_integer, as_integers
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
     as_long = isinstance(tree, list) and len(tree) == num_edges
     confirm(as_long, place, "…", f"{num_edges} witnesses")
     components = Components(schedule.width)
-    previous = [-1]
+    previous: list[int] = []
     phase_shown = -1
     first_of_group: dict[int, int] = {}
     for number, edge in enumerate(tree):
@@ -113,7 +113,7 @@ def _first_of_group(schedule: Schedule, t: int, digits: Sequence[int]) -> dict[i
     """For every worker of a contracting group of phase t the group's first worker, or ZERO if the group acts as 0."""
     result: dict[int, int] = {}
     for members, vanishes, relax in averages_on_class(schedule.phases[t], digits):
-        if relax is PLAIN or 0 < relax < 2:
+        if relax:  # and below 2, as was confirmed
             first = ZERO if vanishes else members[0]
             for worker in members:
                 result[worker] = first

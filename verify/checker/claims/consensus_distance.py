@@ -86,7 +86,7 @@ class _Period(NamedTuple):
         size = schedule.width
         noises = [[ceil(variance * self.unit) for variance in row] for row in steps.noise]
         # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
-        made = sum(sum(steps.made(s)) for s in range(1, steps.instants))
+        made = sum(sum(steps.made(s)) for s in range(steps.instants))
         inside = Fraction(made * (size if digits else size - 1), size)
         total, covariance = Fraction(0), start
         for t in range(schedule.period):

@@ -47,7 +47,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     sums_to_one = len(weights) == n and sum(weights) == 1
     confirm(sums_to_one, f"{place}.weights", "…", f"{n} weights that sum to 1")
     rate = as_fraction(entry["rate"], f"{place}.rate")
-    confirm(0 <= rate < 1, f"{place}.rate", entry["rate"], "a rate of at least 0 and below 1")
+    confirm(0 < rate < 1, f"{place}.rate", entry["rate"], "a rate above 0 and below 1")
     floor = as_integer(entry["floor"], f"{place}.floor", 1, MAX_FORM)
     form = _read_form(entry["form"], n - 1, f"{place}.form")
 

@@ -108,7 +108,6 @@ FACTS: dict[Mode, dict[str, Stated]] = {
 """What is stated of a schedule, by how its workers wait for one another."""
 
 OF_THE_FILE = {
-    "conflict-free",
     "doubly-stochastic",
     "unit-sums",
     "rounds",

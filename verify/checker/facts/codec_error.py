@@ -51,10 +51,10 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import chain, count
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ..refusal import Work
     from ..schedule import Schedule
@@ -62,6 +62,9 @@ if TYPE_CHECKING:
 
 SINGLE, SMALLEST_SINGLE = Fraction(1, 2**24), Fraction(1, 2**150)
 """e and t of a float32."""
+
+FIRST_ROUNDINGS = 3
+"""In float32, of what a member gives: a difference, a division, a conversion."""
 
 ROUNDING = {
     "float16": (Fraction(1, 2**11), Fraction(1, 2**25)),
@@ -75,7 +78,7 @@ def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     """`relative`, `absolute`, `roundings`."""
     if schedule.how["codec"] == "none":
         return None
-    sums = [_sum(schedule, *shape) for shape in set(_shapes(schedule))]
+    sums = [coded_sum(schedule.how, *shape) for shape in set(_shapes(schedule))]
     relative, absolute = rounded_up(*sums)
     return {"relative": relative, "absolute": absolute, "roundings": max(one.roundings for one in sums)}
 
@@ -105,13 +108,12 @@ def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
     return str(relative), str(absolute)
 
 
-def _sum(schedule: Schedule, inside: int, nodes: int) -> FollowedSum:
+def coded_sum(how: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
     """The stages of a group of `inside` members on each of `nodes` nodes; 1 inside where it goes as a ring."""
-    how = schedule.how
     codec, size = how["codec"], inside * nodes
     relative, absolute = ROUNDING[codec]
     result = FollowedSum()
-    for _ in range(3):
+    for _ in range(FIRST_ROUNDINGS):
         result.round(size, SINGLE, SMALLEST_SINGLE)
     if nodes == 1:
         result.add(size, SINGLE)
@@ -137,12 +139,11 @@ def _sum(schedule: Schedule, inside: int, nodes: int) -> FollowedSum:
 
 def _shapes(schedule: Schedule) -> Iterator[tuple[int, int]]:
     """(l, h) of all groups: (1, k) of one that goes as a ring, (k, 1) of one that goes as it is."""
-    averages = list(chain.from_iterable(schedule.phases))
-    for average in [None, *averages] if schedule.prologue else averages:
+    for average in chain.from_iterable(schedule.phases):  # one is of all, as where a prologue ends
         inside, nodes = schedule.on_nodes(average)
         if schedule.how["where"] == "across-nodes" and nodes == 1:
             yield inside, 1
-        elif schedule.how["form"] == "hierarchical" and inside > 1 and nodes > 1:
+        elif schedule.how["form"] == "hierarchical" and nodes > 1:
             yield inside, nodes
         else:
             yield 1, inside * max(nodes, 1)

@@ -57,13 +57,10 @@ def gap_of_pairs(schedule: Schedule, work: Work) -> Numbers | None:
     n = schedule.num_workers
     if n > MAX_PAIRS:
         return None
-    worst: tuple[float, int, int] = (-1, 0, 0)
-    for start in range(n):
-        leads = schedule.events.leads(start, range(n), work)
-        for end in range(n):
-            if leads.get(end, inf) > worst[0]:
-                worst = leads.get(end, inf), start, end
-    return {"from": worst[1], "to": worst[2], "bound": _number(worst[0])}
+    leads = (schedule.events.leads(start, range(n), work) for start in range(n))
+    bounds = ((of_one.get(end, inf), -start, -end) for start, of_one in enumerate(leads) for end in range(n))
+    bound, start, end = max(bounds)
+    return {"from": -start, "to": -end, "bound": _number(bound)}
 
 
 def queues(schedule: Schedule, work: Work) -> Numbers:

@@ -9,9 +9,10 @@
 * `arrays`: arrays of the size of the parameters that are kept beside them, at most. One takes the sums; another keeps
   the parameters with which a round began, where averages are late or progress is normalised; and a weighted graph
   keeps one for each in-neighbour of the largest round. A pipeline of width K keeps K arrays for sums: those of K − 1 in
-  flight, and one that is being applied or filled. A codec of parameters keeps the reference that all share, and error
-  feedback two: what roundings left over of the worker's own gradient, and of the shards that it sums and hands on (a
-  half and a quarter at most). So `arrays` is also scratch bytes for each byte of parameters.
+  flight, and one that is being applied or filled. A codec of parameters, or outer steps, keep the reference that all
+  share, and the momentum of outer steps is one more. Error feedback keeps two: what roundings left over of the worker's
+  own gradient, and of the shards that it sums and hands on (a half and a quarter at most). So `arrays` is also scratch
+  bytes for each byte of parameters.
 
 Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
 are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
@@ -42,8 +43,9 @@ def numbers(schedule: Schedule, _: Work) -> Numbers:
     """`groups`, `connections`, `splits`, `arrays`."""
     how = schedule.how
     sums = schedule.lag + 1 if schedule.pipeline else 1
-    has_reference = how["codec"] != "none" and not schedule.averages_gradients
-    arrays = sums + int(schedule.is_late or schedule.is_step_normalised) + int(has_reference)
+    outer = schedule.tables.outer
+    has_reference = (how["codec"] != "none" or not outer.is_plain) and not schedule.averages_gradients
+    arrays = sums + int(schedule.is_late or schedule.is_step_normalised) + int(has_reference) + int(outer.momentum > 0)
     arrays += 2 * int(how["error_feedback"])
     if schedule.form == "graph":
         groups, connections = 0, _most_neighbours(schedule.rounds)

@@ -51,8 +51,7 @@ def _capacities(schedule: Schedule, work: Work) -> list[int]:
             for target, source in [edge for edge in left if arrived[edge[1]] >> edge[0] & 1]:
                 used = left.pop((target, source))
                 waiting = sum(used[t % schedule.period] for t in range(s, s + number + 1))
-                if largest[target, source] != NONE:
-                    largest[target, source] = max(largest[target, source], waiting)
+                largest[target, source] = max(largest[target, source], waiting)
         for edge in left:
             largest[edge] = NONE
     return [largest[edge] for edge in sorted(largest)]

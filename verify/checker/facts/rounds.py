@@ -39,20 +39,26 @@ def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     sizes = set().union(*schedule.group_sizes())
     if not sizes:
         return None
-    n, largest = schedule.num_workers, max(size for size, _ in sizes)
+    largest = max(size for size, _ in sizes)
+    plain_means = all(relax == 1 for _, relax in sizes)
+    return {"group": largest, **least_rounds(schedule.num_workers, largest, plain_means=plain_means)}
+
+
+def least_rounds(n: int, largest: int, *, plain_means: bool) -> Numbers:
+    """`bound`, `at_least`, `prime` of n workers in groups of at most `largest`."""
     log = next(rounds for rounds in range(32) if largest**rounds >= n)
     bounds: list[tuple[int, str, int]] = [(log, "log", 0)]
     if largest == 2 and n % 2 == 1:
         bounds.append((log + 1, "gossip-parity", 0))
-    if all(relax == 1 for _, relax in sizes):
+    if plain_means:
         primes = prime_factors(n)
         if primes[-1] > largest:
-            return {"group": largest, "bound": "prime-factor", "at_least": NEVER, "prime": primes[-1]}
+            return {"bound": "prime-factor", "at_least": NEVER, "prime": primes[-1]}
         if not _is_product_of_two(n, largest):
             bounds.append((3, "two-round", 0))
         bounds += [(_p_adic_bound(n, largest, prime), "p-adic", prime) for prime in primes]
     at_least, bound, prime = max(bounds, key=lambda one: one[0])
-    return {"group": largest, "bound": bound, "at_least": at_least, "prime": prime}
+    return {"bound": bound, "at_least": at_least, "prime": prime}
 
 
 def prime_factors(n: int) -> list[int]:
@@ -70,12 +76,12 @@ def prime_factors(n: int) -> list[int]:
 def _is_product_of_two(n: int, largest: int) -> bool:
     """Whether n = a·b with a, b ≤ largest."""
     smallest_factor = -(-n // largest)
-    return n <= largest or any(n % a == 0 for a in range(smallest_factor, isqrt(n) + 1))
+    return any(n % a == 0 for a in range(smallest_factor, isqrt(n) + 1))
 
 
 def _p_adic_bound(n: int, largest: int, prime: int) -> int:
     """The fewest rounds after which a product of sizes up to `largest` is a multiple of p^v and at least n."""
-    power_in_n = 0
+    power_in_n = 1  # or more: it divides n
     while n % prime ** (power_in_n + 1) == 0:
         power_in_n += 1
     # largest_size[a] is the largest group size that is a multiple of p^a.

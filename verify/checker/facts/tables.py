@@ -105,19 +105,25 @@ def row_error(schedule: Schedule, _: Work) -> Numbers | None:
     aggregates = _aggregates(schedule)
     rows, gradients = [], []
     for table in coded:
-        rounding = ROUNDING[table.codec]
-        row, total = FollowedSum(), FollowedSum()
-        row.round(1, *rounding)
-        terms = schedule.num_workers
+        inside, terms = 1, schedule.num_workers
         if aggregates:
-            total.add(max(map(len, schedule.nodes), default=schedule.node_size), SINGLE)
+            inside = max(map(len, schedule.nodes), default=schedule.node_size)
             terms = len(schedule.nodes) or terms // schedule.node_size
-        total.round(terms, *rounding)
-        total.add(terms, SINGLE)
+        row, total = rounded_rows(table.codec, inside, terms)
         if table.way == "sharded":
             rows.append([table.parameter, *rounded_up(row)])
         gradients.append([table.parameter, *rounded_up(total)])
     return {"rows": rows, "gradients": gradients}
+
+
+def rounded_rows(codec: str, inside: int, terms: int) -> tuple[FollowedSum, FollowedSum]:
+    """A row that its owner hands out; a sum of `terms` coded gradients, each of `inside` workers at most."""
+    row, total = FollowedSum(), FollowedSum()
+    row.round(1, *ROUNDING[codec])
+    total.add(inside, SINGLE)
+    total.round(terms, *ROUNDING[codec])
+    total.add(terms, SINGLE)
+    return row, total
 
 
 def _aggregates(schedule: Schedule) -> bool:
@@ -137,7 +143,7 @@ def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
         longest = -(-rows // min(map(len, schedule.nodes), default=schedule.node_size)) if aggregates else rows
         return 0, _crossings(schedule) * (n - 1) * longest * (row + 4)
     everyone = num_nodes if aggregates else n
-    lookups, gradients = [0], [0]
+    lookups, gradients = [], []
     for size, held in _nodes(schedule, table):
         asking = 1 if aggregates else size
         asked, given = asking * (rows - held), (everyone - asking) * held

@@ -75,7 +75,7 @@ def _has_two_closed_sets(sources: Sequence[Sequence[int]], spare: Sequence[int],
         waiting = {v for u in without for v in targets[u] if v in left}
         while waiting:
             v = waiting.pop()
-            if v in left and sum(u not in left for u in sources[v]) > spare[v]:
+            if sum(u not in left for u in sources[v]) > spare[v]:
                 left.discard(v)
                 waiting.update(w for w in targets[v] if w in left)
         return left

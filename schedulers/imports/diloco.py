@@ -1,0 +1,324 @@
+"""DiLoCo settings of torchft and MaxText: what they do step by step, what of it is proved or refuted, and the schedule.
+
+Sources: torchft's `local_sgd.py` (0.2.0), MaxText's `trainers/diloco` and `configs/types.py` (August 2026). Streaming
+DiLoCo (Douillard et al., arXiv 2501.18512) cuts the model into P fragments, of which one is sent every so many steps,
+merged τ steps later as α · own + (1 - α) · global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from partreduce.schedulers.imports.exact import say_row
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.model import unknown
+from partreduce.topo.document.place import child, shown
+from partreduce.topo.document.reader import parse_json
+from partreduce.topo.document.yaml_reader import parse_yaml
+from partreduce.topo.errors import DocumentError, MissingFeatureError, RefutedError, ScheduleError
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.outer import Outer
+from partreduce.topo.strategies.routes import Routes
+from partreduce.topo.strategies.static import GroupPhases, Static
+
+MEGABYTE = 2**20
+MAXTEXT = {
+    "enable_diloco": False,
+    "enable_streaming_diloco": False,
+    "diloco_sync_period": 36,
+    "diloco_outer_lr": 0.3,
+    "diloco_outer_momentum": 0.9,
+    "num_diloco_fragments": None,
+    "num_communication_overlapping_steps": 0,
+    "communication_overlapping_alpha": 0.0,
+    "dcn_diloco_parallelism": 1,
+    "ici_diloco_parallelism": 1,
+}
+"""What MaxText's base.yml says where a file does not."""
+TORCHFT = {
+    "sync_every": None,
+    "model_fragments": 1,
+    "fragment_sync_delay": 0,
+    "fragment_update_alpha": 0.0,
+    "outer_optimizer": None,
+    "use_bucketization": False,
+    "bucket_cap_mb": 1024,
+    "element_size": 4,
+    "num_replicas": None,
+}
+"""Arguments of torchft's `DiLoCo`; `model_fragments` as their number, or as a list of the sizes of their tensors."""
+
+
+class Finding(NamedTuple):
+    """A claim about settings."""
+
+    claim: str
+    status: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What both programs do: every `spacing` steps the next of P fragments is sent, and merged `delay` steps later."""
+
+    program: str
+    asked: int
+    num_fragments: int
+    spacing: int
+    delay: int
+    alpha: Fraction
+    outer: Outer
+    num_replicas: int
+    coverage: Finding | None = None
+
+    @property
+    def period(self) -> int:
+        """The steps from one sending of a fragment to the next."""
+        return self.num_fragments * self.spacing
+
+    def findings(self) -> list[Finding]:
+        """Each claim that users rely on, proved or refuted."""
+        steps = f"each fragment is sent every {self.num_fragments} · {self.spacing} = {self.period} steps"
+        if self.period == self.asked:
+            period = Finding("once a period", "proved", steps)
+        else:
+            ratio = f"{self.asked} / {self.num_fragments} is rounded to {self.spacing}"
+            first = self.period if self.program == "MaxText" else self.spacing
+            witness = f"fragment 0 in steps {first} and {first + self.period}"
+            period = Finding("once a period", "refuted", f"{ratio}, so {steps}, not {self.asked}: {witness}")
+        order = Finding("one order", "proved", "which fragment is sent follows from the step, which all replicas share")
+        sent_again = f"merged {self.delay} steps after it is sent, and sent again after {self.period}"
+        merged = Finding("merged in time", "proved" if self.delay < self.period else "refuted", sent_again)
+        return [period, order, merged, *([self.coverage] if self.coverage else [])]
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """What the settings do, and what is found, for a table."""
+        own = "what a worker learns while a fragment is on its way is dropped" if not self.alpha else "of its own model"
+        rows = [
+            ("H", str(self.asked), "steps from one averaging of a fragment to the next, as asked for"),
+            ("fragments", str(self.num_fragments), f"one of them is sent every {self.spacing} steps"),
+            ("late by", str(self.delay), "steps from sending a fragment to merging it"),
+            ("α", f"{float(self.alpha):g}", own if self.delay or self.alpha else "all go on from the global model"),
+            ("outer step", self.outer.in_words or "none", "what becomes of the mean of all that moved"),
+        ]
+        return [*rows, *((claim, status, why) for claim, status, why in self.findings())]
+
+    def schedule(self, source: str, cluster: Cluster | None) -> Schedule:
+        """The same as a schedule: a round of all every H steps, with an outer step.
+
+        Raises:
+            RefutedError: a claim about the settings is false.
+            MissingFeatureError: fragments that take turns, or come late.
+            DocumentError: the number of replicas is neither in the file nor given by a cluster.
+        """
+        for finding in self.findings():
+            if finding.status == "refuted":
+                raise RefutedError(f"{source}: {finding.claim} is refuted: {finding.why}")
+        if self.num_fragments > 1 or self.delay:
+            raise MissingFeatureError(
+                f"{source}: {self.num_fragments} fragments, late by {self.delay} steps: a schedule file has no "
+                "fragments and no lateness in steps; import settings with 1 fragment that is merged at once"
+            )
+        if cluster is None and self.num_replicas < 2:
+            raise DocumentError("document", "does not say how many replicas there are; give a cluster", source)
+        cluster = Cluster.regular(self.num_replicas, 1) if cluster is None else cluster
+        what, name = Routes(outer=self.outer), PurePath(source).stem
+        if not self.alpha:
+            return Schedule(name, cluster, AllReduce(pace=self.asked, what=what))
+        everyone = Group(tuple(range(cluster.num_workers)), 1 - self.alpha)
+        phases = GroupPhases((Phase.from_groups(cluster.num_workers, [everyone]),))
+        return Schedule(name, cluster, Static(pace=self.asked, phases=phases, what=what))
+
+
+def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
+    """MaxText's YAML, of which only what DiLoCo has is read; what it leaves out is as in base.yml.
+
+    Raises:
+        DocumentError: a value that MaxText refuses, too, or DiLoCo is off.
+        RefutedError, MissingFeatureError: as `Settings.schedule`.
+    """
+    return _imported(_maxtext(_Members(_parsed(data, source), MAXTEXT, source)), source, cluster)
+
+
+def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
+    """The arguments of torchft's `DiLoCo` as an object, with those of the outer SGD under `outer_optimizer`.
+
+    Raises:
+        DocumentError: a value that torchft refuses, too.
+        RefutedError, MissingFeatureError: as `Settings.schedule`.
+    """
+    members = _Members(_parsed(data, source), TORCHFT, source)
+    members.refuse_unknown()
+    return _imported(_torchft(members), source, cluster)
+
+
+def _imported(settings: Settings, source: str, cluster: Cluster | None) -> Schedule:
+    for row in settings.rows():
+        say_row(row)
+    return settings.schedule(source, cluster)
+
+
+def _maxtext(members: _Members) -> Settings:
+    """`round(H / P)` steps from one fragment to the next, at least 1; the fragment is (step mod period) div spacing."""
+    if not members.flag("enable_diloco"):
+        raise members.refused("enable_diloco", "it must be true, or there are no outer steps")
+    asked = members.whole("diloco_sync_period", 1)
+    momentum = members["diloco_outer_momentum"]
+    streams = members.flag("enable_streaming_diloco")
+    fragments = members.whole("num_diloco_fragments", 2) if streams else 1
+    return Settings(
+        program="MaxText",
+        asked=asked,
+        num_fragments=fragments,
+        spacing=max(1, round(asked / fragments)),
+        delay=members.whole("num_communication_overlapping_steps", 0) if streams else 0,
+        alpha=members.share("communication_overlapping_alpha") if streams else Fraction(0),
+        outer=members.outer(lr=members["diloco_outer_lr"], momentum=momentum, nesterov=momentum != 0),
+        num_replicas=members.whole("dcn_diloco_parallelism", -1) * members.whole("ici_diloco_parallelism", -1),
+    )
+
+
+def _torchft(members: _Members) -> Settings:
+    """`sync_every` div P steps from one fragment to the next; the fragment is the manager's step mod P."""
+    asked, given = members.whole("sync_every", 1), members["model_fragments"]
+    sizes = members.sizes("model_fragments") if isinstance(given, list) else None
+    fragments = members.whole("model_fragments", 1) if sizes is None else len(sizes)
+    spacing, rest = divmod(asked, fragments)
+    if rest:
+        raise members.refused("sync_every", f"torchft asks for a multiple of the {fragments} fragments")
+    delay = members.whole("fragment_sync_delay", 0)
+    if delay >= spacing:
+        raise members.refused("fragment_sync_delay", f"torchft asks for less than {asked} / {fragments} steps")
+    outer = members["outer_optimizer"]
+    if not isinstance(outer, dict) or not set(outer) <= {"lr", "momentum", "nesterov"}:
+        raise members.refused("outer_optimizer", 'it must be such as {"lr": 0.7, "momentum": 0.9, "nesterov": true}')
+    return Settings(
+        program="torchft",
+        asked=asked,
+        num_fragments=fragments,
+        spacing=spacing,
+        delay=delay,
+        alpha=members.share("fragment_update_alpha"),
+        outer=members.outer(**outer),
+        num_replicas=0 if members["num_replicas"] is None else members.whole("num_replicas", 2),
+        coverage=_coverage(members, sizes),
+    )
+
+
+def _coverage(members: _Members, sizes: list[list[int]] | None) -> Finding:
+    """Whether every tensor of every fragment is in some sum."""
+    claim = "every tensor is sent"
+    if not members.flag("use_bucketization"):
+        return Finding(claim, "proved", "each tensor of a fragment has a sum of its own")
+    if sizes is None:
+        return Finding(claim, "not proved", "give model_fragments as lists of the sizes of their tensors")
+    cap = members["bucket_cap_mb"]
+    if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not cap > 0:
+        raise members.refused("bucket_cap_mb", "it must be a number of megabytes above 0")
+    capacity = int(cap * MEGABYTE) // members.whole("element_size", 1)
+    if capacity < 1:
+        raise members.refused("bucket_cap_mb", "a bucket must hold at least 1 number")
+    for number, fragment in enumerate(sizes):
+        sent = sum(torchft_buckets(fragment, capacity))
+        if sent < len(fragment):
+            return Finding(
+                claim,
+                "refuted",
+                f"tensor {sent} of fragment {number} has {fragment[sent]} numbers and does not fit into the rest of "
+                f"its bucket of {capacity}, and no bucket is added: the tensors from it on ({len(fragment) - sent} of "
+                f"{len(fragment)}) are never averaged",
+            )
+    return Finding(claim, "proved", f"each fits into a bucket of {capacity} numbers, filled in order")
+
+
+def torchft_buckets(sizes: Sequence[int], capacity: int) -> list[int]:
+    """How many further tensors each of torchft's buckets takes whole, in order: those left over are in no sum.
+
+    As many buckets are made as all numbers would fill; a tensor that does not fit into the rest of one waits for the
+    next, which does not add one.
+    """
+    left, total, taken = list(sizes), sum(sizes), []
+    while total > 0:
+        room = chunk = min(capacity, total)
+        count = 0
+        while left and left[0] <= room:
+            room -= left.pop(0)
+            count += 1
+        taken.append(count)
+        total -= chunk
+    return taken
+
+
+def _parsed(data: bytes, source: str) -> Mapping[str, Any]:
+    text = data.lstrip()
+    value = parse_json(data, source=source) if text[:1] == b"{" else parse_yaml(data, source=source)
+    if not isinstance(value, dict):
+        raise DocumentError("document", "is no object of settings", source)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """Settings as written, over their defaults."""
+
+    given: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    source: str
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever the file says
+        return self.given.get(name, self.defaults[name])
+
+    def refused(self, name: str, rule: str) -> DocumentError:
+        """The refusal of a member."""
+        return DocumentError(name, f"is {shown(self[name])}; {rule}", self.source)
+
+    def refuse_unknown(self) -> None:
+        """Refuse members without a meaning here."""
+        for name in self.given:
+            if name not in self.defaults:
+                raise DocumentError("document", unknown(name, self.defaults), self.source)
+
+    def flag(self, name: str) -> bool:
+        """True or false."""
+        if not isinstance(value := self[name], bool):
+            raise self.refused(name, "it must be true or false")
+        return value
+
+    def whole(self, name: str, least: int) -> int:
+        """A whole number."""
+        if type(value := self[name]) is not int or value < least:
+            raise self.refused(name, f"it must be a whole number, at least {least}")
+        return value
+
+    def share(self, name: str) -> Fraction:
+        """A number from 0 to 1."""
+        value = self[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise self.refused(name, "it must be a number from 0 to 1")
+        return Fraction(str(value))
+
+    def sizes(self, name: str) -> list[list[int]]:
+        """Lists of numbers of elements."""
+        fragments: list[list[int]] = self[name]
+        for number, sizes in enumerate(fragments):
+            if not isinstance(sizes, list) or not sizes or any(type(size) is not int or size < 1 for size in sizes):
+                problem = f"is {shown(sizes)}; it must list the numbers of elements of the fragment's tensors"
+                raise DocumentError(child(name, str(number)), problem, self.source)
+        if not fragments:
+            raise self.refused(name, "there must be at least 1 fragment")
+        return fragments
+
+    def outer(self, **numbers: Any) -> Outer:  # noqa: ANN401 - whatever the file says
+        """The outer optimizer."""
+        try:
+            outer = Outer(**numbers)
+            outer.check()
+        except ScheduleError as error:
+            raise ScheduleError(f"{self.source}: {error}") from None
+        return outer

@@ -1,0 +1,19 @@
+"""What is compared with bare transfers does what it is compared for."""
+
+from benchmarks import transport
+from benchmarks.kit import take_turns
+from helpers.thread_ranks import ThreadRanks
+
+
+def test_every_form_and_codec_of_a_sum_is_near_the_exact_one():
+    def work(world):
+        world.create(tuple(range(4)), name="everyone")
+        errors = {}
+        ways = transport.sums(world, 0.01, 2, transport.SUMS, errors)
+        times = take_turns(ways, lambda _: 0.0, 1, warm_up=1)
+        return errors, times
+
+    for errors, times in ThreadRanks(4).run(4, work):
+        assert set(errors) == set(times) == set(transport.SUMS)
+        assert max(errors.values()) < 0.05
+        assert errors[transport.PLAIN] < 1e-6

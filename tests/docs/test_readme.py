@@ -1,0 +1,86 @@
+"""The README and the how-to pages: what they claim is measured, their commands exist, and their refusals are ours."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from benchmarks.lab import front_picture
+from benchmarks.papers import page, rows
+from partreduce.__main__ import main
+from partreduce.commands import build_app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+MEASURED = {
+    "slow link": ("prague", "Over All-Reduce, all workers alike", "planner's recommendation, 40 Mbit/s"),
+    "slow worker": ("prague", "Over All-Reduce, one worker 5× slower", "planner's recommendation"),
+    "embeddings": ("parallax", "Hybrid over the better of TF-PS and Horovod", "language, 4x4: hybrid"),
+}
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every `partreduce …` line in a block of code, without its comment."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("partreduce ")]
+
+
+@pytest.mark.parametrize("job", MEASURED)
+def test_a_measured_gain_of_the_readme_is_that_of_the_kept_rows(job):
+    paper, *key = MEASURED[job]
+    (row,) = (row for row in rows.read(paper).rows if row.key == tuple(key))
+    (line,) = (line for line in README.splitlines() if line.startswith(f"| [{job}]"))
+    assert page.measured(row) in line
+    assert f"{row.runs} runs" in line
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_kept_cells_and_says_their_medians(tmp_path):
+    front_picture.draw(tmp_path / "drawn.svg")
+    assert (tmp_path / "drawn.svg").stat().st_size < 200_000
+    (alternative,) = re.findall(r"^!\[(.*)\]\(docs/pictures/loss-over-seconds.svg\)$", README, re.MULTILINE)
+    assert re.findall(r"[\d.]+ s\b", alternative) == [f"{row.seconds:.1f} s" for row in reversed(front_picture.shown())]
+
+
+@pytest.mark.parametrize("text", [README, *(path.read_text(encoding="utf-8") for path in GUIDES)])
+def test_every_command_of_a_page_is_one_that_exists_with_options_that_exist(text):
+    verbs = typer.main.get_command(build_app()).commands
+    for verb, *words in commands(text):
+        known = {name for parameter in verbs[verb].params for name in parameter.opts}
+        assert [word for word in words if re.match(r"--?[a-z]", word) and word not in known] == [], (verb, words)
+
+
+def test_an_equal_cluster_gets_all_reduce_as_the_readme_says(capsys):
+    assert (
+        main(["design", "1x8", "--set", "inside=300GB/s", "--model-bytes", "100MB", "--effort", "quick", "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["recommendation"]["name"] == "allreduce"
+
+
+def test_two_regions_gain_what_the_pages_say_that_is_predicted(capsys):
+    guide = (ROOT / "docs/how-to/regions.md").read_text(encoding="utf-8")
+    assert (ROOT / "examples/two-regions.yaml").read_text() in guide
+    (words,) = (words for words in commands(guide) if words[0] == "design")
+    assert main([*words[: words.index("-o")], "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    times = {
+        option["name"]: option["step_seconds"] * option["steps_ratio"]
+        for option in answer["front"] + answer["baselines"]
+    }
+    local = min(seconds for name, seconds in times.items() if name.startswith("allreduce"))
+    found = answer["recommendation"]["step_seconds"] * answer["recommendation"]["steps_ratio"]
+    told, low, high = map(float, re.search(r"loss (\S+) times as fast \((\S+) to (\S+)\)", guide).groups())
+    assert f"| {told:.1f}× over the best local SGD | predicted" in README
+    assert low < local / found < high, "the planner's answer has moved: run the command again and mend both pages"
+
+
+def test_the_refusals_of_sharded_models_are_the_words_that_the_runtime_says():
+    guide = (ROOT / "docs/how-to/sharded-models.md").read_text(encoding="utf-8")
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "runtime").rglob("*.py")]
+    quoted = re.findall(r"\| `[^|]*?((?:is|has) sharded[^|`']*|is wrapped in [^|`]*)` \|", guide)
+    assert len(quoted) == 4
+    assert [words for words in quoted if not any(words in source for source in sources)] == []

@@ -1,0 +1,295 @@
+"""Outer steps: DiLoCo's algorithm on random runs, plain averaging where it is plain, and what a run keeps of them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from helpers.outer_runs import OuterRun, Worker, complaint, random_run, run
+from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.runtime.strategies.outer_means import OuterMeans
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.errors import InputError, PeerLostError, ScheduleError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import (
+    AllReduce,
+    Averaging,
+    Codec,
+    GroupPhases,
+    How,
+    Late,
+    Neighbor,
+    Outer,
+    Pairwise,
+    Quorum,
+    Round,
+    Routes,
+    Static,
+)
+
+RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "48"))
+CHUNK = 24
+BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 1000))
+DILOCO = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True))
+
+
+@pytest.mark.parametrize("part", range(RUNS // CHUNK))
+def test_random_runs_equal_diloco_in_one_process(ranks, part):
+    """`PARTREDUCE_OUTER_RUNS=1000 pytest tests/runtime/strategies/test_outer_means.py -k random_runs` draws more."""
+    for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
+        case = random_run(seed)
+        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
+        assert complaint(case, dict(enumerate(got))) == "", f"seed {seed}"
+
+
+def test_random_runs_cover_what_they_claim():
+    cases = [random_run(seed) for seed in range(300)]
+    assert {case.inner for case in cases} == {"adamw", "sgd", "momentum"}
+    assert {case.outer.nesterov for case in cases} == {True, False}
+    assert {case.outer.is_plain for case in cases} == {True, False}
+    assert {case.schedule.strategy.kind for case in cases} == {"static", "allreduce"}
+    assert {case.schedule.strategy.averaging for case in cases} == set(Averaging)
+    assert any(len(set(case.rounds)) > 1 for case in cases), "uneven data"
+    assert any(case.schedule.strategy.steps_once for case in cases), "in each step"
+    assert not any(case.schedule.strategy.averages_gradients for case in cases)
+
+
+@pytest.mark.parametrize("fault", ["no momentum", "nesterov left out", "anchor of the start", "half the rate"])
+def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
+    step = OuterMeans._moved
+
+    def wrong(self, index, movement, ok):
+        if fault == "no momentum":
+            self.momentum = []
+        elif fault == "nesterov left out":
+            self._nesterov = False
+        step(self, index, movement, ok)
+        if fault == "half the rate":
+            movement.mul_(0.5)
+        elif fault == "anchor of the start":
+            self.reference.take = lambda *_: None
+
+    monkeypatch.setattr(OuterMeans, "_moved", wrong)
+    if fault == "anchor of the start":
+        monkeypatch.setattr("partreduce.runtime.averaging.reference.Reference.take", lambda *_: None)
+        monkeypatch.setattr(OuterMeans, "_moved", step)
+    for seed in range(30):
+        case = random_run(seed)
+        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
+        if complaint(case, dict(enumerate(got))):
+            return
+    raise AssertionError("unnoticed")
+
+
+def job(strategy: AllReduce | Static, inner: str = "adamw", seed: int = 3) -> OuterRun:
+    """Three workers' training by a strategy."""
+    schedule = Schedule("outer", Cluster.regular(1, 3), strategy)
+    return OuterRun(schedule, (4, 4, 4), inner, 0.5, 1.0, seed)
+
+
+def nested(**options: object) -> Static:
+    """A pair, then everybody."""
+    phases = (Phase.from_groups(3, [[0, 1]]), Phase.from_groups(3, [range(3)]))
+    return Static(phases=GroupPhases(phases), **({"what": DILOCO} | options))
+
+
+class Training:
+    """One worker's run, that may stop between any two steps."""
+
+    def __init__(self, world, strategy, **options):
+        self.worker = Worker(job(strategy), world.rank)
+        schedule = self.worker.case.schedule
+        self.optimizer = DistributedOptimizer(
+            self.worker.inner, self.worker.model, schedule, world=world, **{"timeout": 20} | options
+        )
+
+    def steps(self, count):
+        for _ in range(count):
+            self.worker.taken = self.optimizer.steps
+            self.optimizer.zero_grad()
+            self.worker.backward()
+            self.optimizer.step()
+        return self.worker.values()
+
+
+def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
+    plain, stated = AllReduce(pace=3), AllReduce(pace=3, what=Routes(outer=Outer(lr=1, momentum=0)))
+    assert schedule_sha256(job(plain).schedule) == schedule_sha256(job(stated).schedule)
+
+    def work(world):
+        trainings = [Training(world, strategy) for strategy in (plain, stated)]
+        assert [type(one.optimizer.runner) for one in trainings] == [GroupMeans, GroupMeans]
+        return [one.steps(7) for one in trainings]
+
+    for first, second in ranks.run(3, work):
+        assert torch.equal(first, second)
+
+
+def test_in_each_step_rate_one_equals_averaged_parameters(ranks):
+    """H = 1 averages parameters, not gradients; with momentum 0.9 and rate 1 the first round is the plain mean."""
+
+    def work(world):
+        return Training(world, AllReduce(what=Routes(outer=Outer(momentum=0.9)))).steps(1)
+
+    case = job(AllReduce(what=Routes(outer=Outer(momentum=0.9))))
+    alone = [Worker(case, rank) for rank in range(3)]
+    for one in alone:
+        one.backward()
+        one.inner.step()
+    mean = torch.stack([one.values() for one in alone]).mean(dim=0)
+    for values in ranks.run(3, work):
+        torch.testing.assert_close(values, mean, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(pace=5, what=DILOCO), nested(pace=2)], ids=["everybody", "nested"])
+@pytest.mark.parametrize("saved", [2, 5, 8, 10])
+def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, saved):
+    def whole(world):
+        training = Training(world, strategy)
+        training.steps(saved)
+        save_checkpoint(training.optimizer, tmp_path)
+        return training.steps(12), training.optimizer.runner.state()
+
+    def resumed(world):
+        training = Training(world, strategy)
+        assert load_checkpoint(training.optimizer, tmp_path).steps == saved
+        return training.steps(12), training.optimizer.runner.state()
+
+    for (one, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
+        assert torch.equal(one, other)
+        assert sorted(kept) == ["momentum/0", "reference/0", "reference/place"]
+        assert all(torch.equal(kept[name], theirs[name]) for name in kept)
+
+
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
+@pytest.mark.parametrize("saved", [3, 5])
+def test_state_dicts_of_optimizer_and_model_go_on_bit_for_bit_from_inside_a_round(ranks, saved):
+    def work(world):
+        first = Training(world, AllReduce(pace=5, what=DILOCO))
+        first.steps(saved)
+        states = {name: tensor.clone() for name, tensor in first.worker.model.state_dict().items()}
+        kept = copy.deepcopy(first.optimizer.state_dict())  # torch's shares tensors with the optimizer
+        second = Training(world, AllReduce(pace=5, what=DILOCO))
+        second.worker.model.load_state_dict(states)
+        second.optimizer.load_state_dict(kept)
+        assert set(kept["partreduce"]["strategy"]) == {"momentum/0", "reference/0", "reference/place"}
+        return first.steps(9), second.steps(9)
+
+    for first, second in ranks.run(3, work):
+        assert torch.equal(first, second)
+
+
+def test_a_state_without_the_strategys_begins_an_anchor_where_it_is_loaded(ranks):
+    """As from a checkpoint of plain averaging: no momentum, and the model as the next step finds it."""
+
+    def work(world):
+        training = Training(world, AllReduce(pace=5, what=Routes(outer=Outer(lr=0.5))))
+        training.steps(5)
+        state = training.optimizer.state_dict()
+        del state["partreduce"]["strategy"]
+        state["partreduce"]["steps"] = 3
+        training.optimizer.load_state_dict(state)
+        start = training.worker.values()
+        before = training.steps(1)
+        training.optimizer.load_state_dict(training.optimizer.state_dict())
+        return start, before, training.steps(1), training.optimizer.runner.state()
+
+    results = ranks.run(3, work)
+    anchors = {tuple(state["reference/0"].tolist()) for *_, state in results}
+    assert len(anchors) == 1
+    assert all(torch.equal(result[2], results[0][2]) for result in results), "all met"
+
+
+def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(ranks):
+    """And near the run without codec: what is rounded is the movement."""
+    eight = AllReduce(pace=3, what=DILOCO, how=How(codec=Codec.INT8))
+
+    def work(world):
+        return Training(world, eight).steps(12), Training(world, replace(eight, how=How())).steps(12)
+
+    results = ranks.run(3, work)
+    for coded, exact in results:
+        assert torch.equal(coded, results[0][0])
+        assert torch.equal(exact, results[0][1])
+        assert 0 < float((coded - exact).abs().max()) < 0.05
+
+
+def test_the_mean_model_leaves_anchor_and_momentum_alone(ranks):
+    def work(world, looks):
+        training = Training(world, AllReduce(pace=3, what=DILOCO))
+        for _ in range(7):
+            values = training.steps(1)
+            if looks:
+                with training.optimizer.mean_model():
+                    pass
+        return values
+
+    without = ranks.run(3, lambda world: work(world, looks=False))
+    for one, other in zip(without, ranks.run(3, lambda world: work(world, looks=True)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_lost_worker_ends_the_run_by_name_and_no_outer_step_is_half_made(ranks):
+    def work(world):
+        training = Training(world, AllReduce(pace=2, what=DILOCO), timeout=4)
+        training.steps(3)
+        before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
+        if world.rank == 2:
+            training.optimizer.runner.abandon()
+            training.optimizer.ending.after(PeerLostError("worker 2 gives up"))
+            return "gone"
+        with pytest.raises(PeerLostError) as caught:
+            training.steps(1)
+        after = training.optimizer.runner.state()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        return str(caught.value)
+
+    texts = ranks.run(3, work)
+    ranks.fresh()
+    assert all("worker 2" in text for text in texts[:2]), texts
+
+
+def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
+    edges = Round.from_edges(3, [(0, 1, "1/2"), (1, 0, "1/2")])
+    pairs = GroupPhases((Phase.from_groups(3, [[0, 1]]),))
+    refused = {
+        "when.late brings it later": AllReduce(pace=2, when=Late(), what=DILOCO),
+        "when.quorum brings it later": AllReduce(when=Quorum(quorum=2), what=DILOCO),
+        "strategy 'static' has no such round here": Static(phases=pairs, what=DILOCO),
+        "strategy 'neighbor' has no such round": Neighbor(rounds=(edges,), what=DILOCO),
+        "strategy 'pairwise' has no such round": Pairwise(active=(1,), what=DILOCO),
+        "what.outer.lr: is 0; a learning rate is above 0": AllReduce(what=Routes(outer=Outer(lr=0))),
+        "what.outer.momentum: is 1; a momentum is": AllReduce(what=Routes(outer=Outer(momentum=1))),
+        "no momentum that it could look ahead with": AllReduce(what=Routes(outer=Outer(lr=0.7, nesterov=True))),
+    }
+    for words, strategy in refused.items():
+        with pytest.raises(ScheduleError, match=r"what\.outer") as caught:
+            Schedule("refused", Cluster.regular(1, 3), strategy)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ScheduleError, match=r"what\.outer\.lr: is 'fast'; it is a number such as 0\.7"):
+        Outer(lr="fast")
+
+    def work(world):
+        texts = []
+        for options in ({"initial": "keep"}, {"drift_correction": 0.1}):
+            with pytest.raises(InputError) as caught:
+                Training(world, AllReduce(pace=2, what=DILOCO), **options)
+            texts.append(str(caught.value))
+        with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
+            ScheduleAverager(job(AllReduce(pace=2, what=DILOCO)).schedule, world=world)
+        return texts
+
+    for keep, correction in ranks.run(3, work):
+        assert "measures what workers moved since they were equal" in keep
+        assert "has outer steps, for which it is not derived" in correction

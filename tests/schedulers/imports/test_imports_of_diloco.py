@@ -1,0 +1,200 @@
+"""DiLoCo settings of torchft and MaxText: both known faults are refuted with a witness, true ones become schedules."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from partreduce.__main__ import main
+from partreduce.schedulers.imports import import_schedule
+from partreduce.schedulers.imports.diloco import torchft_buckets
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, MissingFeatureError, RefutedError
+from partreduce.topo.strategies import AllReduce, Outer, Routes, Static
+from partreduce.verify import prove
+
+DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+SIX_AND_SIX = {"model_fragments": [[6, 6]], "use_bucketization": True, "bucket_cap_mb": 8 * 4 / 2**20}
+"""Numbers of 4 bytes, with room for 8 in a bucket."""
+
+
+@pytest.fixture
+def torchft(tmp_path):
+    def write(**settings):
+        path = tmp_path / "torchft.json"
+        path.write_text(json.dumps({"sync_every": 20, "outer_optimizer": DILOCO, "num_replicas": 4} | settings))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def maxtext(tmp_path):
+    def write(**settings):
+        path = tmp_path / "maxtext.yaml"
+        lines = {"base_config": "base.yml", "enable_diloco": True, "dcn_diloco_parallelism": 2, "pure_nnx": True}
+        path.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in (lines | settings).items()))
+        return path
+
+    return write
+
+
+def findings(path):
+    rows = []
+    with contextlib.suppress(RefutedError, MissingFeatureError):
+        import_schedule(path, rows=rows)
+    return {name: (value, meaning) for name, value, meaning in rows}
+
+
+def test_maxtexts_19_fragments_of_36_steps_come_round_after_38(maxtext):
+    path = maxtext(enable_streaming_diloco=True, diloco_sync_period=36, num_diloco_fragments=19)
+    with pytest.raises(RefutedError, match="every 19 · 2 = 38 steps, not 36: fragment 0 in steps 38 and 76"):
+        import_schedule(path)
+
+
+def test_torchfts_tensor_that_straddles_two_buckets_is_never_averaged(torchft):
+    with pytest.raises(RefutedError, match=r"tensor 1 of fragment 0 has 6 numbers .* \(1 of 2\) are never averaged"):
+        import_schedule(torchft(**SIX_AND_SIX))
+    assert findings(torchft(**SIX_AND_SIX | {"use_bucketization": False}))["every tensor is sent"][0] == "proved"
+    assert findings(torchft(**SIX_AND_SIX | {"model_fragments": 1}))["every tensor is sent"][0] == "not proved"
+
+
+@pytest.mark.parametrize("which", ["maxtext", "torchft"])
+def test_one_command_tells_what_settings_do_and_refutes_them(which, maxtext, torchft, tmp_path, capsys):
+    made = {
+        "maxtext": lambda: maxtext(enable_streaming_diloco=True, num_diloco_fragments=19),
+        "torchft": lambda: torchft(**SIX_AND_SIX),
+    }
+    assert main(["import", str(made[which]()), "-o", str(tmp_path / "s.json")]) == 1
+    told = capsys.readouterr().err
+    assert "outer step" in told
+    assert "refuted" in told
+    assert told.count("partreduce: ") == 1
+    assert not (tmp_path / "s.json").exists()
+
+
+def sent_by_maxtext(period, fragments, steps):
+    """(step, fragment) as its training step decides: every round(H / P) steps the next one."""
+    spacing = max(1, round(period / fragments))
+    return [(step, step % (fragments * spacing) // spacing) for step in range(1, steps + 1) if step % spacing == 0]
+
+
+def sent_by_torchft(sync_every, fragments, steps):
+    """(step, fragment) as its hook decides: a local count that begins anew, and the manager's step."""
+    sent, local, committed = [], 0, 0
+    for step in range(1, steps + 1):
+        local += 1
+        if local == sync_every // fragments:
+            sent.append((step, committed % fragments))
+            local, committed = 0, committed + 1
+    return sent
+
+
+def test_a_period_is_proved_exactly_where_each_fragment_comes_once_in_it(maxtext, torchft):
+    draw = random.Random("periods")
+    seen = {"proved": 0, "refuted": 0}
+    for _ in range(120):
+        period, fragments = draw.randrange(2, 40), draw.randrange(2, 20)
+        if draw.random() < 0.4:
+            period = fragments * draw.randrange(1, 6)
+        path = maxtext(enable_streaming_diloco=True, diloco_sync_period=period, num_diloco_fragments=fragments)
+        status, _ = findings(path)["once a period"]
+        sent = sent_by_maxtext(period, fragments, 6 * period + 6 * fragments)
+        steps = {f: [step for step, which in sent if which == f] for f in range(fragments)}
+        once = all(b - a == period for times in steps.values() for a, b in pairwise(times))
+        assert (status == "proved") == once, (period, fragments)
+        seen[status] += 1
+        if period % fragments == 0:
+            sent = sent_by_torchft(period, fragments, 3 * period)
+            assert [which for _, which in sent] == [*range(fragments)] * 3
+            assert findings(torchft(sync_every=period, model_fragments=fragments))["once a period"][0] == "proved"
+    assert min(seen.values()) > 30
+
+
+def test_a_bucket_is_filled_as_long_as_whole_tensors_fit_and_none_is_added():
+    """By hand: as many buckets as all numbers fill, each with the tensors that fit whole, in order."""
+    assert torchft_buckets([6, 6], 8) == [1, 0]
+    assert torchft_buckets([6, 2, 6], 8) == [2, 1]
+    assert torchft_buckets([9, 1], 8) == [0, 0], "the first never fits, and holds up the rest"
+    assert torchft_buckets([4, 4, 4], 4) == [1, 1, 1]
+    draw = random.Random("buckets")
+    for _ in range(500):
+        sizes, capacity = [draw.randrange(1, 9) for _ in range(draw.randrange(1, 6))], draw.randrange(1, 14)
+        taken = torchft_buckets(sizes, capacity)
+        assert len(taken) == -(-sum(sizes) // capacity)
+        first = 0
+        for count in taken:
+            assert sum(sizes[first : first + count]) <= capacity
+            first += count
+
+
+def test_true_settings_become_a_schedule_with_an_outer_step(maxtext, torchft):
+    outer = Routes(outer=Outer(**DILOCO))
+    schedule = import_schedule(torchft())
+    assert schedule.strategy == AllReduce(pace=20, what=outer)
+    assert schedule.num_workers == 4
+    assert prove(schedule).verdict == "proved"
+    schedule = import_schedule(maxtext(), cluster=Cluster.regular(2, 8))
+    assert schedule.strategy == AllReduce(pace=36, what=Routes(outer=Outer(lr=0.3, momentum=0.9, nesterov=True)))
+    assert schedule.num_workers == 16
+
+
+def test_alpha_keeps_a_share_of_a_workers_own_model(torchft):
+    """As torchft merges it: the anchor is the global model, and the worker goes on from between the two."""
+    strategy = import_schedule(torchft(fragment_update_alpha=0.25)).strategy
+    assert isinstance(strategy, Static)
+    assert strategy.phases.phases[0][0].relax == Fraction(3, 4)
+    assert strategy.what.outer == Outer(**DILOCO)
+
+
+def test_fragments_and_late_merges_are_explained_and_not_written(torchft):
+    path = torchft(model_fragments=4, fragment_sync_delay=3)
+    with pytest.raises(MissingFeatureError, match="4 fragments, late by 3 steps: a schedule file has no fragments"):
+        import_schedule(path)
+    found = findings(path)
+    assert found["fragments"] == ("4", "one of them is sent every 5 steps")
+    assert found["merged in time"][0] == "proved"
+    assert "is dropped" in found["α"][1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sync_every": 10, "model_fragments": 3}, "sync_every: is 10; torchft asks for a multiple of the 3 fragments"),
+        ({"fragment_sync_delay": 20}, "fragment_sync_delay: is 20; torchft asks for less than 20 / 1 steps"),
+        ({"fragment_update_alpha": 2}, "fragment_update_alpha: is 2; it must be a number from 0 to 1"),
+        ({"sync_evry": 3}, 'has the unknown key "sync_evry"; did you mean "sync_every"?'),
+        ({"outer_optimizer": None}, "outer_optimizer: is null; it must be such as"),
+        ({"outer_optimizer": {"lr": 0.7, "nesterov": True}}, "no momentum that it could look ahead with"),
+        ({"outer_optimizer": {"lr": [1]}}, "what.outer.lr: is [1]; it is a number such as 0.7"),
+        ({"model_fragments": [[6, 0]]}, "it must list the numbers of elements of the fragment's tensors"),
+        ({"model_fragments": []}, "model_fragments: is []; there must be at least 1 fragment"),
+        ({"num_replicas": None}, "does not say how many replicas there are; give a cluster"),
+        (SIX_AND_SIX | {"bucket_cap_mb": 1e-9}, "a bucket must hold at least 1 number"),
+    ],
+)
+def test_what_torchft_refuses_is_refused_in_one_line(torchft, settings, words):
+    with pytest.raises(InputError) as caught:
+        import_schedule(torchft(**settings))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_of_maxtext_only_what_diloco_has_is_read(maxtext):
+    with pytest.raises(InputError, match="enable_diloco: is false; it must be true, or there are no outer steps"):
+        import_schedule(maxtext(enable_diloco=False))
+    with pytest.raises(InputError, match="num_diloco_fragments: is null; it must be a whole number, at least 2"):
+        import_schedule(maxtext(enable_streaming_diloco=True))
+    late = maxtext(
+        enable_streaming_diloco=True, num_diloco_fragments=2, diloco_sync_period=4,
+        num_communication_overlapping_steps=4,
+    )  # fmt: skip
+    with pytest.raises(
+        RefutedError, match="merged in time is refuted: merged 4 steps after it is sent, and sent again"
+    ):
+        import_schedule(late)

@@ -1,0 +1,161 @@
+"""What the checker's program reads and answers: of every rule a file that breaks it, and one that just does not.
+
+The program runs in this process; `test_checker_attacks.py` starts it as strangers do.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from helpers.edges import HALF, PRODUCT, graph, groups, rate
+from helpers.read_edges import over_all
+from partreduce.verify import checker
+from partreduce.verify.checker.refusal import REFUTED, UNREADABLE
+from partreduce.verify.checker.strict_json import MAX_BYTES
+
+RATE = rate("pivots", "1/4")
+
+
+def certificate(*claims, raw=HALF, **changed):
+    read = checker.read_schedule(json.loads(json.dumps(raw)))
+    shape = {"schedule_sha256": read.sha256, "num_workers": read.num_workers, "period": read.period}
+    return {"format": "partreduce.certificate", "version": 1, **shape, "claims": list(claims), **changed}
+
+
+def answer(capsys, folder, one, other, *options):
+    """Exit status and lines of the program; files as values or as text."""
+    paths = folder / "certificate.json", folder / "schedule.json"
+    for path, content in zip(paths, (one, other), strict=True):
+        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    status = checker.main([*options, *map(str, paths)])
+    return status, capsys.readouterr().out.replace(f"{folder}/", "").splitlines()
+
+
+SHA256 = certificate()["schedule_sha256"]
+REFUSED = [
+    ({"format": "certificate"}, 65, "certificate.format: must be one of ['partreduce.certificate']"),
+    ({"version": 2}, 65, "certificate.version: must be one of [1]"),
+    ({"schedule_sha256": "0" * 64}, 1, f'schedule_sha256 is "{"0" * 64}"; expected "{SHA256}"'),
+    ({"num_workers": 3}, 1, "num_workers is 3; expected 2"),
+    ({"period": 2}, 1, "period is 2; expected 1"),
+    ({"more": 1}, 65, "certificate: has unknown keys ['more'] or lacks []"),
+    ({"claims": {}}, 65, "claims: must be a list"),
+    ({"claims": [1]}, 65, "claims[0]: must be an object with a claim"),
+    ({"claims": ["claim"]}, 65, "claims[0]: must be an object with a claim"),
+    ({"claims": [{"method": "pivots"}]}, 65, "claims[0]: must be an object with a claim"),
+    ({"claims": [{"claim": 1}]}, 65, "claims[0].claim: must be a text"),
+    ({"claims": [{"claim": "contraction", "method": 1}]}, 65, "claims[0].method: must be a text"),
+    ({"claims": [{"claim": "contraction"}]}, 65, "claims[0] (contraction): is unknown or repeated"),
+    ({"claims": [{**RATE, "method": "x"}]}, 65, "claims[0] (contraction/x): is unknown or repeated"),
+    (
+        {"claims": [{"claim": "contraction/pivots", "squared": "1/4"}]},
+        65,
+        "claims[0] (contraction/pivots): is unknown or repeated",
+    ),
+    ({"claims": [{"claim": "x" * 99}]}, 65, f"claims[0] ({'x' * 60}): is unknown or repeated"),
+    ({"claims": [RATE, RATE]}, 65, "claims[1] (contraction/pivots): is unknown or repeated"),
+    ({"claims": [RATE, rate("norms", "1/4")]}, 65, "claims[1] (contraction/norms): is unknown or repeated"),
+    ({"claims": [PRODUCT]}, 1, 'claims[0] (exact-consensus/product) is "the product"; expected exactly the mean'),
+    ({"schedule_sha256": "x" * 999}, 1, f'schedule_sha256 is "{"x" * 119}; expected "{SHA256}"'),
+    ({"x" * 999: 1}, 65, "certificate: " + f"has unknown keys ['{'x' * 999}'"[:200]),
+]
+
+
+@pytest.mark.parametrize(("changed", "status", "says"), REFUSED)
+def test_a_certificate_says_what_it_must_and_no_more(changed, status, says, tmp_path, capsys):
+    assert answer(capsys, tmp_path, certificate(RATE), HALF)[0] == 0
+    code, lines = answer(capsys, tmp_path, certificate(**changed), HALF)
+    assert (code, lines[-1]) == (status, f"{'refuted' if status == 1 else 'unreadable'}: {says}")
+
+
+def spelled(text):
+    """A certificate in which that stands for the number of workers."""
+    return json.dumps(certificate(RATE)).replace('"num_workers": 2', f'"num_workers": {text}').encode()
+
+
+FILES = [
+    (spelled("2"), HALF, ""),
+    (spelled("2.0"), HALF, "certificate.json: 2.0: numbers are integers or fraction strings"),
+    (spelled("NaN"), HALF, "certificate.json: NaN: numbers are integers or fraction strings"),
+    (spelled("1e" + "9" * 99), HALF, f"certificate.json: 1e{'9' * 38}: numbers are integers or fraction strings"),
+    (spelled('2, "num_workers": 2'), HALF, "certificate.json: an object has a key twice"),
+    (spelled("true"), HALF, "certificate.json: true, false and null have no place here"),
+    (spelled("false"), HALF, "certificate.json: true, false and null have no place here"),
+    (spelled("null"), HALF, "certificate.json: true, false and null have no place here"),
+    (
+        certificate(raw=over_all(when={"late": 1})),
+        json.dumps(over_all(when={"late": 1.0})).encode(),
+        "schedule.json: 1.0",
+    ),
+    (
+        certificate(),
+        json.dumps(HALF).replace('"name"', '"version": 1, "name"').encode(),
+        "schedule.json: an object has",
+    ),
+    (b"\xff", HALF, "UnicodeDecodeError"),
+    (b"[", HALF, "JSONDecodeError"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "says"), FILES)
+def test_a_file_is_read_strictly(one, other, says, tmp_path, capsys):
+    status, lines = answer(capsys, tmp_path, one, other)
+    assert status == (65 if says else 0)
+    if says:
+        assert lines[-1].startswith(f"unreadable: {says}")
+        assert len(lines) == 1
+
+
+def test_a_schedule_may_say_true_and_false(tmp_path, capsys):
+    raw = over_all(how={"codec": "int8", "error_feedback": True})
+    assert answer(capsys, tmp_path, certificate(raw=raw), raw)[0] == 0
+
+
+def test_a_file_may_just_be_as_large_as_the_limit(tmp_path, capsys):
+    large = json.dumps(HALF).encode().ljust(1000)
+    for size, status in ((1000, 0), (999, 65)):
+        code, lines = answer(capsys, tmp_path, certificate(), large, "--max-bytes", str(size))
+        assert code == status
+    assert lines == ["unreadable: schedule.json: is larger than 999 bytes; --max-bytes raises the limit"]
+    assert MAX_BYTES == 2**27
+    assert (UNREADABLE, REFUTED) == (65, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["one"],
+        ["one", "two", "three"],
+        ["--max-bytes", "1"],
+        ["--max-bytes", "x", "one", "two"],
+        ["--max-bytes", "1" * 16, "one", "two"],
+        ["--more", "1", "one", "two"],
+        ["--one", "two"],
+    ],
+)
+def test_the_command_line_is_two_files_and_perhaps_a_limit(arguments, capsys):
+    assert checker.main(arguments) == 65
+    usage = "usage: python -I checker [--max-bytes N] certificate.json schedule.json"
+    assert capsys.readouterr().out == f"unreadable: {usage}\n"
+
+
+def test_every_claim_and_every_fact_has_a_line(tmp_path, capsys, monkeypatch):
+    raw = groups(3, [[0, 1]])
+    expected = [
+        "conflict-free: fact",
+        'doubly-stochastic: fact: smallest_weight "1/2"',
+        "deadlock-free: follows from the protocol's rules: height 1",
+        'rounds: fact: group 2, bound "prime-factor", at_least "never", prime 3',
+    ]
+    assert answer(capsys, tmp_path, certificate(RATE), HALF)[1][0] == "contraction: proved"
+    status, lines = answer(capsys, tmp_path, certificate(raw=raw), raw)
+    assert (status, lines[:4]) == (0, expected)
+    long = graph(400, [(0, v, "1/2") for v in range(1, 400)])
+    shown = [line for line in answer(capsys, tmp_path, certificate(raw=long), long)[1] if line.startswith("queues")]
+    assert shown == [f"queues: follows from the protocol's rules: gap -1, capacities {json.dumps([-1] * 399)[:200]}"]
+    monkeypatch.setitem(checker.facts.__globals__, "MAX_WORK", 1)
+    lines = answer(capsys, tmp_path, certificate(), HALF)[1]
+    assert "end: follows from the protocol's rules, but its numbers take too long to compute" in lines

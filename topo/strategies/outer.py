@@ -1,0 +1,81 @@
+"""DiLoCo's value of the *what* axis: an outer optimizer takes what all workers moved on average as its gradient.
+
+Source: Douillard et al., DiLoCo: distributed low-communication training of language models, 2023 (arXiv 2311.08105),
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice, Closed, Exact
+
+
+class OuterOptimizer(Choice):
+    """How the mean of what workers moved becomes the next model."""
+
+    SGD = "sgd"
+    """torch.optim.SGD, without weight decay and dampening."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer(Closed):
+    """What a round of all workers makes of their mean m, from the model a with which all began (the anchor).
+
+    With the movement d = m - a and the momentum b, which begins as 0: b <- momentum * b + d, then
+    a <- a + lr * (d + momentum * b) with `nesterov`, a <- a + lr * b without. Every worker goes on from a.
+    Plain averaging is lr 1 and momentum 0, for then a becomes m. Groups of fewer workers average as without it.
+
+    Numbers may be given as Python writes them: `Outer(lr=0.7)` is 7/10.
+    """
+
+    optimizer: OuterOptimizer = OuterOptimizer.SGD
+    lr: Exact = Fraction(1)
+    momentum: Exact = Fraction(0)
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        """Take numbers as they are written, and refuse those that no outer optimizer has.
+
+        Raises:
+            ScheduleError: the place, the value and the rule.
+        """
+        Closed.__post_init__(self)
+        for name in ("lr", "momentum"):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, Fraction(str(value)))
+            except (ValueError, ZeroDivisionError):
+                raise ScheduleError(f"what.outer.{name}: is {value!r}; it is a number such as 0.7") from None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the mean itself is the next model."""
+        return self.lr == 1 and self.momentum == 0
+
+    @property
+    def in_words(self) -> str:
+        """What differs from plain averaging, in a few words."""
+        if self.is_plain:
+            return ""
+        momentum = f", {'Nesterov ' if self.nesterov else ''}momentum {float(self.momentum):g}" if self.momentum else ""
+        return f"outer {str(self.optimizer).upper()} {float(self.lr):g}{momentum}"
+
+    def check(self) -> None:
+        """Refuse numbers with which no outer optimizer settles.
+
+        Raises:
+            ScheduleError: the place, the value and the rule.
+        """
+        if self.lr <= 0:
+            raise ScheduleError(f"what.outer.lr: is {self.lr}; a learning rate is above 0")
+        if not 0 <= self.momentum < 1:
+            raise ScheduleError(f"what.outer.momentum: is {self.momentum}; a momentum is at least 0 and below 1")
+        if self.nesterov and not self.momentum:
+            raise ScheduleError("what.outer.nesterov: is true; there is no momentum that it could look ahead with")
+
+
+PLAIN = Outer()
+"""The mean is the next model."""
