@@ -449,7 +449,6 @@ def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
 
 
 def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool) -> None:
-    """Make the groups."""
     world.signs = heartbeat
     if own_process:
         note_stage(world.store, world.rank, "connected its groups")

@@ -87,7 +87,6 @@ class Recorder:
     def begin(
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int, *, lag: int = 0
     ) -> Operation:
-        """Note that an operation starts."""
         with self._lock:
             operation = Operation(self._count, kind, step, round_, members, num_bytes, self.now(), lag=lag)
             self._count += 1

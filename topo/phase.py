@@ -120,7 +120,6 @@ class Phase:
         return (self[index] for index in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        """Equal groups with equal factors."""
         return (
             isinstance(other, Phase)
             and self.num_workers == other.num_workers

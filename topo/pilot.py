@@ -19,12 +19,15 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One schedule of a pilot: its figures, and its steps over All-Reduce's as measured, once per seed."""
+    """One schedule of a pilot: its figures, and its steps over All-Reduce's as measured, once per seed.
+
+    `late` is its late distance (`topo.figures.late_distance`), 0 in lockstep.
+    """
 
     schedule: str
     consensus_distance: float
     drift: float
-    late: bool
+    late: float
     steps_ratios: tuple[float, ...]
 
     @property
@@ -34,8 +37,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """steps ratio = 1 + consensus_distance·(figure) + drift·(figure)^p + late; `drift` is None for shuffled data.
+    """steps ratio = 1 + consensus_distance·(figure) + drift·(figure)^p + late·(late distance).
 
+    `drift` is None for shuffled data.
     `error` is the largest relative error of a predicted steps ratio on a schedule that was left out of the fit.
     """
 

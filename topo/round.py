@@ -106,7 +106,6 @@ class Round(Bulk):
         return np.array([float(w) for w in self.weights])[self.weight_of] if len(self) else np.zeros(0)
 
     def __eq__(self, other: object) -> bool:
-        """Equal edges with equal weights."""
         return (
             isinstance(other, Round)
             and self.num_workers == other.num_workers

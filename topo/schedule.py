@@ -44,7 +44,6 @@ class Schedule:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers, n."""
         return self.cluster.num_workers
 
     @property
@@ -179,5 +178,4 @@ class Schedule:
         return replace(self, strategy=replace(self.strategy, how=how), certificate=None)
 
     def with_certificate(self, certificate: Mapping[str, Any] | None) -> Schedule:
-        """The same schedule carrying a certificate."""
         return replace(self, certificate=certificate)

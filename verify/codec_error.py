@@ -79,7 +79,6 @@ def _shape(how: How, spread: Spread) -> tuple[int, int]:
 
 
 def _spreads(schedule: Schedule) -> Iterator[Spread]:
-    """Of all groups, or one of a kind."""
     rule = rule_view(schedule)
     if schedule.prologue:
         yield of_everybody(schedule)

@@ -64,7 +64,6 @@ def prove_deadlock_free(schedule: Schedule) -> Claim:
 
 
 def _height(phases: tuple[Phase, ...]) -> int:
-    """The largest tick of explicit groups."""
     last = np.zeros(phases[0].num_workers, dtype=np.int64)
     for phase in filter(len, phases):
         ticks = np.maximum.reduceat(last[phase.members], phase.offsets[:-1]) + 1
@@ -73,7 +72,6 @@ def _height(phases: tuple[Phase, ...]) -> int:
 
 
 def _height_of_rule(rule: RuleView) -> int:
-    """The largest tick of blocks."""
     last = [0] * rule.workers_per_node
     for phase in rule.phases:
         for block in (b for b in phase if b.makes_groups):

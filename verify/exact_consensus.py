@@ -171,7 +171,6 @@ def _draw_prime(draw: random.Random) -> int:
 
 
 def _passes(candidate: int, base: int) -> bool:
-    """One Miller-Rabin test."""
     odd, twos = candidate - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1

@@ -110,12 +110,6 @@ def _equal_replicas(quorum: Quorum) -> Claim:
             "workers may have applied different numbers of rounds. "
         )
         return follows(EQUAL_REPLICAS, f"{text}{ASSUMED} {EXPLORED}", of="gradients", every=1)
-    if quorum.missed is MissedResults.SUM:
-        text = (
-            "all workers apply the same results, but some of them together: for plain SGD at a constant rate these are "
-            "the same parameters up to rounding, which nothing corrects; use missed each for equal ones."
-        )
-        return Claim(EQUAL_REPLICAS, Status.NOT_PROVED, text)
     if not quorum.synchronise_every:
         text = (
             "a result that a worker is too late for is overwritten, and nothing brings parameters together again; use "

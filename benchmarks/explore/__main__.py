@@ -1,6 +1,6 @@
 """Explore the larger configurations of every protocol that decides something by messages.
 
-    python -m benchmarks.explore [--all] [--only WORD] [--json FILE] [--trace FILE.svg]
+    python -m benchmarks.explore [--all] [--only WORD] [--json FILE]
 
 Prints a line per configuration as it goes: states, transitions, depth, states a second. Without --all the large ones
 run and those of the covering arrays, in which every possible triple of circumstances stands; with it those of the tests
@@ -9,7 +9,6 @@ as well. Every property must hold, and every gap bound of Hop must be attained, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import resource
@@ -22,16 +21,13 @@ from benchmarks.explore import (
     group_generator_suite,
     hop_array,
     hop_suite,
-    lock_vector,
     pairing,
     partial_array,
     partial_groups_suite,
     partial_suite,
     shards,
 )
-from partreduce.schedulers.protocols.hop import Hop
-from partreduce.topo.strategies.gap import Gap
-from partreduce.verify.explore import Network, NoDeadlock, explore
+from benchmarks.kit import parser
 
 if TYPE_CHECKING:
     from partreduce.verify.explore import Exploration
@@ -41,28 +37,27 @@ PROTOCOLS = ("Hop", "group generator", "AD-PSGD", "partial all-reduce", "quorum 
 
 def configurations(*, everything: bool) -> list[tuple[str, Any]]:
     """(protocol, configuration) of all that is explored."""
-    hop: list[Any] = [*hop_suite.LARGE, *hop_array.triples()]
+    hop: list[Any] = [*hop_suite.LARGE, *hop_array.FACTORS.triples()]
     generator: list[Any] = [
         *group_generator_suite.LARGE,
         group_generator_array.TWO_VOIDS,
-        *group_generator_array.triples(),
+        *group_generator_array.FACTORS.triples(),
     ]
-    partial: list[Any] = [*partial_suite.LARGE, *partial_array.triples()]
+    partial: list[Any] = [*partial_suite.LARGE, *partial_array.FACTORS.triples()]
     groups: list[Any] = [*partial_groups_suite.LARGE]
     servers: list[Any] = [*shards.LARGE]
     if everything:
-        hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop_array.pairs(), *hop]
+        hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop_array.FACTORS.pairs(), *hop]
         generator = [
-            *lock_vector.SMALL,
             *group_generator_suite.SMALL,
             *group_generator_suite.MILLION,
-            *group_generator_array.pairs(),
+            *group_generator_array.FACTORS.pairs(),
             *generator,
         ]
-        partial = [*partial_suite.SMALL, *partial_array.pairs(), *partial]
+        partial = [*partial_suite.SMALL, *partial_array.FACTORS.pairs(), *partial]
         groups = [*partial_groups_suite.SMALL, *groups]
         servers = [*shards.SMALL, *servers]
-    of_each = zip(PROTOCOLS, (hop, generator, list(pairing.triples()), partial, groups, servers), strict=True)
+    of_each = zip(PROTOCOLS, (hop, generator, pairing.FACTORS.triples(), partial, groups, servers), strict=True)
     return [(protocol, configuration) for protocol, listed in of_each for configuration in listed]
 
 
@@ -78,12 +73,11 @@ def verdict(configuration: Any, result: Exploration) -> str:  # noqa: ANN401 - o
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="run the configurations of the tests as well")
-    parser.add_argument("--only", default="", help="those whose protocol or name has this in it")
-    parser.add_argument("--json", type=Path, help="write the table as JSON")
-    parser.add_argument("--trace", type=Path, help="draw the deadlock after a lost update here")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--all", action="store_true", help="run the configurations of the tests as well")
+    arguments.add_argument("--only", default="", help="those whose protocol or name has this in it")
+    arguments.add_argument("--json", type=Path, help="write the table as JSON")
+    options = arguments.parse_args()
     rows, total, failed = [], 0, False
     print(f"{'configuration':76s} {'states':>9s} {'transitions':>12s} {'depth':>5s} {'states/s':>9s}  verdict")
     for protocol, configuration in configurations(everything=options.all):
@@ -113,22 +107,7 @@ def main() -> int:
     print(f"{total} states in all, peak memory {peak:.0f} MiB, Python {platform.python_version()}")
     if options.json:
         options.json.write_text(json.dumps({"rows": rows, "peak_mib": round(peak)}, indent=2) + "\n", encoding="utf-8")
-    if options.trace:
-        _draw(options.trace)
     return int(failed)
-
-
-def _draw(path: Path) -> None:
-    from benchmarks.explore.picture import draw_trace
-
-    lost = explore(Hop(hop_suite.both_ways(3), Gap()), properties=(NoDeadlock(),), network=Network(losses=1))
-    trace = lost.findings[0].trace
-    assert trace is not None
-    draw_trace(trace, path, title="An update is lost: everybody waits")
-    deadlock = pairing.shortest_deadlock(3)
-    assert deadlock is not None
-    other = path.with_name(f"{path.stem}-adpsgd{path.suffix}")
-    draw_trace(deadlock, other, title="AD-PSGD on an odd cycle: everybody waits for the next")
 
 
 if __name__ == "__main__":

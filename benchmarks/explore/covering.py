@@ -39,10 +39,25 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What is varied in a protocol's configurations, and which choices go together (`possible` sees values by name)."""
+    """What is varied in a protocol's configurations, and which choices go together (`possible` sees values by name).
+
+    `make` is given a row's words, and its values by name; the configuration that it makes is what the row stands for.
+    """
 
     levels: Mapping[str, Sequence[Level]]
+    make: Callable[[str, dict[str, Any]], Any] = lambda _, values: values
     possible: Callable[[dict[str, Any]], bool] = lambda _: True
+
+    def configuration(self, row: Row) -> Any:  # noqa: ANN401 - of the protocol's own class
+        return self.make(self.words(row), self.values(row))
+
+    def pairs(self) -> tuple[Any, ...]:
+        """Every possible pair of levels."""
+        return tuple(map(self.configuration, self.rows(2)))
+
+    def triples(self) -> tuple[Any, ...]:
+        """Every possible triple of levels."""
+        return tuple(map(self.configuration, self.rows(3)))
 
     @cache  # noqa: B019 - a handful of module-level objects
     def rows(self, strength: int) -> tuple[Row, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.explore.covering import Factors, Level
 from benchmarks.explore.hop_suite import PATH, HopConfiguration, both_ways, diamond, ring
@@ -10,9 +10,6 @@ from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap, Reducing, Skip
 from partreduce.verify.explore import Network
-
-if TYPE_CHECKING:
-    from benchmarks.explore.covering import Row
 
 
 def _possible(chosen: dict[str, Any]) -> bool:
@@ -46,6 +43,12 @@ def _setting(chosen: dict[str, Any]) -> Gap:
     )
 
 
+def _make(words: str, chosen: dict[str, Any]) -> HopConfiguration:
+    """The configuration that a row stands for."""
+    network = Network(reorder=chosen["wire"], suspicions=chosen["suspicions"])
+    return HopConfiguration(words, chosen["graph"], _setting(chosen), network, chosen["fine"], chosen["symmetry"])
+
+
 FACTORS = Factors(
     {
         "graph": [
@@ -66,24 +69,6 @@ FACTORS = Factors(
         "suspicions": [Level(0), Level(1, "one taken for dead", 10)],
         "symmetry": [Level(False), Level(True, "folded", 0.5)],
     },
+    _make,
     _possible,
 )
-
-
-def configuration(row: Row) -> HopConfiguration:
-    """The configuration that a row stands for."""
-    chosen = FACTORS.values(row)
-    network = Network(reorder=chosen["wire"], suspicions=chosen["suspicions"])
-    return HopConfiguration(
-        FACTORS.words(row), chosen["graph"], _setting(chosen), network, chosen["fine"], chosen["symmetry"]
-    )
-
-
-def pairs() -> tuple[HopConfiguration, ...]:
-    """Every possible pair of levels."""
-    return tuple(map(configuration, FACTORS.rows(2)))
-
-
-def triples() -> tuple[HopConfiguration, ...]:
-    """Every possible triple of levels."""
-    return tuple(map(configuration, FACTORS.rows(3)))

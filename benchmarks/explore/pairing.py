@@ -13,7 +13,6 @@ from partreduce.verify.explore import Exploration, Network, explore
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
-    from benchmarks.explore.covering import Row
     from partreduce.verify.explore import Trace
     from partreduce.verify.search.view import View
 
@@ -88,6 +87,20 @@ class PairingConfiguration:
         return explore(machine, properties=properties, network=self.network, symmetry=self.symmetry)
 
 
+def _make(words: str, chosen: dict[str, Any]) -> PairingConfiguration:
+    """The configuration that a row stands for."""
+    num_workers, edges, first = chosen["graph"]
+    active = [v for v in range(num_workers) if (v in first) == (chosen["sides"] == "first")]
+    between = [(u, v) for u in active for v in active if u < v] if chosen["extra"] else []
+    network = Network(
+        reorder=chosen["wire"],
+        crashes=int(chosen["mishap"] == "crash"),
+        suspicions=int(chosen["mishap"] == "suspicion"),
+    )
+    pairing = two_sides(Digraph.undirected(num_workers, [*edges, *between]), frozenset(active))
+    return PairingConfiguration(words, pairing, network, chosen["symmetry"])
+
+
 FACTORS = Factors(
     {
         "graph": [
@@ -102,30 +115,11 @@ FACTORS = Factors(
         "mishap": [Level(""), Level("crash", "one crash", 4), Level("suspicion", "one taken for dead", 20)],
         "symmetry": [Level(False), Level(True, "folded", 0.5)],
     },
+    _make,
     # The largest graph would have 81,574 states with somebody taken for dead, five times all rows together.
     lambda chosen: bool(chosen["mishap"] != "suspicion" or len(chosen["graph"][1]) < 6),
 )
 """A level of `graph` is (workers, edges, active ones); `extra` joins the active ones, who never ask one another."""
-
-
-def configuration(row: Row) -> PairingConfiguration:
-    """The configuration that a row stands for."""
-    chosen = FACTORS.values(row)
-    num_workers, edges, first = chosen["graph"]
-    active = [v for v in range(num_workers) if (v in first) == (chosen["sides"] == "first")]
-    between = [(u, v) for u in active for v in active if u < v] if chosen["extra"] else []
-    network = Network(
-        reorder=chosen["wire"],
-        crashes=int(chosen["mishap"] == "crash"),
-        suspicions=int(chosen["mishap"] == "suspicion"),
-    )
-    pairing = two_sides(Digraph.undirected(num_workers, [*edges, *between]), frozenset(active))
-    return PairingConfiguration(FACTORS.words(row), pairing, network, chosen["symmetry"])
-
-
-def triples() -> tuple[PairingConfiguration, ...]:
-    """Every possible triple of levels."""
-    return tuple(map(configuration, FACTORS.rows(3)))
 
 
 def shortest_deadlock(num_workers: int) -> Trace | None:

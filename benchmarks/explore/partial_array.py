@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.explore.covering import Factors, Level
 from benchmarks.explore.partial_suite import AT_ONCE, PartialConfiguration
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 from partreduce.verify.explore import Network
-
-if TYPE_CHECKING:
-    from benchmarks.explore.covering import Row
 
 
 def _setting(chosen: dict[str, Any]) -> Quorum:
@@ -35,6 +32,12 @@ def _possible(chosen: dict[str, Any]) -> bool:
     return len(chosen["calls"]) == 2 or bool(chosen["wire"] == AT_ONCE)
 
 
+def _make(words: str, chosen: dict[str, Any]) -> PartialConfiguration:
+    """The configuration that a row stands for."""
+    setting = _setting(chosen)
+    return PartialConfiguration(words, setting, chosen["calls"], chosen["initiators"], chosen["wire"])
+
+
 FACTORS = Factors(
     {
         "quorum": [Level(2, "2", 1), Level(QuorumStart.SOLO, "solo", 8), Level(QuorumStart.MAJORITY, "majority", 4)],
@@ -48,7 +51,6 @@ FACTORS = Factors(
         "count": [Level(Counting.OPEN_ROUND), Level(Counting.CALL, "by call", 0.5)],
         "missed": [
             Level((MissedResults.EACH, 0)),
-            Level((MissedResults.SUM, 0), "summed"),
             Level((MissedResults.LATEST, 0), "latest", 3),
             Level((MissedResults.LATEST, 2), "latest, synchronised every 2", 3),
         ],
@@ -61,23 +63,7 @@ FACTORS = Factors(
             Level(Network(reorder=True, duplicates=1), "reordered and doubled", 20),
         ],
     },
+    _make,
     _possible,
 )
 """A level of `calls` says how many gradients each worker computes."""
-
-
-def configuration(row: Row) -> PartialConfiguration:
-    """The configuration that a row stands for."""
-    chosen = FACTORS.values(row)
-    setting = _setting(chosen)
-    return PartialConfiguration(FACTORS.words(row), setting, chosen["calls"], chosen["initiators"], chosen["wire"])
-
-
-def pairs() -> tuple[PartialConfiguration, ...]:
-    """Every possible pair of levels."""
-    return tuple(map(configuration, FACTORS.rows(2)))
-
-
-def triples() -> tuple[PartialConfiguration, ...]:
-    """Every possible triple of levels."""
-    return tuple(map(configuration, FACTORS.rows(3)))

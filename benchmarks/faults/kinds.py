@@ -22,7 +22,7 @@ from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from partreduce.topo.strategies.generated import Division, Generated
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
+from partreduce.topo.strategies.quorum import Counting, Quorum, QuorumStart
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
 
@@ -129,7 +129,7 @@ KINDS = {
     "allreduce late": Kind(AllReduce(when=Late()), (ALL,), "reference", late=True),
     "quorum solo": _quorum(quorum=QuorumStart.SOLO),
     "quorum majority": _quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, staleness=2),
-    "quorum of three": _quorum(quorum=3, missed=MissedResults.SUM, grace=2000),
+    "quorum of three": _quorum(quorum=3, grace=2000),
     "hierarchical": Kind(
         AllReduce(pace=2, how=How(form=Form.HIERARCHICAL)), (ALL,), "reference", steps_a_round=2, num_nodes=2
     ),

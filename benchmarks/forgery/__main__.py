@@ -8,22 +8,22 @@ certificate refused; each is printed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 
 from benchmarks.forgery.campaign import WAYS, Tally, run
+from benchmarks.kit import parser, table
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--attempts", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--attempts", type=int, default=10_000)
+    options.add_argument("--seed", type=int, default=0)
+    arguments = options.parse_args()
     start = time.process_time()
     tally = run(arguments.attempts, arguments.seed)
-    print(table(tally))
+    print(kinds(tally))
     accepted, seconds = sum(tally.accepted.values()), time.process_time() - start
     print(
         f"\n{sum(tally.attempts.values()):,} attempts with seed {arguments.seed}: {accepted:,} accepted and true, "
@@ -37,13 +37,13 @@ def main() -> int:
     return int(bool(tally.false or tally.refused_honest))
 
 
-def table(tally: Tally) -> str:
-    """Markdown: for every kind of claim and every way attempts, and how many of them were accepted because true."""
-    lines = ["| claim | " + " | ".join(WAYS) + " |", "|---|" + "---|" * len(WAYS)]
-    for kind in sorted({kind for _, kind in tally.attempts}):
-        cells = (f"{tally.attempts[way, kind]:,} ({tally.accepted[way, kind]:,} true)" for way in WAYS)
-        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def kinds(tally: Tally) -> str:
+    """For every kind of claim and every way attempts, and how many of them were accepted because true."""
+    rows = [
+        [kind, *(f"{tally.attempts[way, kind]:,} ({tally.accepted[way, kind]:,} true)" for way in WAYS)]
+        for kind in sorted({kind for _, kind in tally.attempts})
+    ]
+    return table(["claim", *WAYS], rows)
 
 
 if __name__ == "__main__":

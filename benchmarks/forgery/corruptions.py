@@ -164,7 +164,7 @@ def aimed_tables(draw: random.Random, what: dict[str, Any]) -> None:
 def aimed_quorum(draw: random.Random, quorum: dict[str, Any]) -> None:
     """Another setting for rounds that a quorum starts; it need not go together."""
     changes: list[tuple[str, Any]] = [("quorum", draw.choice([2, 3, 4, 5, "solo", "majority"]))]
-    changes += [("staleness", draw.randrange(1, 6)), ("missed", draw.choice(["sum", "latest"])), ("count", "call")]
+    changes += [("staleness", draw.randrange(1, 6)), ("missed", "latest"), ("count", "call")]
     changes += [("synchronise_every", 3), ("seed", 1), ("grace", 7)]
     name, value = draw.choice(changes)
     quorum[name] = value

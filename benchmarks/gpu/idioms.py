@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import LSTM, BatchNorm1d, Linear, Module, ModuleList, ReLU, Sequential, Tanh
 
 from benchmarks.gpu.simulated import Shared, run_ranks
 from partreduce.runtime.optimizer import DistributedOptimizer
@@ -15,10 +18,9 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from benchmarks.gpu.simulated import SimulatedWorld
 
+Loss = Callable[[Any, "SimulatedWorld"], torch.Tensor]
 RANKS = 2
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KIND = "cuda" if DEVICE == "cuda" else "plain"
@@ -26,35 +28,50 @@ SCHEDULE = Schedule("idioms", Cluster.regular(1, RANKS), AllReduce())
 _one_at_a_time = threading.Lock()
 
 
-def _everywhere(body: Callable[[SimulatedWorld], torch.Tensor]) -> str:
+def _everywhere(body: Callable[[SimulatedWorld], Module]) -> str:
     """Run on all ranks; all must end with the same finite numbers."""
     results = run_ranks(KIND, RANKS, body, Shared())
     for result in results:
         if isinstance(result, Exception):
             raise result
-        assert bool(result.isfinite().all()), "a parameter is not finite"
-        assert torch.equal(result.cpu(), results[0].cpu()), "ranks differ, though all averaged in each step"
+    numbers = [torch.cat([value.detach().flatten() for value in model.parameters()]).cpu() for model in results]
+    assert bool(numbers[0].isfinite().all()), "a parameter is not finite"
+    assert torch.equal(*numbers), "ranks differ, though all averaged in each step"
     return "ok"
 
 
-def _wrapped(model: torch.nn.Module, world: SimulatedWorld, **options: Any) -> DistributedOptimizer:  # noqa: ANN401
+def _wrapped(model: Module, world: SimulatedWorld) -> DistributedOptimizer:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return DistributedOptimizer(optimizer, model, SCHEDULE, world=world, timeout=30, **options)
+    return DistributedOptimizer(optimizer, model, SCHEDULE, world=world, timeout=30)
 
 
-def _flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([value.detach().flatten() for value in model.parameters()])
+def _trained(
+    model: Module, world: SimulatedWorld, loss: Loss, inside: contextlib.AbstractContextManager[Any] | None = None
+) -> Module:
+    """Three steps; the forward and the backward of each `inside` something."""
+    optimizer = _wrapped(model, world)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with inside or contextlib.nullcontext():
+            loss(model, world).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        optimizer.step()
+    optimizer.finish()
+    return model
 
 
 def _inputs(world: SimulatedWorld, *shape: int) -> torch.Tensor:
     return torch.linspace(-1, 1, torch.Size(shape).numel(), device=DEVICE).view(shape) * (world.rank + 1)
 
 
+def _two_layers(between: Module) -> Module:
+    return Sequential(Linear(3, 5), between, Linear(5, 2)).to(DEVICE)
+
+
 def scaler_with_one_infinite_gradient() -> str:
     """One rank's gradient is infinite in one step: all skip it, none waits, none keeps it."""
 
-    def body(world: SimulatedWorld) -> torch.Tensor:
-        model = torch.nn.Linear(3, 2).to(DEVICE)
+    def body(world: SimulatedWorld) -> Module:
+        model = Linear(3, 2).to(DEVICE)
         optimizer, scaler = _wrapped(model, world), torch.amp.GradScaler(DEVICE, init_scale=8.0)
         for step in range(4):
             optimizer.zero_grad()
@@ -63,7 +80,7 @@ def scaler_with_one_infinite_gradient() -> str:
             scaler.step(optimizer)
             scaler.update()
         optimizer.finish()
-        return _flat(model)
+        return model
 
     return _everywhere(body)
 
@@ -71,73 +88,47 @@ def scaler_with_one_infinite_gradient() -> str:
 def autocast() -> str:
     """Forward in bfloat16 over float32 parameters."""
 
-    def body(world: SimulatedWorld) -> torch.Tensor:
-        model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2)).to(DEVICE)
-        optimizer = _wrapped(model, world)
-        for _ in range(3):
-            optimizer.zero_grad()
-            with torch.autocast(DEVICE, dtype=torch.bfloat16):
-                loss = model(_inputs(world, 4, 3)).float().square().mean()
-            loss.backward()
-            optimizer.step()
-        optimizer.finish()
-        return _flat(model)
+    def loss(model: Module, world: SimulatedWorld) -> torch.Tensor:
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            return torch.as_tensor(model(_inputs(world, 4, 3)).float().square().mean())
 
-    return _everywhere(body)
+    return _everywhere(lambda world: _trained(_two_layers(ReLU()), world, loss))
 
 
 def compiled() -> str:
     """`torch.compile` of the model; ranks are threads, so one compiles at a time."""
 
-    def body(world: SimulatedWorld) -> torch.Tensor:
-        model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).to(DEVICE)
-        optimizer, quick = _wrapped(model, world), torch.compile(model, backend="aot_eager")
-        for _ in range(3):
-            optimizer.zero_grad()
-            with _one_at_a_time:
-                quick(_inputs(world, 4, 3)).square().mean().backward()
-            optimizer.step()
-        optimizer.finish()
-        return _flat(model)
+    def body(world: SimulatedWorld) -> Module:
+        model = _two_layers(Tanh())
+        quick = torch.compile(model, backend="aot_eager")
+        return _trained(model, world, lambda _, me: quick(_inputs(me, 4, 3)).square().mean(), _one_at_a_time)
 
     return _everywhere(body)
 
 
 def recurrent() -> str:
     """An LSTM, whose weights cuDNN would lay out anew; doing so after wrapping is refused by name."""
-
-    def body(world: SimulatedWorld) -> torch.Tensor:
-        model = torch.nn.LSTM(3, 4).to(DEVICE)
-        optimizer = _wrapped(model, world)
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(_inputs(world, 5, 2, 3))[0].square().mean().backward()
-            optimizer.step()
-        optimizer.finish()
-        return _flat(model)
-
-    return _everywhere(body)
+    return _everywhere(
+        lambda world: _trained(
+            LSTM(3, 4).to(DEVICE), world, lambda model, me: model(_inputs(me, 5, 2, 3))[0].square().mean()
+        )
+    )
 
 
 def unused_parameters() -> str:
     """A parameter without gradient on one rank, and one without gradient on any."""
 
-    def body(world: SimulatedWorld) -> torch.Tensor:
-        model = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(3)).to(DEVICE)
-        before = model[2].weight.detach().clone()
-        optimizer = _wrapped(model, world)
-        before = model[2].weight.detach().clone()
-        for _ in range(3):
-            optimizer.zero_grad()
-            chosen = model[:1] if world.rank == 0 else model[:2]
-            sum(
-                (layer(_inputs(world, 4, 3)).square().mean() for layer in chosen), start=torch.zeros((), device=DEVICE)
-            ).backward()
-            optimizer.step()
+    def loss(model: Any, world: SimulatedWorld) -> torch.Tensor:  # noqa: ANN401 - a list of layers
+        chosen = model[:1] if world.rank == 0 else model[:2]
+        return torch.stack([layer(_inputs(world, 4, 3)).square().mean() for layer in chosen]).sum()
+
+    def body(world: SimulatedWorld) -> Module:
+        model = ModuleList(Linear(3, 3) for _ in range(3)).to(DEVICE)
+        torch.nn.init.ones_(model[2].weight)
+        _trained(model, world, loss)
         assert model[2].weight.grad is None
-        assert torch.equal(before, model[2].weight), "nobody had a gradient for it"
-        optimizer.finish()
-        return _flat(model)
+        assert bool((model[2].weight == 1).all()), "nobody had a gradient for it"
+        return model
 
     return _everywhere(body)
 
@@ -146,7 +137,7 @@ def buffer_on_the_cpu() -> str:
     """A buffer that stayed on the CPU is named."""
     if DEVICE == "cpu":
         return "needs a GPU"
-    model = torch.nn.BatchNorm1d(3).to(DEVICE)
+    model = BatchNorm1d(3).to(DEVICE)
     model.running_mean = model.running_mean.cpu()
     try:
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, SCHEDULE)

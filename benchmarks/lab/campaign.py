@@ -105,7 +105,7 @@ class Campaign:
         wanted = experiment.contestants
         self.contestants = [
             c
-            for c in contestants(self._planner, self._planner.corrected, self._planner.coded)
+            for c in contestants(self._planner, self._planner.coded)
             if (c.name in wanted if wanted else not c.named_only and (c.core or experiment.everybody))
         ]
 
@@ -165,7 +165,7 @@ class Campaign:
         """The contestants that have something to do in a setting, with their schedules made."""
         fitting = []
         for contestant in self.contestants:
-            if setting.data not in contestant.on_data or (contestant.once and setting.is_disturbed):
+            if contestant.once and setting.is_disturbed:
                 continue
             if contestant.make is not None:
                 schedule = contestant.make(self.cluster, setting)
@@ -173,7 +173,7 @@ class Campaign:
                     continue
                 self.schedules[setting.name, contestant.name] = schedule
             fitting.append(contestant)
-        for key in (setting.name, f"{setting.name}, corrected", f"{setting.name}, codec"):
+        for key in (setting.name, f"{setting.name}, codec"):
             if key in self._planner.words:
                 self.notes.append(f"{key}: the planner recommended {self._planner.words[key]}")
         return fitting
@@ -181,7 +181,6 @@ class Campaign:
     def _job(self, setting: Setting, name: str, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
         fields: dict[str, Any] = {
             "task": setting.task,
-            "data": setting.data,
             "data_file": str(self._data(setting.task)),
             **setting.lengths(),
             "steps": setting.steps,

@@ -49,7 +49,6 @@ class Contestant:
     core: bool = False
     once: bool = False
     named_only: bool = False
-    on_data: tuple[str, ...] = ("shuffled", "sorted")
 
     @property
     def rehearsed_as(self) -> str:
@@ -120,13 +119,11 @@ def _generated(name: str, division: str, initiator: str, **options: Any) -> Call
 
 def contestants(
     planned: Recommendation,
-    planned_corrected: Recommendation | None = None,
     planned_coded: Recommendation | None = None,
 ) -> list[Contestant]:
     """All of them, in the order of the table.
 
-    `planned` is the planner's recommendation, `planned_corrected` that with drift correction, `planned_coded` that with
-    a codec.
+    `planned` is the planner's recommendation, `planned_coded` that with a codec.
     """
     row, by_rule, rarely = Contestant, "generator, smart, paper's rule", "node-then-all 15"
     core: dict[str, Any] = {"core": True}
@@ -217,23 +214,6 @@ def contestants(
         *(
             row(f"all every {every}, overlapped", "designed", _entry("allreduce", every=every, **late))
             for every in (8, 16)
-        ),
-        *(
-            row(
-                f"{name}, corrected",
-                "drift correction",
-                make,
-                form=form,
-                options={"drift_correction": "auto", "form": form},
-                on_data=("sorted",),
-            )
-            for name, make, form in (
-                ("Figure 10", _entry("prague-figure-10"), "ring"),
-                ("node-then-all 3", _entry("node-then-all", node_rounds=3), "ring"),
-                (rarely, _entry("node-then-all", node_rounds=15), "ring"),
-                ("local SGD, every 4", _entry("local-sgd", every=4), "ring"),
-                (RECOMMENDED, planned_corrected or planned, "hierarchical"),
-            )
         ),
         *(row(**fields) for fields in (*late_and_small.entries(), *gaps.entries(), *quorums.entries())),
         row(RECOMMENDED, "designed", planned, **core, **HIERARCHICAL),

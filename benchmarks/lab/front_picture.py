@@ -5,11 +5,11 @@ python -m benchmarks.lab.front_picture [-o docs/pictures/loss-over-seconds.svg]
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
+from benchmarks.kit import parser
 from benchmarks.lab.plots import pyplot
 from benchmarks.lab.results import listed
 from benchmarks.lab.table import Row
@@ -60,9 +60,9 @@ def draw(path: Path) -> None:
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=PICTURE)
-    draw(parser.parse_args(words).output)
+    arguments = parser(__doc__)
+    arguments.add_argument("-o", "--output", type=Path, default=PICTURE)
+    draw(arguments.parse_args(words).output)
     return 0
 
 

@@ -32,7 +32,6 @@ class Job(Lengths):
     schedule: str | None = None
     free_running: bool = False
     task: str = "digits"
-    data: str = "shuffled"
     data_file: str = ""
     compute: float = 0.06
     steps: int = 80

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -52,9 +52,6 @@ class Measured:
                 part = 1.0 if l0 <= target or l0 == l1 else (l0 - target) / (l0 - l1)
                 return s0 + part * (s1 - s0), t0 + part * (t1 - t0)
         return None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_cell(job: Job, samples: Samples) -> Measured:

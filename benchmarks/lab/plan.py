@@ -32,10 +32,6 @@ class Planner:
     def __call__(self, cluster: Cluster, setting: Setting) -> Schedule:
         return self._recommend(cluster, setting)
 
-    def corrected(self, cluster: Cluster, setting: Setting) -> Schedule:
-        """The recommendation for a run with drift correction."""
-        return self._recommend(cluster, setting, ", corrected", drift_correction=True)
-
     def coded(self, cluster: Cluster, setting: Setting) -> Schedule:
         """The fastest by prediction where codecs are allowed, whatever is simpler."""
         return self._recommend(cluster, setting, ", codec", codec=None, fastest=True)
@@ -58,11 +54,10 @@ class Planner:
         return in_segments(replace(base, **job), setting.task)
 
     def _plan(self, cluster: Cluster, setting: Setting, key: str, options: dict[str, Any]) -> Schedule:
-        from partreduce import Data, Job, plan
+        from partreduce import Job, plan
 
         job = Job(
             cluster=replace(cluster, hardware=self.hardware(setting)),
-            data=Data.PER_WORKER if setting.data == "sorted" else Data.SHUFFLED,
             disturbance=setting.disturbance,
             time_limit=PLAN_SECONDS,
             form=Form.HIERARCHICAL,

@@ -1,7 +1,7 @@
 """Rehearse: train every contestant in one process, without network or clock, at the learning rates of one grid.
 
-    python -m benchmarks.lab.rehearse                     # digits, shuffled and sorted; text
-    python -m benchmarks.lab.rehearse --only "digits shuffled" --contestants "flat ring;AD-PSGD"
+    python -m benchmarks.lab.rehearse                     # digits and text
+    python -m benchmarks.lab.rehearse --only digits --contestants "flat ring;AD-PSGD"
     python -m benchmarks.lab.rehearse --workers-per-node 1 --contestants "flat ring;pipeline"
 
 The order of updates is that of the schedule; for strategies whose order depends on timing it is that of their protocol
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
 EVERY = 4
-CASES = {"digits shuffled": 96, "digits sorted": 144, "text shuffled": 160}
-"""Task, data, and the most steps that are taken."""
+CASES = {"digits": 96, "text": 160}
+"""Tasks, and the most steps that are taken."""
 MOST_ROUNDS = 1 + 2 * max(CASES.values())
 """More rounds than any worker begins."""
 SLOW = ((6, 5.0),)
@@ -65,11 +65,11 @@ SLOW = ((6, 5.0),)
 class Rehearsal:
     """Sixteen (or so) models in one process; `losses` are those of the mean model."""
 
-    def __init__(self, *, task: str, data: str, cluster: Cluster, rate: float, seed: int = 0) -> None:
+    def __init__(self, *, task: str, cluster: Cluster, rate: float, seed: int = 0) -> None:
         count, samples = cluster.num_workers, samples_of(task)
         fields: dict[str, Any] = {"name": "", "folder": "", "how": "", "address": "", "port": 0}
         nodes = cluster.num_nodes
-        job = Job(**fields, num_nodes=nodes, workers_per_node=count // nodes, task=task, data=data, seed=seed)
+        job = Job(**fields, num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
         self.samples, self.batch, self.count, self.rate = samples, job.batch, count, rate
         self._model = make_model(task, samples, Clock(), seed)
         self._parts = list(self._model.parameters())
@@ -132,39 +132,29 @@ def steps_to(
     return None
 
 
-def by_schedule(rehearsal: Any, schedule: Schedule, alpha: float | None = None) -> Callable[[int], None]:  # noqa: ANN401 - as above
-    """The steps of a schedule with fixed phases: pace, overlap, step-normalised averaging, drift correction."""
+def by_schedule(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as above
+    """The steps of a schedule with fixed phases: pace, overlap, step-normalised averaging."""
     matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in schedule.steps()]
     overlap = schedule.strategy.mixes_late
     paces = schedule.paces()
     longest = int(paces.max())
     normalised = schedule.strategy.averaging is Averaging.STEP_NORMALISED
     factors = torch.tensor(float(paces.mean()) / paces if normalised else np.ones(len(paces))).float()[:, None]
-    corrections = torch.zeros_like(rehearsal.models) if alpha is not None else None
-    begun, since = rehearsal.models.clone(), 0  # the models when the round began; steps since the last mean
+    begun = rehearsal.models.clone()  # the models when the round began
 
     def advance(step: int) -> None:
-        nonlocal since
         place = step % longest
         rehearsal.take([int((place + 1) * pace // longest - place * pace // longest) for pace in paces])
         models = rehearsal.models
-        if corrections is not None:
-            models += rehearsal.rate * corrections
         if place + 1 < longest:
             return
         matrix = matrices[step // longest % len(matrices)]
-        since += longest
         if normalised:
             models.sub_(begun).mul_(factors).add_(begun)
         if overlap:
             models += matrix @ begun - begun
-        elif corrections is None or alpha is None:
-            torch.mm(matrix, models.clone(), out=models)
         else:
-            mixed = matrix @ models
-            corrections.add_(mixed - models, alpha=alpha / (rehearsal.rate * since))
-            models.copy_(mixed)
-            since = 0
+            torch.mm(matrix, models.clone(), out=models)
         if normalised or overlap:
             begun.copy_(models)
 
@@ -268,29 +258,17 @@ def advance_of(
         return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
     if isinstance(strategy.when, Pipeline):
         return by_pipeline(rehearsal, strategy.when)
-    alpha = None
-    if "drift_correction" in contestant.options:
-        from partreduce.runtime.strategies.drift_correction import chosen_alpha
-
-        alpha = chosen_alpha("auto", schedule, torch.optim.SGD([torch.zeros(1)], lr=rehearsal.rate))
-    return by_schedule(rehearsal, schedule, alpha)
+    return by_schedule(rehearsal, schedule)
 
 
-def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> Iterator[tuple[str, ByRate]]:
+def rehearse(task: str, wanted: list[str] | None, size: int, nodes: int) -> Iterator[tuple[str, ByRate]]:
     """Every contestant with its steps to the target by rate; contestants of the same mathematics share them."""
-    task, data = case.split()
-    cluster, setting = Cluster.regular(nodes, size), Setting(name=case, rate="80mbit", task=task, data=data)
+    cluster, setting = Cluster.regular(nodes, size), Setting(name=task, rate="80mbit", task=task)
     planned = Planner({})
     found: set[str] = set()
-    for contestant in contestants(planned, planned.corrected, planned.coded):
+    for contestant in contestants(planned, planned.coded):
         name = contestant.rehearsed_as
-        if (
-            data not in contestant.on_data
-            or (wanted and name not in wanted)
-            or name in found
-            or contestant.how == "alone"
-            or contestant.named_only
-        ):
+        if (wanted and name not in wanted) or name in found or contestant.how == "alone" or contestant.named_only:
             continue
         schedule = None
         if contestant.make is not None:
@@ -298,12 +276,12 @@ def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> Iter
         found.add(name)
         begun, by_rate = time.monotonic(), ByRate()
         for rate in GRID[contestant.grid]:
-            rehearsal = Rehearsal(task=task, data=data, cluster=cluster, rate=rate)
+            rehearsal = Rehearsal(task=task, cluster=cluster, rate=rate)
             advance = advance_of(rehearsal, contestant, schedule, size)
-            by_rate[f"{rate:g}"] = steps_to(REHEARSED_TARGETS[task], rehearsal, advance, CASES[case])
+            by_rate[f"{rate:g}"] = steps_to(REHEARSED_TARGETS[task], rehearsal, advance, CASES[task])
             if best_rate(by_rate) not in (None, rate):
                 break  # a still smaller rate is slower yet
-        print(f"{case} {name:32} {by_rate}  {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"{task} {name:32} {by_rate}  {time.monotonic() - begun:.0f} s", flush=True)
         yield name, by_rate
 
 
@@ -322,10 +300,10 @@ def main() -> int:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
-    for case in chosen.only.split(",") if chosen.only else CASES:
+    for task in chosen.only.split(",") if chosen.only else CASES:
         wanted = chosen.contestants.split(";") if chosen.contestants else None
-        named = case_of(*case.split(), chosen.nodes * chosen.workers_per_node)
-        for name, by_rate in rehearse(case, wanted, size=chosen.workers_per_node, nodes=chosen.nodes):
+        named = case_of(task, chosen.nodes * chosen.workers_per_node)
+        for name, by_rate in rehearse(task, wanted, size=chosen.workers_per_node, nodes=chosen.nodes):
             content = json.loads(RATES.read_text()) if RATES.exists() else {}
             content.setdefault(named, {})[name] = by_rate
             RATES.write_text(compact.text(content))

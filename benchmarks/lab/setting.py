@@ -57,7 +57,7 @@ BACKWARD = 2 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Lengths):
-    """`rate` in `tc` syntax; `data` shuffled or sorted; the rest says how long steps compute (lengths.py).
+    """`rate` in `tc` syntax; the rest says how long steps compute (lengths.py).
 
     `batch` samples a step of each worker, and SGD's `momentum` and `weight_decay` (an L2 penalty), are everybody's.
     `steps` is a multiple of 16 and of 24, so that a cell holds whole periods of the usual schedules; it counts for
@@ -67,7 +67,6 @@ class Setting(Lengths):
 
     name: str
     rate: str = "200mbit"
-    data: str = "shuffled"
     task: str = "digits"
     steps: int = 48
     batch: int = 16
@@ -87,8 +86,8 @@ class Setting(Lengths):
         return TypeAdapter(cls).validate_python(fields)
 
     def case_of(self, num_workers: int) -> str:
-        """Task, data and workers: what the steps to a loss depend on, links and speeds do not."""
-        return case_of(self.task, self.data, num_workers)
+        """Task and workers: what the steps to a loss depend on, links and speeds do not."""
+        return case_of(self.task, num_workers)
 
     def wire_seconds(self, num_nodes: int, size: int, model_bytes: int) -> dict[str, float]:
         """What each form of exact averaging takes on the wire at the link's nominal rate, without headers."""
@@ -101,9 +100,9 @@ REHEARSED_WORKERS = 16
 """Cases are named without their number of workers where there are so many."""
 
 
-def case_of(task: str, data: str, num_workers: int) -> str:
+def case_of(task: str, num_workers: int) -> str:
     """The name of a case in rates.json."""
-    return f"{task} {data}" + ("" if num_workers == REHEARSED_WORKERS else f", {num_workers} workers")
+    return task + ("" if num_workers == REHEARSED_WORKERS else f", {num_workers} workers")
 
 
 SLOW_RANK = 6
@@ -133,7 +132,6 @@ def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
             *([Setting(name=f"{rate} trace", trace=trace, **common)] if trace else []),
         ]
     made += [
-        Setting(name="200mbit sorted", data="sorted", steps=96),
         Setting(name="200mbit text", task="text", steps=96),
     ]
     return {setting.name: setting for setting in made}

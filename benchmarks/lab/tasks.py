@@ -204,13 +204,9 @@ def _gated(layers: list[list[nn.Module]], clock: Clock) -> list[nn.Module]:
 
 
 def shard(job: Job, rank: int, labels: torch.Tensor) -> torch.Tensor:
-    """The places of one worker's samples: every n-th of a shuffled order, or a run of those sorted by label."""
-    count = job.num_workers
-    if job.data == "sorted":
-        order = torch.argsort(labels, stable=True)
-        return order[rank * len(order) // count : (rank + 1) * len(order) // count]
+    """The places of one worker's samples: every n-th of a shuffled order."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(job.seed))
-    return order[rank::count]
+    return order[rank :: job.num_workers]
 
 
 def evaluated(samples: Samples, most: int = EVALUATED) -> Samples:

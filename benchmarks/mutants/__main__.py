@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -28,6 +27,8 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
+
+from scipy.stats import binomtest
 
 from benchmarks.mutants.mutations import Mutant, mutants_of
 from benchmarks.mutants.targets import ROOT, TARGETS
@@ -177,13 +178,6 @@ def _shown(file: str, row: dict) -> str:
     return f"  survived: {file}:{row['line']} ({row['operator']})\n    - {row['was']}\n    + {row['now']}"
 
 
-def interval(killed: int, judged: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion (E. B. Wilson, JASA 1927)."""
-    z, share = 1.96, killed / judged
-    middle, half = share + z * z / (2 * judged), z * math.sqrt(share * (1 - share) / judged + (z / (2 * judged)) ** 2)
-    return (middle - half) / (1 + z * z / judged), (middle + half) / (1 + z * z / judged)
-
-
 def _accepted(file: str, row: dict) -> str:
     """What `accepted.toml` says of a survivor: "equivalent", "taste", or nothing.
 
@@ -208,7 +202,7 @@ def report(file: str, rows: list[dict], *, is_sample: bool) -> bool:
     killed, judged = len(rows) - len(survivors), len(rows) - equivalent
     score = f"{killed}/{judged} = {killed / max(judged, 1):.1%}"
     if is_sample and judged:
-        low, high = interval(killed, judged)
+        low, high = binomtest(killed, judged).proportion_ci(method="wilson")
         score += f" (95 % interval {low:.1%} to {high:.1%}; a sample of {len(rows)})"
     unnamed = [row for row, verdict in zip(survivors, verdicts, strict=True) if not verdict]
     print(f"{file}: {score}; {equivalent} equivalent, {named - equivalent} of taste, {len(unnamed)} unnamed")

@@ -118,8 +118,3 @@ def _number(value: float, unit: str) -> str:
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.4g}" if unit == "loss" else f"{value:.3g}"
-
-
-def text(found: Results) -> str:
-    """What the command prints after a run: the tables alone."""
-    return table(found) if found.rows else f"{found.paper}: {NOT_YET}"

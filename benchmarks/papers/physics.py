@@ -78,7 +78,7 @@ def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetitio
         return seconds
     job = Job(
         name="", folder="", how="", num_nodes=shape[0], workers_per_node=shape[1], address="", port=0,
-        task=setting.task, data=setting.data, batch=setting.batch, seed=repetition,
+        task=setting.task, batch=setting.batch, seed=repetition,
     )  # fmt: skip
     batches = [Batches(job, rank, samples_of(setting.task)) for rank in range(count)]
     return np.array(seconds * [[worker.draw()[1] for worker in batches] for _ in range(steps)])

@@ -71,7 +71,7 @@ class Question:
     def steps(self, schedule: Schedule, mode: str, rate: float, seed: int, most: int) -> float | None:
         """To the target; None if it takes more than `most`."""
         task = (
-            Rehearsal(task="digits", data=mode, cluster=schedule.cluster, rate=rate, seed=seed)
+            Rehearsal(task="digits", cluster=schedule.cluster, rate=rate, seed=seed)
             if self is SECOND
             else Perceptron(schedule.cluster, mode, rate, seed)
         )
@@ -275,16 +275,6 @@ def second_fit(rows: list[Row]) -> Row:
     }
 
 
-def stored(path: Path) -> list[Row]:
-    """The rows of an earlier run, whose steps of each seed may still be there in place of their ratio."""
-    rows: list[Row] = json.loads(path.read_text())["rows"]
-    if "steps" in rows[0]:
-        means = [float(np.mean([steps or SECOND.most for steps in row["steps"]])) for row in rows]
-        more = {"cluster": str(FOUR), "data": "shuffled", "drift": 0.0}
-        rows = [{**row, **more, "steps_ratio": mean / means[0]} for row, mean in zip(rows, means, strict=True)]
-    return rows
-
-
 def main() -> None:
     arguments = kit.parser(__doc__)
     arguments.add_argument("question", nargs="?", choices=list(QUESTIONS), default="plain")
@@ -297,7 +287,7 @@ def main() -> None:
     question, started, rng = QUESTIONS[chosen.question], time.time(), np.random.default_rng(7)
     seeds = chosen.seeds or question.seeds
     drawn = schedules(question, question.random if chosen.random is None else chosen.random, rng)  # as when measured
-    rows = stored(chosen.rows) if chosen.rows else []
+    rows: list[Row] = json.loads(chosen.rows.read_text())["rows"] if chosen.rows else []
     for listed in drawn if not rows else ():
         rows += measured(question, listed, seeds, chosen.rate)
     result = {

@@ -107,7 +107,6 @@ def _report(profile: "Profile", output: Path, *, as_json: bool) -> None:
 
 
 def _notes(profile: "Profile") -> list[str]:
-    """What the file does not know."""
     hardware = profile.cluster.hardware
     if hardware is None or not hardware.switches:
         return []

@@ -79,7 +79,7 @@ def _report(pilot: "Pilot", output: Path, *, as_json: bool) -> None:
     screen.print(f"price of a unit of consensus distance: {_words(prices.consensus_distance)}; shipped {FITTED.a:.4f}")
     if prices.drift is not None:
         screen.print(f"price of drift^{FITTED.p:.3g}: {_words(prices.drift)}; shipped {FITTED.c:.4f}")
-    screen.print(f"price of averaging a round late: {_words(prices.late)}; shipped {FITTED.late:.4f}")
+    screen.print(f"price of a unit of late distance: {_words(prices.late)}; shipped {FITTED.late:.4f}")
     screen.print(f"Schedules that were left out of the fit were predicted within {prices.error:.0%}.")
     screen.print(f"written to {output}; next: partreduce design CLUSTER --data {pilot.data} --pilot {output}")
 

@@ -46,7 +46,6 @@ class Plan:
         return cls(**json.loads(path.read_text()))
 
     def place(self, name: str) -> Path:
-        """The folder of one schedule's results."""
         return Path(self.folder) / name
 
 
@@ -96,7 +95,6 @@ def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict
 
 
 def _tell(plan: Plan, name: str, rank: int, step: int) -> None:
-    """Progress for whoever watches the folder."""
     if rank == 0:
         write_file(Path(plan.folder) / "progress.json", json.dumps({"name": name, "step": step}).encode())
 

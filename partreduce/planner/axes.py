@@ -145,14 +145,14 @@ class Axes:
         """What the objective looks at, for given seconds of a step."""
         figures = self.at(setting)
         noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, self.job)
-        model = self._model(setting, noise, pushed)
+        model = self._model(setting, noise, pushed, figures.late_distance)
         return Costs(
             communication=timing.sent(setting).seconds,
             step_seconds=step_seconds,
             consensus_distance=noise,
             drift=known(figures.drift),
             steps_ratio=model.steps_ratio(
-                noise, pushed, late=setting.when is Lateness.LATE, delayed=self.job.delayed(setting.when.when)
+                noise, pushed, late=figures.late_distance, delayed=self.job.delayed(setting.when.when)
             ),
         )
 
@@ -160,18 +160,21 @@ class Axes:
         """The figures of a setting; gradients that come late to all alike keep the workers together."""
         late = setting.when is Lateness.LATE
         spread = self.figures.consensus_distance_at(setting.pace, late=late)
-        return Figures(spread, self.figures.drift_at(setting.pace, late=late), self.figures.contraction)
+        pushed = self.figures.drift_at(setting.pace, late=late)
+        apart = self.figures.late_distance_at(setting.pace) if late else 0.0
+        return Figures(spread, pushed, self.figures.contraction, apart)
 
     def extrapolates(self, setting: Setting) -> bool:
         """Whether the steps model was not fitted to such figures."""
         figures = self.at(setting)
         return self.usual.extrapolates(known(figures.consensus_distance), pushed_by(figures.drift, self.job))
 
-    def _model(self, setting: Setting, noise: float, pushed: float) -> StepsModel:
+    def _model(self, setting: Setting, noise: float, pushed: float, late: float) -> StepsModel:
         """See `steps_model`; whether there is a correction depends on lateness and on a pace above 1, not on which."""
         if pushed <= 0 or not self.job.drift_correction:
             return self.usual
-        return steps_model(timed(self.schedule, setting.when.when, min(setting.pace, 2)), self.job, noise, pushed)
+        like = timed(self.schedule, setting.when.when, min(setting.pace, 2))
+        return steps_model(like, self.job, noise, pushed, late)
 
     def option(self, setting: Setting, label: Label, timing: Timings | None = None) -> Option:
         """The schedule as this setting runs it, with everything that decides."""

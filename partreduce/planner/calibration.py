@@ -27,7 +27,7 @@ import numpy.typing as npt
 from partreduce.planner.steps_model import FITTED, StepsModel
 from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import consensus_distance, drift
+from partreduce.topo.figures import consensus_distance, drift, late_distance
 from partreduce.topo.pilot import CONFIDENCE, Pilot, Price, Prices, Probe
 from partreduce.topo.schedule import Schedule
 
@@ -77,7 +77,7 @@ def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Pr
         schedule=schedule.name,
         consensus_distance=_rounded(float(consensus_distance(schedule))),
         drift=_rounded(drift_that_counts(schedule, data)),
-        late=schedule.strategy.overlap,
+        late=_rounded(late_distance(schedule)),
         steps_ratios=steps_ratios,
     )
 
@@ -149,7 +149,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str) -> Prices:
 
 def _features(probes: Sequence[Probe], data: str) -> npt.NDArray[np.float64]:
     """What each price is multiplied with, a row for each probe."""
-    columns = [[probe.consensus_distance for probe in probes], [float(probe.late) for probe in probes]]
+    columns = [[probe.consensus_distance for probe in probes], [probe.late for probe in probes]]
     if data != "shuffled":
         columns.append([probe.drift**FITTED.p for probe in probes])
     return np.array(columns, dtype=float).T
@@ -219,7 +219,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
         a=prices.consensus_distance.value,
         c=FITTED.c if prices.drift is None else prices.drift.value,
         late=prices.late.value,
-        late_more=prices.late.high - prices.late.value,
+        late_most=prices.late.high,
         errors=((pilot.data, _error(pilot)),),
         late_errors=(),
         # What a pilot without a pipeline knows of lateness is that of parameters.

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from partreduce.planner.job import Data, Job
-from partreduce.planner.lateness import Lateness
 from partreduce.planner.option import Option, known
 from partreduce.planner.steps_model import CORRECTED, StepsModel
 from partreduce.planner.travel import CostedHow, coded_words, cost_of, hows_of, paying, travelling
@@ -44,6 +43,7 @@ class Figures(NamedTuple):
     consensus_distance: Figure
     drift: Figure
     contraction: Figure
+    late_distance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,10 @@ def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: F
     Raises:
         PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
     """
-    from partreduce.topo.figures import consensus_distance, contraction, drift
+    from partreduce.topo.figures import consensus_distance, contraction, drift, late_distance
 
-    figures = Figures(consensus_distance(schedule), drift(schedule, job.push), contraction(schedule))
+    spread, pushed = consensus_distance(schedule), drift(schedule, job.push)
+    figures = Figures(spread, pushed, contraction(schedule), late_distance(schedule))
     if form is None:
         costed_hows = hows_of(schedule, job)
     else:
@@ -105,9 +106,8 @@ def assembled(
 ) -> Option:
     """The option of a schedule that is measured already."""
     noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, job)
-    model = steps_model(schedule, job, noise, pushed)
-    lateness = Lateness.of(schedule.strategy)
-    late, delayed = lateness is Lateness.LATE, job.delayed(schedule.strategy.when)
+    late, delayed = figures.late_distance, job.delayed(schedule.strategy.when)
+    model = steps_model(schedule, job, noise, pushed, late)
     return Option(
         name=label.name,
         schedule=schedule,
@@ -121,6 +121,7 @@ def assembled(
         consensus_distance=figures.consensus_distance,
         drift=figures.drift,
         contraction=figures.contraction,
+        late_distance=late,
         steps_ratio=model.steps_ratio(noise, pushed, late=late, delayed=delayed),
         model=model,
         extrapolated=model.extrapolates(noise, pushed),
@@ -142,11 +143,11 @@ def pushed_by(drift: Figure, job: Job) -> float:
     return 0.0 if job.data is Data.SHUFFLED else known(drift)
 
 
-def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float) -> StepsModel:
+def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float, late: float) -> StepsModel:
     """The model with drift correction where the job allows it, the schedule has it, and it needs fewer steps."""
     from partreduce.topo.figures.correction import is_correctable
 
-    usual, late = job.steps_model, schedule.strategy.mixes_late
+    usual = job.steps_model
     if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
         return usual
     helps = CORRECTED.steps_ratio(noise, pushed) < usual.steps_ratio(noise, pushed, late=late)

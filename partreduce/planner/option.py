@@ -80,8 +80,9 @@ class Option:
     communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
     number of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
     `catalogue`; `bound` the least consensus distance that any schedule of `bound_class` can have at this communication,
-    where that is proved. `corrected` says that the steps ratio is the one with drift correction. `facts` are there
-    where workers have no common rounds: a protocol decides then, and was run in virtual time.
+    where that is proved. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
+    `corrected` says that the steps ratio is the one with drift correction. `facts` are there where workers have no
+    common rounds: a protocol decides then, and was run in virtual time.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Option:
     consensus_distance: Figure
     drift: Figure
     contraction: Figure
+    late_distance: float = 0.0
     steps_ratio: float
     model: StepsModel
     extrapolated: bool
@@ -135,20 +137,19 @@ class Option:
 
     @property
     def time_at_worst(self) -> float:
-        """As `time`, if lateness costs as much as it may (`StepsModel.late_more`)."""
+        """As `time`, if lateness costs as much as it may (`StepsModel.late_most`)."""
         if self.facts is not None:
             more = self.facts.more
         elif self.lateness is Lateness.PIPELINE:
             more = self.model.delay_more * self.schedule.strategy.when.lag
         else:
-            more = self.averages_more if self.late else 0.0
+            more = self.averages_more
         return self.step_seconds * (self.steps_ratio + more)
 
     @property
     def averages_more(self) -> float:
         """What averages that come a round late may cost more than predicted."""
-        steps = self.pace if isinstance(self.pace, int) else max(self.pace)
-        return self.model.late_more + self.model.late_more_per_step * (steps - 1)
+        return (self.model.late_most - self.model.late) * self.late_distance if self.late_distance else 0.0
 
     @property
     def late(self) -> bool:

@@ -73,7 +73,6 @@ def _lines(axis: Axes, what: str, bound: int | None, seen: int) -> None:
 
 
 def _words(record: GapRecord) -> list[str]:
-    """A few numbers for the corner that is left."""
     steps = record.finish.size
     return [
         f"largest over an edge: {record.largest_over_edges()}",

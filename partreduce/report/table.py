@@ -39,7 +39,6 @@ class Table:
     rows: list[tuple[tuple[str, ...], str | None]] = field(default_factory=list)
 
     def add(self, *cells: str, style: str | None = None) -> None:
-        """One row, a cell for each column."""
         assert len(cells) == len(self.columns), "a cell for each column"
         self.rows.append((cells, style))
 

@@ -119,7 +119,6 @@ class DeviceChecks:
             time.sleep(pause_after(now - start))
 
     def close(self) -> None:
-        """End the watch: the run is over."""
         self._closed = True
 
     def flush(self, given_up: Callable[[], str | None] | None = None) -> None:

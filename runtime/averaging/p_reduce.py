@@ -107,7 +107,6 @@ class _PReducer:
         self._reducer = Reducer(world, [], self._recorder, self._heartbeat, key="p_reduce", timeout=timeout)
 
     def run(self, tensors: Sequence[torch.Tensor], group: Group, relax: float) -> Reducer:
-        """Average `tensors` over `group`."""
         world, members, reducer = self.world, group.members, self._reducer
         if not world.has(members):
             world.create(members)

@@ -248,7 +248,6 @@ class Reducer:
         self.heartbeat.doing(operation.finished)
 
     def _agree_on_device(self, reduction: Reduction, tag: tuple[int, ...], complaint: str) -> None:
-        """Queue a comparison, and its check."""
         streams = self.streams
         self._look(reduction.operation)
         with streams.side():
@@ -302,7 +301,6 @@ class Reducer:
 
     @staticmethod
     def _tags(reduction: Reduction, index: int) -> torch.Tensor | Tail:
-        """The sums of a bucket's tags."""
         if index in reduction.coded:
             return reduction.coded[index].take_back()
         if index in reduction.sides:

@@ -44,7 +44,6 @@ class Leftovers:
         return dict(self._kept)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put back copies of what `state` gave."""
         self._kept = {place: kept.clone() for place, kept in state.items()}
 
 

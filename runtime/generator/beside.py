@@ -88,7 +88,6 @@ class _Beside:
                 self.process = self._started()
 
     def end(self) -> None:
-        """End it; nothing starts it again."""
         with self._lock:
             self._ending = True
         _end(self.process)

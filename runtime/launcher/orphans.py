@@ -111,7 +111,6 @@ class Guardian:
         os.close(self._writing)
 
     def watch(self, group: int) -> None:
-        """Answer for a group from now on."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._writing, MESSAGE.pack(b"+", group))
 

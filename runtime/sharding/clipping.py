@@ -109,7 +109,6 @@ def _norm_over_all(parameters: Sequence[torch.Tensor], tables: Tables | None, no
 
 
 def _numbers(gradient: torch.Tensor) -> torch.Tensor:
-    """The numbers that a gradient stores."""
     plain = gradient.detach().as_subclass(torch.Tensor) if type(gradient) is not torch.Tensor else gradient.detach()
     return plain.coalesce().values() if plain.is_sparse else plain
 

@@ -196,7 +196,6 @@ class Exchange:
         return counts, ordered, orders
 
     def _agreed(self, met: Met) -> Call:
-        """What all do."""
         rank, did = met.with_problem, met.agreed
         if rank is not None:
             self._stop(rank)
@@ -329,11 +328,9 @@ class Exchange:
         return Part(torch.empty(0, dtype=torch.int64), self.shapes[table].like)
 
     def _nothing_coded(self, table: int) -> Part:
-        """No rows of a table, as its gradients cross."""
         return self._coded({table: self.nothing(table)})[table]
 
     def _decoded(self, table: int, part: Part) -> Part:
-        """Rows as they are, of what crossed."""
         code = self.shapes[table].code
         return part if code is None or part.rows is None else Part(part.ids, code.decode(part.rows))
 

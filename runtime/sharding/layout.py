@@ -33,7 +33,6 @@ class RowLayout:
 
     @classmethod
     def of(cls, routes: Routes, route: Route, num_workers: int) -> RowLayout:
-        """The layout that a route says."""
         return cls(route.rows, routes.hosts(route, num_workers), routes.partitions(route, num_workers))
 
     def owner_of(self, rows: torch.Tensor) -> torch.Tensor:

@@ -147,7 +147,6 @@ class _Lookup(torch.autograd.Function):
 
 
 def _without(array: torch.Tensor, place: int) -> torch.Tensor:
-    """All rows but one."""
     return torch.cat([array[:place], array[place + 1 :]])
 
 

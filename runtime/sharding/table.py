@@ -43,7 +43,6 @@ class Table:
 
     @property
     def name(self) -> str:
-        """The parameter's name in the model."""
         return self.route.parameter
 
     @property
@@ -98,7 +97,6 @@ class Table:
             old.index_add_(0, places, rows)
 
     def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This worker's rows of a whole table."""
         if self.layout is None:
             return whole
         assert self.own is not None, "the table is sharded"

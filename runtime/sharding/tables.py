@@ -255,7 +255,6 @@ class Tables:
         self._take(self._perform(Call(Kind.REDUCE, self._step), parts))
 
     def _take(self, outcome: Outcome) -> None:
-        """Put the gradients that came in place."""
         self._reduced = True
         for index, part in (outcome.parts or {}).items():
             self.tables[index].add(part)

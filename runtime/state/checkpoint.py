@@ -234,7 +234,6 @@ def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[
 
 
 def _state_file(optimizer: DistributedOptimizer) -> StateFile:
-    """What is saved of this worker."""
     return StateFile(optimizer.run, optimizer.optimizer, optimizer.runner, optimizer.steps)
 
 

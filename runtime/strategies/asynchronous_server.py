@@ -244,7 +244,6 @@ class _Worker(ProtocolDriver[Any]):
         self._state, _ = machine.start(rank)
 
     def raised(self, event: Open | Push | Pull | Take | Drain) -> tuple[Action, ...]:
-        """Let an event of the training's happen."""
         with self.condition:
             assert self.offers(type(event)), f"{event} is not ready"
             return self.step(event)

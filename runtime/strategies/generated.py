@@ -109,7 +109,6 @@ class GeneratedMeans(ParameterRunner):
             self._average(0, *group)
 
     def drain(self) -> str:
-        """Nothing is in flight after `settle`."""
         self.leave("drain")
         return ""
 

@@ -103,7 +103,6 @@ class GroupMeans(ParameterRunner):
             self._waited = False
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
-        """Begin the operation of a round."""
         return self.run.reducer.begin("average", step, round_, group, lag=int(self.overlap))
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:

@@ -167,7 +167,6 @@ class _Pair(GenerationDriver[PairState]):
                 model.add_(part)
 
     def receive(self, message: Message) -> None:
-        """One message, in the side thread."""
         if message.kind != "open":
             self.deliver(message)
             return

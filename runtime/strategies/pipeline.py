@@ -184,13 +184,11 @@ class GradientPipeline(GradientMeans):
         return _Flight(step, reduction, piggybacked, scaled=bool(scaled), waited=True)
 
     def _send(self, step: int) -> None:
-        """Let the gradients go as they are."""
         rides = step % self.when.lag == 0
         piggybacked = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets] if rides else []
         self._flights.append(_Flight(step, self.send(step), piggybacked))
 
     def _wait(self, flight: _Flight) -> None:
-        """Wait for a sum."""
         if flight.waited:
             return
         try:

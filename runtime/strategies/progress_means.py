@@ -71,7 +71,6 @@ class ProgressMeans(GroupMeans):
         return super().drain()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The reference, for checkpoints."""
         return {} if self.reference is None else self.reference.state()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:

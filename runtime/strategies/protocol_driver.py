@@ -38,7 +38,6 @@ class ProtocolDriver(Generic[State]):
 
     @property
     def open_state(self) -> State:
-        """The state of a process that is open."""
         assert self._state is not None, "it is opened before"
         return self._state
 
@@ -95,7 +94,6 @@ class GenerationDriver(ProtocolDriver[State]):
         return None
 
     def _generation_of(self, message: Message) -> int:
-        """Of which generation a message is."""
         return message.numbers[0]
 
     def _hears(self, message: Message) -> bool:  # noqa: ARG002 - where some are heard before

@@ -66,18 +66,15 @@ class AloneWorld:
         """No group is needed."""
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as below
-        """There are no groups."""
         raise UnavailableError(f"group of workers {list(members)}: this script runs alone")
 
     def everyone(self) -> NoReturn:
-        """There are no groups."""
         self.communicator([0])
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:  # noqa: ARG002 - the face of all worlds
         return False
 
     def create(self, members: tuple[int, ...], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as above
-        """There are no groups."""
         self.communicator(members)
 
     def streams(self, device: torch.device) -> Streams:

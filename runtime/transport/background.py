@@ -38,7 +38,6 @@ class Background(threading.Thread):
         self.stop = stop
 
     def start(self) -> None:
-        """Begin, as every thread does."""
         _threads.add(self)
         super().start()
 

@@ -54,7 +54,6 @@ class Tally:
         return Tally(self.messages - other.messages, self.num_bytes - other.num_bytes)
 
     def copy(self) -> Tally:
-        """The same numbers, which change no more."""
         return Tally(self.messages, self.num_bytes)
 
 

@@ -114,7 +114,6 @@ class GlooWorld(GroupTable):
         return f"{self._prefix}{name and '-'}{name}/{','.join(map(str, members))}{instance and '/'}{instance}"
 
     def _connect(self, members: tuple[int, ...], name: str, within: timedelta | None) -> Communicator:
-        """A new gloo group, warmed up."""
         if self.abandoned:
             raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
         limit = self.timeout if within is None else min(within, self.timeout)

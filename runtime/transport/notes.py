@@ -45,7 +45,6 @@ class Notes:
         self._keys_begin = prefix if known is None else known[1] + prefix
 
     def write(self, key: str, text: str) -> None:
-        """Leave a note, in place of an earlier one."""
         place = self.place(key)
         self._ask(lambda store: store.set(place, text))
 

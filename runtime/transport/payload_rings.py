@@ -209,7 +209,6 @@ class PayloadRings:
         return ring.payloads[place]
 
     def _empty(self, ring: _Ring, place: int) -> None:
-        """Forget what a place holds, if anything."""
         self._count(-_size(ring.payloads[place]))
         ring.steps[place], ring.payloads[place] = None, ()
 
@@ -230,5 +229,4 @@ class _Ring:
         self.payloads: list[tuple[Any, ...]] = [()] * capacity
 
     def held(self) -> list[int]:
-        """The steps of the places that are filled."""
         return [step for step in self.steps if step is not None]

@@ -61,7 +61,6 @@ class Stages(ABC):
         self._failure: str | None = None
 
     def close(self) -> None:
-        """Sums that wait or run end with an error."""
         self.closed = True
         self.calls.put(None)
 
@@ -114,5 +113,4 @@ class StagedSums:
         return work
 
     def close(self) -> None:
-        """Sums that wait or run end with an error."""
         self.stages.close()

@@ -114,7 +114,6 @@ class GroupTable(ABC):
         return (key, name) in self._further if name else key in self._groups
 
     def _keep(self, members: tuple[int, ...], name: str, communicator: Communicator) -> Communicator:
-        """Enter a new communicator into the table."""
         if name:
             self._further[members, name] = communicator
         else:
@@ -158,7 +157,6 @@ class GroupTable(ABC):
         self.destroy(self._members())
 
     def _members(self) -> set[tuple[int, ...]]:
-        """The members of everything in the table."""
         return {*self._groups, *(members for members, _ in self._further)}
 
     def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:

@@ -42,7 +42,6 @@ class Carrying:
             self._targets[source].append(target)
 
     def enters(self, worker: int, step: int) -> None:
-        """A worker has entered a step."""
         self.step[worker] = step
 
     def sends(self, worker: int, step: int, *, adds_own: bool) -> None:

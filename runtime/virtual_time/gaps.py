@@ -123,7 +123,6 @@ class GapTiming(Recorder):
                 self._leaves(step, by)
 
     def _leaves(self, step: Step, by: int) -> None:
-        """A worker enters a later step."""
         worker, now, row = step.process, step.end, step.before.step
         self.skipped[worker] += by - 1
         for record in (self.begun, self.computed, self.reduced):

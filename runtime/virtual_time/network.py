@@ -45,7 +45,6 @@ class Ways:
         self._known: dict[tuple[int, int], Way] = {}
 
     def between(self, source: int, to: int) -> Way:
-        """The way from a worker to a worker."""
         way = self._known.get((source, to))
         if way is None:
             way = self._known[source, to] = self._way(source, to)

@@ -183,7 +183,6 @@ class QuorumTiming(Recorder):
         return np.array([np.nanmin(self.sums[0], axis=1), np.nanmax(self.sums[1], axis=1)])
 
     def record(self) -> QuorumRecord:
-        """What the run showed of rounds."""
         return QuorumRecord(self.summed, self.gradients, np.array(self.rounds), np.array(self.ages))
 
 

@@ -86,7 +86,6 @@ class Told:
         self._step = [0] * count
 
     def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
-        """A worker sends its update of a step."""
         if adds_own:
             self._known[worker, worker] = step + 1
         sent = self._sent[worker]
@@ -105,5 +104,4 @@ class Told:
         self.ages.add(self._known.diagonal() - known, worker)
 
     def enters(self, worker: int, step: int) -> None:
-        """A worker has entered a step."""
         self._step[worker] = step

@@ -50,7 +50,6 @@ class Report:
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> Report:
-        """The report that `to_json` wrote."""
         gap = content["gap"]
         if gap is not None:
             values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in gap.items()}

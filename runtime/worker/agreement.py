@@ -48,7 +48,6 @@ class Policies:
         return cls(chosen_buffers, chosen_state, initial == "broadcast")
 
     def refuse_combinations(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
-        """Refuse what cannot go together."""
         average_states = self.optimizer_state is StatePolicy.AVERAGE
         if schedule.strategy.averages_gradients and isinstance(optimizer, torch.optim.LBFGS):
             raise InputError(

@@ -42,7 +42,6 @@ class Engine(ABC, Generic[AnyRunner]):
 
     @property
     def steps(self) -> int:
-        """Steps taken so far, skipped ones included."""
         return self._steps
 
     @property

@@ -91,7 +91,6 @@ class ModelUse:
             self._averaged_elsewhere = self.is_due = True
 
     def forward(self) -> None:
-        """The model's forward pass begins."""
         if torch.is_grad_enabled():
             self.gradients_of(self.run.flat.model)
         elif not self.run.flat.model.training:

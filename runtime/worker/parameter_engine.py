@@ -27,7 +27,6 @@ class ParameterEngine(Engine[ParameterRunner]):
         found_inf: torch.Tensor | None,
         scale: torch.Tensor | None,
     ) -> Any:  # noqa: ANN401 - what the closure returns
-        """As in `Engine`."""
         step, pace, loss = self._steps, self.run.pace, None
         round_, first = step // pace, step % pace == 0
         self._refuse_changes(first=first)

@@ -42,7 +42,6 @@ def sampled_matchings(parts: list[Graph], budget: float, rounds: int, seed: int)
 
 
 def _base_graph(num_workers: int, name: str, seed: int) -> Graph:
-    """The graph that is decomposed."""
     if name == "ring":
         return ring(num_workers)
     if name == "torus":

@@ -138,7 +138,6 @@ def _imported(
 
 
 def _sniff(data: bytes, name: str) -> str:
-    """The format that suffix and content suggest."""
     suffix = PurePath(name).suffix.lower()
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]

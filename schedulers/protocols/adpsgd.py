@@ -65,7 +65,6 @@ class Pairing:
     roles: tuple[Role, ...]
 
     def __post_init__(self) -> None:
-        """Check the graph and the roles."""
         if not self.graph.is_symmetric:
             raise InputError("pairing: workers of a pair average with each other; give an undirected graph")
         if len(self.roles) != self.graph.num_workers:
@@ -113,7 +112,6 @@ class Pairing:
         return automorphisms(self.graph, self.roles)
 
     def renamed(self, process: int, state: PairState, permutation: tuple[int, ...]) -> PairState:  # noqa: ARG002 - the state says it all
-        """The same with the new names."""
         waits_for = state.waits_for if state.waits_for < 0 else permutation[state.waits_for]
         return PairState(waits_for, tuple(permutation[asker] for asker in state.askers))
 

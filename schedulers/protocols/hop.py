@@ -109,7 +109,6 @@ class Hop:
     _needed: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the setting against the graph."""
         check_setting(self.graph, self.setting)
         spare = self.setting.backups(self.graph.num_workers)
         is_split = self.fine or self.setting.notify_ack
@@ -260,7 +259,6 @@ class Hop:
     # What the explorer's reductions need: see Shiftable, Symmetric and Describing in base.py.
 
     def clock(self, process: int, state: HopState) -> int:  # noqa: ARG002 - the same for every worker
-        """The step that the worker is in."""
         return state.step
 
     def shifted(self, process: int, state: HopState, by: int) -> HopState:  # noqa: ARG002 - as above

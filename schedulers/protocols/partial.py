@@ -266,7 +266,6 @@ class Partial(TwoSided[PartialState]):
         return started, (note, *actions)
 
     def finished(self, process: int, state: PartialState) -> bool:  # noqa: ARG002 - as in Finishing
-        """Whether the last round of all is taken."""
         return state.stage == COMPUTING and state.last == state.version - 1 >= 0  # known only once all rest
 
     # What traces need: see Describing in base.py.

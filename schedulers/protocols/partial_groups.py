@@ -166,7 +166,6 @@ class PartialGroups(TwoSided[GroupsState]):
         return started, (*told, *actions)
 
     def _taken(self, state: GroupsState) -> Outcome[GroupsState]:
-        """All results that are there are taken."""
         rounds = tuple(result.round for result in state.results)
         taken = replace(state, stage=COMPUTING, results=(), version=state.done)
         return taken, (Note(("taken", rounds, state.done)),)
@@ -279,7 +278,6 @@ class PartialGroups(TwoSided[GroupsState]):
         return done, (Note(("finished", result.round, result.counts)),)
 
     def finished(self, process: int, state: GroupsState) -> bool:  # noqa: ARG002 - as in Finishing
-        """Whether the last round of all is taken."""
         return state.resting and state.last is not None and state.version == state.last + 1
 
     # What traces need: see Describing in base.py.

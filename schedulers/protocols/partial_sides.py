@@ -107,7 +107,6 @@ class Sides:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is in a round."""
         return self.entered > self.done
 
 
@@ -135,7 +134,6 @@ class TwoSided(ABC, Generic[OneWorker]):
         return tuple(permutations(range(self.num_workers), 2))
 
     def ready(self, process: int, state: OneWorker) -> Sequence[OwnEvent]:
-        """What either side of the worker may do next."""
         found: list[OwnEvent] = []
         if state.stage == COMPUTING and not state.resting:
             is_last = self.calls is not None and state.calls >= self.calls[process]
@@ -190,6 +188,5 @@ class TwoSided(ABC, Generic[OneWorker]):
         return int.from_bytes(shake_256(words.encode()).digest(8)) % count
 
     def describe(self, process: int, event: object) -> str:
-        """What an event is, for traces."""
         own = self.words.get(event)  # type: ignore[call-overload]
         return f"worker {process} {own}" if own else f"worker {process}: {event}"

@@ -86,7 +86,75 @@ LATE, COUNT = "strategy.when.pipeline", "must be an integer 1..2147483647"
 STARTED, KEPT = "strategy.when.quorum", "strategy.when.gap"
 TABLE, OUTER = "strategy.what.tables[0]", "strategy.what.outer"
 
+RULED = {"codec": "int8", "form": "hierarchical"}
+STARTED_SO = {"count": "open-round", "missed": "each", "staleness": 4, "grace": 0, "synchronise_every": 0, "seed": 0}
+KEPT_SO = {"staleness": 0, "backup": 0, "reduce": "received", "weights": "graph", "inquire": False, "order": "serial"}
+
 READ_EDGES = [
+    # what is said although it is the default is as if it were not said
+    *(
+        reads(file, f"the defaults of {what}", true, false, says)
+        for file, what, true, false, says in (
+            (
+                AXES,
+                "a pipeline",
+                pipeline(drain="apply", total="mean"),
+                pipeline(total="max"),
+                f"{LATE}.total: must be",
+            ),
+            (
+                AXES,
+                "a codec",
+                how(**RULED, where="all", block=256),
+                how(**RULED, where="here"),
+                "how.where: must be one",
+            ),
+            (
+                AXES,
+                "how",
+                how(form="ring", codec="none", sending="whole"),
+                how(form="tree"),
+                "how.form: must be one of",
+            ),
+            (
+                AXES,
+                "when",
+                over_all(when="lockstep"),
+                over_all(when={"soon": 1}),
+                "strategy.when: has unknown keys ['so",
+            ),
+            (QUORUM, "a quorum", quorum(quorum=2, **STARTED_SO), quorum(**STARTED_SO), "lacks ['quorum']"),
+            (
+                GAP,
+                "a gap",
+                gap(**KEPT_SO, notify_ack=False),
+                gap(**KEPT_SO, notify_ack=0),
+                "notify_ack: must be one of",
+            ),
+            (TABLES, "a table", table(way="sharded", gradient="dense", codec="none"), table(codec=0), "codec: must be"),
+            (
+                TABLES,
+                "tables",
+                tables("a", local_aggregation=True, average=True, average_dense=True),
+                tables("a", route=1),
+                "strategy.what: has unknown keys ['route']",
+            ),
+            (
+                TABLES,
+                "an outer step",
+                outer(optimizer="sgd", lr=1, momentum=0, nesterov=False),
+                outer(optimizer="sgd", lr=-1),
+                f"{OUTER}.lr: above 0",
+            ),
+            (
+                SCHEDULE,
+                "a strategy",
+                groups(2, [[0, 1]], pace=1, averaging="mean", when="lockstep", what={}, how={}, prologue=0),
+                groups(2, [[0, 1]], how=[]),
+                "strategy.how: must be an object",
+            ),
+        )
+    ),
     reads(AXES, "a pipeline is 2 wide", pipeline(width=2), pipeline(width=1), f"{LATE}.width: must be an integer 2.."),
     reads(
         AXES,
@@ -343,7 +411,7 @@ READ_EDGES = [
             quorum(quorum=2, **{name: "any"}),
             f"{STARTED}.{name}: must be one of",
         )
-        for name, value in (("count", "call"), ("missed", "sum"))
+        for name, value in (("count", "call"), ("missed", "latest"))
     ),
     *(
         reads(
@@ -384,17 +452,10 @@ READ_EDGES = [
     ),
     reads(
         QUORUM,
-        "sums are of open rounds",
-        quorum(quorum=2, missed="sum"),
-        quorum(quorum=2, missed="sum", count="call"),
-        f"{STARTED}: missed sum goes with count open-round",
-    ),
-    reads(
-        QUORUM,
         "the latest alone has no staleness",
         quorum(quorum=2, missed="latest"),
         quorum(quorum=2, missed="latest", staleness=3),
-        f"{STARTED}: staleness goes with missed each or sum",
+        f"{STARTED}: staleness goes with missed each",
     ),
     reads(
         QUORUM,
@@ -425,7 +486,7 @@ READ_EDGES = [
             grouped(quorum=2, **{name: value}),
             f"{STARTED}: {name}: not in groups, where models are averaged",
         )
-        for name, value in (("count", "call"), ("missed", "sum"))
+        for name, value in (("count", "call"), ("missed", "latest"))
     ),
     *(
         reads(QUORUM, f"groups have a {name}", grouped(**members), grouped(**members, count="call"), "count: not in")
@@ -838,5 +899,6 @@ READ_EDGES = [
     reads(STRICT, "an integer below 2^53", relax(2**53 - 1), relax(2**53), "must be an integer or a fraction"),
     reads(STRICT, "and above -2^53", relax(1 - 2**53), relax(-(2**53)), "must be an integer or a fraction"),
     reads(STRICT, "no truth value", relax(1), relax(True), "must be an integer or a fraction"),
+    reads(STRICT, "a text of 2^53", relax(str(2**53)), relax(f"{2**53}/0"), "must be an integer or a fraction"),
     reads(STRICT, "no list", relax("3"), relax(["3"]), "strategy.phases[0]: must be an integer or a fraction"),
 ]

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt
+from pydantic import Field, StrictFloat, StrictInt
 
 from partreduce.topo.document.model import Listed, Model, Name, validate
 from partreduce.topo.document.place import child, shown_path
@@ -48,7 +48,7 @@ class ProbeModel(Model):
     schedule: Name
     consensus_distance: Figure
     drift: Figure
-    late: StrictBool
+    late: Figure
     steps_ratios: Annotated[Listed[StepsRatio], Field(min_length=2, max_length=1000)]
 
 
@@ -113,7 +113,7 @@ def pilot_of(raw: object) -> Pilot:
                 schedule=probe.schedule,
                 consensus_distance=float(probe.consensus_distance),
                 drift=float(probe.drift),
-                late=probe.late,
+                late=float(probe.late),
                 steps_ratios=tuple(map(float, probe.steps_ratios)),
             )
             for probe in model.probes

@@ -230,7 +230,6 @@ def _described(value: type[Pipeline | Gap | Quorum]) -> dict[str, Any]:
 
 
 def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """An object that holds just this."""
     return {"additionalProperties": False, "properties": {name: schema}, "required": [name], "type": "object"}
 
 

@@ -11,6 +11,7 @@ from partreduce.topo.figures.evaluate import consensus_distance as consensus_dis
 from partreduce.topo.figures.evaluate import contraction as contraction
 from partreduce.topo.figures.evaluate import drift as drift
 from partreduce.topo.figures.evaluate import figures as figures
+from partreduce.topo.figures.evaluate import late_distance as late_distance
 from partreduce.topo.figures.evaluate import radius as radius
 from partreduce.topo.figures.exact import ExactClass as ExactClass
 from partreduce.topo.figures.exact import exact_class_matrices as exact_class_matrices

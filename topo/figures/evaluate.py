@@ -11,6 +11,7 @@ from partreduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, abs
 from partreduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
 from partreduce.topo.figures.growth import refuse_growth
 from partreduce.topo.figures.large import Large
+from partreduce.topo.figures.late_distance import is_small, late_distance_like, late_distance_of
 from partreduce.topo.figures.pipeline import pipeline_figures
 from partreduce.topo.figures.rate import ZERO, contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.retimed import Retimed
@@ -67,6 +68,23 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureL
     return _drift(_prepare(schedule, limit), push)
 
 
+def late_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> float:
+    """How far apart averagings that come late leave workers in a curved direction; 0 where none are late.
+
+    At unequal paces, and for large schedules without structure, estimated from the consensus distance.
+
+    Raises:
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+    """
+    if not schedule.strategy.mixes_late:
+        return 0.0
+    sectors, paces = _prepare(schedule, limit), schedule.paces()
+    if isinstance(sectors, Sectors) and is_small(sectors) and paces.min() == paces.max():
+        return late_distance_of(sectors, int(paces[0]))
+    flat = _consensus_distance(sectors).value
+    return math.inf if flat is None else late_distance_like(flat, float(paces.mean()), 1 - 1 / len(paces))
+
+
 def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureLimits = DEFAULT) -> Retimed:
     """What the figures of a schedule at one step a round in lockstep say about every other pace, and about late.
 
@@ -89,6 +107,7 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Figur
         late_drift=late_drift,
         noise=1 - 1 / n,
         push=1 - 1 / n if push == "worker" else 1 - shared,
+        sectors=sectors if isinstance(sectors, Sectors) and is_small(sectors) else None,
     )
 
 

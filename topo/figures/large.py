@@ -40,7 +40,6 @@ class Large:
 
     @cached_property
     def distinct(self) -> frozenset[MixingStep]:
-        """The different phases or rounds."""
         return frozenset(self.steps)
 
     @cached_property

@@ -17,9 +17,12 @@ of the steady state for that pace.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
 
 from partreduce.topo.figures.base import Figure, absent
+from partreduce.topo.figures.late_distance import late_distance_like, late_distance_of
+from partreduce.topo.figures.sectors import Sectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +35,25 @@ class Retimed:
     late_drift: Figure
     noise: float
     push: float
+    sectors: Sectors | None = None
+    """None where the late distance is estimated."""
+    _late_distances: dict[int, float] = field(default_factory=dict, compare=False)
 
     def consensus_distance_at(self, pace: int, *, late: bool) -> Figure:
         """At another pace, in lockstep or late. O(1)."""
         added = self.noise * ((pace - 1) / 2 + (pace if late else 0))
         return _mapped(self.consensus_distance, float(pace), added)
+
+    def late_distance_at(self, pace: int) -> float:
+        """How far apart late averagings leave workers in a curved direction (`topo.figures.late_distance`); kept."""
+        if pace not in self._late_distances:
+            if self.sectors is None:
+                flat = self.consensus_distance_at(pace, late=True).value
+                found = inf if flat is None else late_distance_like(flat, pace, self.noise)
+            else:
+                found = late_distance_of(self.sectors, pace)
+            self._late_distances[pace] = found
+        return self._late_distances[pace]
 
     def drift_at(self, pace: int, *, late: bool) -> Figure:
         """At another pace, in lockstep or late; absent where the two drifts at pace 1 are not both known. O(1)."""

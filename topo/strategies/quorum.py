@@ -40,9 +40,6 @@ class MissedResults(Choice):
     EACH = "each"
     """Each is applied, in order: all workers apply the same sequence, and their parameters stay equal."""
 
-    SUM = "sum"
-    """They are added up and applied at once: for plain SGD at a constant rate the same as each, up to rounding."""
-
     LATEST = "latest"
     """The newest one replaces those before it, as published: parameters part, until they are synchronised."""
 
@@ -141,11 +138,6 @@ class Quorum(Closed, Waiting):
         for name in ("grace", "synchronise_every", "seed"):
             if getattr(self, name) < 0:
                 raise ScheduleError(f"when.quorum.{name}: is {getattr(self, name)}; it is a whole number >= 0")
-        if self.missed is MissedResults.SUM and self.count is Counting.CALL:
-            raise ScheduleError(
-                "when.quorum.missed: is sum; where gradients count by call, a call takes one result and there is "
-                "nothing to add up; use each"
-            )
         latest = self.missed is MissedResults.LATEST
         self._only("staleness", not latest, "the newest result replaces older ones, so none waits in a queue")
         self._only("synchronise_every", latest, f"with missed {self.missed} parameters never part")

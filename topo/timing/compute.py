@@ -144,7 +144,6 @@ class ComputeTimes:
 
     @classmethod
     def of(cls, hardware: Hardware) -> ComputeTimes:
-        """The times that a cluster's hardware states."""
         return cls(base=hardware.compute or 0.0, slowdown=hardware.slowdown, jitter=hardware.jitter)
 
     @property

@@ -35,7 +35,7 @@ DEFAULTS: dict[str, object] = {
 }
 CHOICES: dict[str, tuple[object, ...]] = {
     "count": ("open-round", "call"),
-    "missed": ("each", "sum", "latest"),
+    "missed": ("each", "latest"),
 }
 
 
@@ -87,8 +87,7 @@ def read_quorum(raw: object, place: str, num_workers: int) -> StartedRounds:
             del members[name]
     value: dict[str, Any] = DEFAULTS | members
     latest = value["missed"] == "latest"
-    require(value["missed"] != "sum" or value["count"] != "call", place, "missed sum goes with count open-round")
-    require("staleness" not in members or not latest, place, "staleness goes with missed each or sum")
+    require("staleness" not in members or not latest, place, "staleness goes with missed each")
     require("synchronise_every" not in members or latest, place, "synchronise_every goes with missed latest")
     require("seed" not in members or quorum == "majority", place, "seed goes with the quorum majority")
     return StartedRounds(

@@ -178,11 +178,9 @@ class System:
                 yield source, target, self.content(state[place])
 
     def content(self, number: int) -> tuple[Any, ...]:
-        """The messages of a channel content."""
         return tuple(self.messages.values[m] for m in self.contents.values[number])
 
     def is_running(self, state: State, process: int) -> bool:
-        """Whether a process has not crashed."""
         return state[process] != self.stopped
 
     def _sends(self, process: int, actions: tuple[Any, ...]) -> list[tuple[int, int]]:

@@ -38,7 +38,6 @@ class Trace:
     loop: int | None = None
 
     def __str__(self) -> str:
-        """One line per step, then the end."""
         lines = []
         for number, step in enumerate(self.steps, start=1):
             if self.loop == number - 1:

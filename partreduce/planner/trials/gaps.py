@@ -29,6 +29,7 @@ from partreduce.schedulers import registry
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
+from partreduce.topo.figures.late_distance import late_distance_like
 from partreduce.topo.figures.momentum import largest_rate
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
@@ -263,7 +264,8 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
     figures = float(noise), pushed_by(drift, job)
     # A mean that gets less far in each step needs more steps; one that gets further has a larger learning rate, which
     # the job could have had anyway.
-    steps_ratio = model.steps_ratio(*figures, late=option.late) / max(min(1.0, progress), 1e-9)
+    late = late_distance_like(float(noise), 1, 1 - 1 / schedule.num_workers) if option.late else 0.0
+    steps_ratio = model.steps_ratio(*figures, late=late) / max(min(1.0, progress), 1e-9)
     communicating = 0.0 if option.late else option.communication
     return replace(
         option,
@@ -275,6 +277,7 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
         consensus_distance=noise,
         drift=drift,
         contraction=contraction,
+        late_distance=late,
         steps_ratio=steps_ratio,
         model=model,
         extrapolated=model.extrapolates(*figures),
@@ -283,7 +286,7 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
             kind=Gaps.word,
             words=candidate.setting.words,
             memory_bytes=candidate.memory_bytes,
-            more=option.averages_more / (progress if 0 < progress < 1 else 1.0) if option.late else 0.0,
+            more=(model.late_most - model.late) * late / (progress if 0 < progress < 1 else 1.0),
             progress=progress,
             gradients=mean("gradients") / schedule.num_workers,
             computed=mean("computed"),

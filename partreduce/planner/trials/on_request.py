@@ -31,6 +31,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
+from partreduce.topo.figures.late_distance import late_distance_like
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Late
 from partreduce.topo.strategies.base import Strategy
@@ -195,7 +196,8 @@ def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kin
         late = age * (count - 1) / count  # rounds of as many gradients as there are workers
         steps_ratio, more = 1 + price_of(late, job), late * model.delay_more
     else:
-        steps_ratio = model.steps_ratio(*figures, late=isinstance(strategy, Pairwise))
+        late = late_distance_like(noise, 1, 1 - 1 / count) if isinstance(strategy, Pairwise) else 0.0
+        steps_ratio = model.steps_ratio(*figures, late=late)
         more = steps_ratio * model.error(job.data)
     if isinstance(strategy, Pairwise):
         more = max(more, 1 + PAIRS_AT_WORST - steps_ratio)

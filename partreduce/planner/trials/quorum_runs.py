@@ -27,6 +27,7 @@ from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import Facts, Option
 from partreduce.planner.trials.kit import PER_EVENT, error_of, memory_bytes
 from partreduce.topo.figures.base import Figure, Kind, absent
+from partreduce.topo.figures.late_distance import late_distance_like
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
@@ -270,7 +271,7 @@ def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
             words=words,
             memory_bytes=held_by(option, job),
             least_share=found.least_share,
-            more=count / found.gradients * late * (model.delay_more if base.is_plain else option.averages_more),
+            more=count / found.gradients * (late * model.delay_more if base.is_plain else option.averages_more),
             of="" if base.is_plain else base.name,
             active=found.active,
             gradients=found.gradients * pace,
@@ -301,12 +302,14 @@ def _with_figures(option: Option, late: float, job: Job, found: Run) -> Option:
     noise = Figure(figures.consensus_distance + late * pace * (count - 1) / count, Kind.ESTIMATE, how)
     drift = Figure(figures.drift_node if job.push == "node" else figures.drift_worker, Kind.ESTIMATE, how)
     counted = (float(noise), pushed_by(drift, job))
+    apart = late * late_distance_like(float(noise), pace, 1 - 1 / count)
     return replace(
         option,
         consensus_distance=noise,
         drift=drift,
         contraction=absent("of the shadow models it is the schedule's own; models are never all of one round"),
-        steps_ratio=model.steps_ratio(*counted) + model.late * late,
+        late_distance=apart,
+        steps_ratio=model.steps_ratio(*counted, late=apart),
         extrapolated=model.extrapolates(*counted),
         corrected=False,
     )

@@ -140,7 +140,6 @@ class Search:
         self.seconds = sampled(self.job.compute_times(), self.job.cluster.num_workers, seed=self.job.seed)
 
     def trial(self, base: Option, setting: Quorum) -> Trial:
-        """A schedule under a setting."""
         rounds = runs.rounds_of(base, setting, self.job, self.seconds)
 
         def run() -> Option:

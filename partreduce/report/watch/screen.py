@@ -50,7 +50,6 @@ class Screen:
         stream.flush()
 
     def look(self, codes: Mapping[int, int | None], stage: Callable[[int], str]) -> None:
-        """See the steps, and show them if it is time."""
         self._codes, self._stage = codes, stage
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:

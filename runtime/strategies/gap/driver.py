@@ -221,7 +221,6 @@ class GapDriver(GenerationDriver[HopState]):
         return self._state is not None or message.kind == "mark"
 
     def _received(self, message: Message) -> None:
-        """Under the lock: what a message changes."""
         source, numbers = message.source, message.numbers
         match message.kind:
             case "update":

@@ -91,7 +91,6 @@ class GapMeans(OneSided):
         self._mailbox.start()
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
-        """Before the first round: be in it."""
         if first:
             self._open(step, round_)
 
@@ -239,7 +238,6 @@ class GapMeans(OneSided):
         return self.run.reducer.recorder.begin(kind, step, round_, members, num_bytes * len(self.driver.targets))
 
     def _post(self, operation: Operation, outcome: Outcome) -> None:
-        """Send from the training thread."""
         try:
             for letter in outcome.letters:
                 if letter.kind == "mark":  # which comes after all parts of updates that were sent before

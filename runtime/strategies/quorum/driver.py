@@ -95,7 +95,6 @@ class Payload(ABC, Generic[Sum]):
     # What the collective thread asks for, without the lock.
 
     def arrays(self, payload: Sum) -> list[torch.Tensor]:
-        """What is summed, as this worker brings it."""
         return payload.arrays
 
     def room(self, payload: Sum) -> torch.Tensor:
@@ -201,7 +200,6 @@ class QuorumDriver(GenerationDriver[Any], Generic[Sum]):
         self._post(words)
 
     def may_take(self) -> bool:
-        """Whether results are there for the training."""
         return self.offers(Take)
 
     def take(self) -> Taken[Sum]:
@@ -310,7 +308,6 @@ class QuorumDriver(GenerationDriver[Any], Generic[Sum]):
         self._post(super().deliver(Message(source, kind, message.numbers)) or ())
 
     def close(self) -> None:
-        """Let the collective thread end."""
         with self.condition:
             self._closing = True
             self.condition.notify_all()
@@ -320,7 +317,6 @@ class QuorumDriver(GenerationDriver[Any], Generic[Sum]):
         return self._closing
 
     def _received(self, message: Message) -> list[Word]:
-        """Under the lock: what a message changes."""
         return self._step(Received(message.source, WORDS[message.kind](message.numbers[1])))
 
     def _step(self, event: object) -> list[Word]:

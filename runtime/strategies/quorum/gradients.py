@@ -10,7 +10,7 @@ from partreduce.runtime.averaging.mean_model import average_everywhere
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.runtime.strategies.gradient_means import TAKEN_ELSEWHERE
 from partreduce.runtime.strategies.quorum.driver import Taken
-from partreduce.runtime.strategies.quorum.equality import PARTED, Settings, refuse_unless_plain
+from partreduce.runtime.strategies.quorum.equality import PARTED, Settings
 from partreduce.runtime.strategies.quorum.rounds import room_for
 from partreduce.runtime.strategies.quorum.runner import QuorumRunner
 from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
@@ -18,35 +18,27 @@ from partreduce.runtime.transport.waiting import GoneError
 from partreduce.runtime.user_warning import warn_user
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.errors import InputError, UnavailableError
-from partreduce.topo.strategies.quorum import MissedResults, Quorum
+from partreduce.topo.strategies.quorum import Quorum
 
 
 class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
     """A call adds a gradient to the send buffer and takes the results that are there, waiting for at least one.
 
-    A round is a step of the optimizer, and a call may take several: `each` applies them one after the other, `sum` at
-    once, and of `latest` only the newest is left. With `each` and `sum` all workers apply the same sums in the same
-    order. Where all meet (a mean model, a checkpoint, the end), every worker stops calling and takes what the others'
-    rounds still bring, until all have come: then no gradient is on its way, and all are equally far.
+    A round is a step of the optimizer, and a call may take several: `each` applies them one after the other, so that
+    all workers apply the same sums in the same order; of `latest` only the newest is left. Where all meet (a mean
+    model, a checkpoint, the end), every worker stops calling and takes what the others' rounds still bring, until all
+    have come: then no gradient is on its way, and all are equally far.
 
     Buffers such as BatchNorm's are averaged in the mean model, at the end, and where models are synchronised; between
     these each worker keeps its own. A round with a gradient that is not finite is left out by all where a GradScaler
     was at work on any gradient in it. Gradients are summed in host memory, wherever the model lies.
-
-    Raises:
-        InputError: `sum`, and an optimizer other than plain SGD.
     """
 
     def __init__(self, when: Quorum, run: Run) -> None:
-        if when.missed is MissedResults.SUM:
-            refuse_unless_plain(run.applier.optimizer)
         everyone = run.everyone
         self.sums = GradientSums(run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone))
         super().__init__(when, run, Partial(when, len(everyone)), self.sums, {everyone})
-        self._settings, self._has_warned = (
-            Settings(run.applier.optimizer, adds_up=when.missed is MissedResults.SUM),
-            False,
-        )
+        self._settings, self._has_warned = Settings(run.applier.optimizer), False
         self._met = 0
         """The round of this segment in which models were averaged last."""
         self.start()
@@ -96,11 +88,6 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
 
     def refuse_changed_means(self) -> None:
         """Refuse means that the script changes where a call may deliver several."""
-        if self.when.missed is MissedResults.SUM:
-            raise InputError(
-                "average_gradients: this script changes the mean gradient (clips it, say), and with missed: sum a call "
-                "may deliver the sum of several, so workers would change different sums and part; use missed: each"
-            )
         if self.after_averaging is None:
             raise InputError(
                 "average_gradients: this script changes the mean gradient (clips it, say), and a call may deliver "
@@ -124,16 +111,11 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
     def _open(self) -> None:
         """Begin a segment: from now on the others' rounds run, whether this worker has called or not."""
         self._met = 0
-        self._settings.begin()
         self.open()
 
     def _applied(self, taken: Taken[GradientSum], *, but_last: bool) -> GradientSum | None:
-        """Apply results one after the other, or their sum; with `but_last` the last is left to the caller."""
+        """Apply results one after the other; with `but_last` the last is left to the caller."""
         sums = list(taken.sums)
-        if self.when.missed is MissedResults.SUM and len(sums) > 1:
-            whole = self.sums.add_up(sums)
-            self.driver.release(sums[1:])
-            sums = [whole]
         last = sums.pop() if but_last else None
         for one in sums:
             self.run.applier.apply(partial(self._put, one, changes=True), check_finite=one.scaled)
@@ -150,7 +132,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
     def _compare(self, *, warns: bool) -> None:
         """Warn where workers have applied their results with different settings; the collective thread rests here."""
         numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # which holds 32 bits exactly
-        numbers[self.run.rank] = -1 if self._settings.has_changed else self._settings.number
+        numbers[self.run.rank] = self._settings.number
         round_ = self.run.progress.step
         # It ends the last round: who has finished after as many, or waits for all elsewhere, has been in it.
         operation = self.on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8, lag=1)
@@ -159,7 +141,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         except (RuntimeError, GoneError, UnavailableError) as error:
             raise self.on_host.failure(operation, error) from None
         self.on_host.recorder.end(operation)
-        if warns and not self._has_warned and bool(((numbers != numbers[0]) | (numbers < 0)).any()):
+        if warns and not self._has_warned and bool((numbers != numbers[0]).any()):
             self._has_warned = True
             warn_user(PARTED)
 

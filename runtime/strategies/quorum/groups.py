@@ -46,7 +46,6 @@ class QuorumGroups(QuorumRunner[Snapshot], ParameterRunner):
         return None if group is None else self.communicators[group.members]
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
-        """Begin a segment before the model changes."""
         self.refuse_failure()
         self._open()
         self._has_progress = True

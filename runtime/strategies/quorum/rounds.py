@@ -69,7 +69,6 @@ class RoundsThread(Generic[Sum]):
             self._driver.fail(error)
 
     def _execute(self, begun: Begun[Sum]) -> None:
-        """One round."""
         reducer, line = self._reducer, self._line(begun.round)
         if line is None:
             self._driver.finish(begun, {self._driver.rank: begun.share})
@@ -111,7 +110,6 @@ class RoundsThread(Generic[Sum]):
         room.copy_(torch.tensor([*numbers, special, *spare, *tag], dtype=room.dtype))
 
     def _read(self, begun: Begun[Sum], tag: tuple[int, ...], size: int) -> tuple[list[Share], bool]:
-        """What all have told."""
         *numbers, special = map(int, self._bringing.room(begun.payload)[: 3 * size + 1].tolist())
         if self._bringing.room(begun.payload)[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
             raise GoneError("its members ran different rounds at the same time (their tags differ)")

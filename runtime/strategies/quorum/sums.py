@@ -172,15 +172,6 @@ class GradientSums(Payload[GradientSum]):
 
     # What the training asks for.
 
-    def add_up(self, sums: Sequence[GradientSum]) -> GradientSum:
-        first, *others = sums
-        with torch.no_grad():
-            for other in others:
-                for into, array in zip(first.arrays, other.arrays, strict=True):
-                    into.add_(array)
-                first.scaled |= other.scaled
-        return first
-
     def apply(self, one: GradientSum) -> None:
         """Make a sum the parameters' gradients; who had none on any worker has none now."""
         with torch.no_grad():

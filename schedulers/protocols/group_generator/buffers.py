@@ -63,7 +63,6 @@ class Locking:
         )
 
     def queued(self, buffer: tuple[int, ...], seq: int) -> tuple[int, ...]:
-        """A buffer with a further sequence number."""
         return (*buffer, seq)
 
     def can_start(self, state: GroupBuffers, group: Outstanding) -> bool:

@@ -45,7 +45,6 @@ class GeneratorSetting:
     max_known: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes and bounds that cannot be."""
         if not 2 <= self.group_size <= len(self.nodes):
             raise InputError(f"group_size: is {self.group_size}; it lies between 2 and {len(self.nodes)} workers")
         if self.max_known is not None and self.max_known < 1:

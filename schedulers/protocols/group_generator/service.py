@@ -160,7 +160,6 @@ class GroupGenerator:
         return replace(state, epoch=state.epoch + 1), ()
 
     def following(self, request: int) -> int:
-        """The number of the request after this one."""
         return request + 1 if self.modulus is None else (request + 1) % self.modulus
 
     def is_repeated(self, state: GeneratorState, worker: int, ask: Ask) -> bool:

@@ -13,6 +13,7 @@ from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.__main__ import main
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
+from partreduce.planner.gain import decisive_time
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.preference import preference
@@ -81,11 +82,13 @@ def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
 
 
 def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
-    found = plan(job(hardware=replace(HARDWARE, model_bytes=100_000_000)))
+    asked = job(hardware=replace(HARDWARE, model_bytes=100_000_000))
+    found = plan(asked)
     late = next(o for o in found.options if o.is_plain and o.late and o.pace == 1)
     assert late.step_seconds == pytest.approx(0.05)
     usual = next(o for o in found.options if o.is_plain and not o.late and o.pace == 1)
-    assert found.recommendation.time <= late.time < usual.time
+    assert late.time < usual.time, "at the predicted price"
+    assert decisive_time(found.recommendation, asked) <= min(usual.time, decisive_time(late, asked))
 
 
 def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:

@@ -18,13 +18,14 @@ from partreduce.planner.calibration import (
     steps_ratio_between,
 )
 from partreduce.planner.job import Data, Job
+from partreduce.planner.lateness import Lateness
 from partreduce.planner.plan import plan
 from partreduce.planner.steps_model import FITTED
 from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference, ring_pairs
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import consensus_distance, contraction
+from partreduce.topo.figures import consensus_distance, contraction, late_distance
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.pilot import Pilot, Price, Prices, Probe
 
@@ -53,7 +54,7 @@ def simulated(a: float, late: float, *, c: float = 0.0, data: str = "shuffled", 
     curves = []
     for seed in range(seeds):
         for schedule in compared:
-            factor = 1 + a * float(consensus_distance(schedule)) + late * schedule.strategy.overlap
+            factor = 1 + a * float(consensus_distance(schedule)) + late * late_distance(schedule)
             factor += c * drift_that_counts(schedule, data) ** FITTED.p
             curves.append(curve(schedule, seed, factor * math.exp(0.01 * draw.normal()), draw, 0.03))
     return calibrated(curves, data=data, steps=60)
@@ -105,8 +106,9 @@ def test_the_price_of_drift_is_found_where_data_differ() -> None:
     model = steps_model(pilot)
     unseen = ring_pairs(CLUSTER, 2, late=True)
     figures = float(consensus_distance(unseen)), drift_that_counts(unseen, "per-worker")
-    truth = 1 + 0.02 * figures[0] + 0.4 * figures[1] ** FITTED.p + 0.1
-    assert model.steps_ratio(*figures, late=True) == pytest.approx(truth, rel=0.1)
+    apart = late_distance(unseen)
+    truth = 1 + 0.02 * figures[0] + 0.4 * figures[1] ** FITTED.p + 0.1 * apart
+    assert model.steps_ratio(*figures, late=apart) == pytest.approx(truth, rel=0.1)
 
 
 def test_what_no_price_explains_shows_in_the_error() -> None:
@@ -163,7 +165,7 @@ def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape: str, dat
             schedule=schedule.name,
             consensus_distance=float(consensus_distance(schedule)),
             drift=drift_that_counts(schedule, data),
-            late=schedule.strategy.overlap,
+            late=late_distance(schedule),
             steps_ratios=(1.5, 1.6),
         )
         for schedule in found
@@ -194,7 +196,7 @@ def job(**options: object) -> Job:
 def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() -> None:
     model = steps_model(PRICED)
     assert model.steps_ratio(1.0, 0.0) == 1.5
-    assert model.steps_ratio(1.0, 0.0, late=True) == 3.5
+    assert model.steps_ratio(1.0, 0.0, late=1.0) == 3.5
     # Half the intervals: 0.1 · 2 + 0.1 of a steps ratio of 4, which is more than the 7 % on what was left out.
     assert model.error("shuffled") == model.error("shuffled", late=True) == pytest.approx(0.3 / 4)
     assert model.extrapolates(2.1, 0.0)
@@ -215,7 +217,7 @@ def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
     for option in planned.options:
         spread = option.consensus_distance.value
         if spread is not None:
-            late = option.schedule.strategy.overlap
+            late = option.late_distance or float(option.lateness is Lateness.PIPELINE)  # a pilot's price of either
             assert option.steps_ratio == pytest.approx(model.steps_ratio(spread, 0.0, late=late))
     document = planned.to_json()
     assert document["pilot"]["prices"]["consensus_distance"] == {"value": 0.5, "low": 0.4, "high": 0.6}

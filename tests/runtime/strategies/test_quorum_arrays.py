@@ -122,22 +122,6 @@ def test_a_round_sums_what_each_worker_has_and_nothing_that_its_arrays_had_befor
             sums.retain(())
 
 
-def test_several_results_add_up_with_their_parameters_and_their_scaler():
-    for late in (False, True):
-        model = Two()
-        sums = sums_of(model)
-        found = []
-        for number, gradients in enumerate([(1, None), (2, 4), (8, None)]):
-            model.has(*gradients)
-            sums.add(scaled=late and number == 1)
-            found.append(brought(sums))
-        whole = sums.add_up(found)
-        assert whole is found[0]
-        assert whole.scaled == late
-        assert delivered(model, sums, whole) == (11, 4)
-        assert delivered(model, sums, found[1]) == (2, 4), "the others stay as they are"
-
-
 def test_sums_wait_by_round_and_are_lent_again_once_nobody_needs_them():
     model = Two()
     sums = sums_of(model)

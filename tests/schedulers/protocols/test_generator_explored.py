@@ -4,7 +4,6 @@ from math import factorial
 
 import pytest
 
-from benchmarks.explore import lock_vector
 from benchmarks.explore.group_generator_suite import MILLION, SMALL, divided, random, smart
 from helpers.group_draw_laws import broken_law
 from partreduce.schedulers.protocols.base import Send
@@ -122,8 +121,3 @@ def test_a_setting_that_cannot_be_is_refused():
         GeneratorSetting(nodes=(0, 0, 0), group_size=5)
     with pytest.raises(InputError, match="max_known: is 0"):
         GeneratorSetting(nodes=(0, 0, 0), max_known=0)
-
-
-@pytest.mark.parametrize("configuration", lock_vector.SMALL, ids=lambda c: c.name)
-def test_the_lock_vector_by_itself_never_halts(configuration):
-    assert configuration.run().require().holds

@@ -29,8 +29,8 @@ def pilot(*, sorted_data: bool = False) -> Pilot:
             error=0.125,
         ),
         probes=(
-            Probe(schedule="every 4", consensus_distance=1.5, drift=3.0, late=False, steps_ratios=(1.0, 1.25, 1.5)),
-            Probe(schedule="late", consensus_distance=0.75, drift=0.0, late=True, steps_ratios=(1.0, 0.9, 1.1)),
+            Probe(schedule="every 4", consensus_distance=1.5, drift=3.0, late=0.0, steps_ratios=(1.0, 1.25, 1.5)),
+            Probe(schedule="late", consensus_distance=0.75, drift=0.0, late=0.9, steps_ratios=(1.0, 0.9, 1.1)),
         ),
     )
 
@@ -80,7 +80,7 @@ def changed(*path: str | int, value: object) -> dict[str, Any]:
         (changed("prices", "error", value="5%"), "prices.error: is"),
         (changed("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
         (changed("data", value="per-node"), "prices.drift: is for data that differ"),
-        (changed("probes", 1, "late", value=1), r"probes\[1\].late: is 1; it must be true or false"),
+        (changed("probes", 1, "late", value=True), r"probes\[1\].late: is true; it must be an integer"),
         (
             changed("probes", 0, "steps_ratios", value=[1.0, 2.0]),
             r"probes\[0\].steps_ratios: has 2 numbers for 3 seeds",

@@ -33,7 +33,7 @@ def document(members):
     [
         {"quorum": "solo"},
         {"quorum": 3, "count": "call", "staleness": 1, "grace": 2000},
-        {"quorum": "majority", "missed": "sum", "seed": 2**53 - 1},
+        {"quorum": "majority", "seed": 2**53 - 1},
         {"quorum": "majority", "count": "call", "missed": "latest", "synchronise_every": 10},
     ],
     ids=str,
@@ -57,7 +57,6 @@ def test_files_hold_it_as_it_is(members):
         ({"quorum": 2, "seed": 1}, "quorum.seed: is 1; only the quorum majority draws a worker; leave it out"),
         ({"quorum": 2, "synchronise_every": 5}, "synchronise_every: is 5; with missed each parameters never part"),
         ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
-        ({"quorum": 2, "missed": "sum", "count": "call"}, "missed: is sum; where gradients count by call"),
     ],
     ids=str,
 )
@@ -124,7 +123,6 @@ FOLLOWS = Status.FOLLOWS
     [
         ({"quorum": "solo"}, "proved", FOLLOWS, FOLLOWS),
         ({"quorum": 2, "count": Counting.CALL, "staleness": 1}, "proved", FOLLOWS, FOLLOWS),
-        ({"quorum": "solo", "missed": "sum"}, "not proved", FOLLOWS, "not proved"),
         ({"quorum": "solo", "missed": "latest"}, "not proved", "not proved", "not proved"),
         ({"quorum": "solo", "missed": "latest", "synchronise_every": 9}, "proved", FOLLOWS, FOLLOWS),
     ],

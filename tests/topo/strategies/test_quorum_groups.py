@@ -62,7 +62,6 @@ def test_files_hold_it_as_it_is(members, more):
         ({"quorum": 4}, {}, "quorum.quorum: is 4, and no group has more than 4 workers; .* ask for fewer"),
         ({"quorum": 1}, {}, 'quorum.quorum: is 1; .* say "solo"'),
         ({"quorum": 2, "count": "call"}, {}, "count: is call; in groups a worker counts for the next round"),
-        ({"quorum": 2, "missed": "sum"}, {}, "missed: is sum; in groups corrections are added"),
         ({"quorum": 2, "missed": "latest"}, {}, "missed: is latest; in groups corrections are added"),
         ({"quorum": 2, "synchronise_every": 9}, {}, "synchronise_every: is 9; with missed each"),
         ({"quorum": 2}, {"averaging": "step-normalised"}, "averaging: is step-normalised; by a quorum a round takes"),

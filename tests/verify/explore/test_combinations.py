@@ -21,19 +21,19 @@ from partreduce.schedulers.protocols.group_generator.worker import ALONE, GroupW
 from partreduce.topo.strategies.generated import Division, InitiatorRule
 
 
-@pytest.mark.parametrize("configuration", generator.pairs(), ids=lambda c: c.name)
+@pytest.mark.parametrize("configuration", generator.FACTORS.pairs(), ids=lambda c: c.name)
 def test_the_generator_survives_every_pair_of_circumstances(configuration):
     assert configuration.run().require().holds
 
 
-@pytest.mark.parametrize("configuration", hop_array.pairs(), ids=lambda c: c.name)
+@pytest.mark.parametrize("configuration", hop_array.FACTORS.pairs(), ids=lambda c: c.name)
 def test_hop_survives_every_pair_of_settings(configuration):
     found = configuration.run().require()
     assert found.holds
     assert configuration.network.suspicions or configuration.is_tight(found)
 
 
-@pytest.mark.parametrize("configuration", pairing.triples(), ids=lambda c: c.name)
+@pytest.mark.parametrize("configuration", pairing.FACTORS.triples(), ids=lambda c: c.name)
 def test_the_pairing_survives_every_triple_of_circumstances(configuration):
     assert configuration.run().require().holds
 
@@ -126,7 +126,7 @@ def test_the_bug_is_killed_in_its_row_and_the_system_survives_it(name):
     *_, prop, values, _ = BUGS[name]
     row = generator.FACTORS.row(**values)
     assert row in {*generator.FACTORS.rows(2), *generator.FACTORS.rows(3)}
-    configuration = generator.configuration(row)
+    configuration = generator.FACTORS.configuration(row)
     assert configuration.run().require().holds
     found = configuration.run(seeded(configuration.system, name))
     assert prop in {finding.name for finding in found.findings if finding.verdict == "fails"}
@@ -161,7 +161,7 @@ def test_an_active_worker_that_asks_an_active_one_is_noticed():
 
     row = pairing.FACTORS.row(extra=True, wire=True)
     assert row in pairing.FACTORS.rows(3)
-    configuration = pairing.configuration(row)
+    configuration = pairing.FACTORS.configuration(row)
     assert configuration.run().require().holds
     found = configuration.run(Bold(configuration.pairing.graph, configuration.pairing.roles))
     assert found.finding("only who answers is asked").verdict == "fails"

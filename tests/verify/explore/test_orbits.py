@@ -16,8 +16,10 @@ from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap
 from partreduce.verify.explore import Network
 
-HOP = [hop_array.configuration(row) for row in hop_array.FACTORS.rows(2) if hop_array.FACTORS.growth(row) <= 2000]
-PAIRING = [pairing.configuration(row) for row in pairing.FACTORS.rows(3) if pairing.FACTORS.growth(row) <= 20]
+HOP = [
+    hop_array.FACTORS.configuration(row) for row in hop_array.FACTORS.rows(2) if hop_array.FACTORS.growth(row) <= 2000
+]
+PAIRING = [pairing.FACTORS.configuration(row) for row in pairing.FACTORS.rows(3) if pairing.FACTORS.growth(row) <= 20]
 UNEVEN = Gap(backup=(1, 0, 1), max_ig=1)
 
 

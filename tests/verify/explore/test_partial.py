@@ -16,7 +16,7 @@ from partreduce.schedulers.protocols.partial_sides import COMPUTING, Activate, A
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 SOLO, SOLO_2 = "solo, C 1, 2 workers", "solo, C 2, 2 workers, at once"
 SOLO_CALL, MAJORITY = "solo by call, C 1, 2 workers", "majority, C 1, 2 workers"
-MAJORITY_3 = "majority, summed, C 1, 3 workers, at once"
+MAJORITY_3 = "majority, C 1, 3 workers, at once"
 QUORUM, QUORUM_CALL = "2 of 3, C 1, at once", "2 of 3 by call, C 1, at once"
 WILD = "2 of 2, C 1, reordered and doubled"
 LATEST = "solo, latest, synchronised every 2, 2 workers, at once"
@@ -400,9 +400,9 @@ def test_names_are_told_apart():
 
 
 def test_all_properties_hold_under_every_pair_of_circumstances():
-    found = {configuration.name: configuration.run() for configuration in partial_array.pairs()}
+    found = {configuration.name: configuration.run() for configuration in partial_array.FACTORS.pairs()}
     assert [name for name, exploration in found.items() if not exploration.holds] == []
-    assert sum(exploration.states for exploration in found.values()) == 63_070
+    assert sum(exploration.states for exploration in found.values()) == 63_037
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)

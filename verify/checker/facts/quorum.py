@@ -11,7 +11,7 @@ a *training* and a *thread*.
 3. A round may be entered once it is *activated*: when `needed` workers have come for it (a number), or when one of them
    has (solo: any; majority: the one that is drawn), who tells all. A worker without data counts as come, and says so in
    each of its sums; a quorum then asks for no more workers than go on.
-4. With `missed` each or sum a result waits in a queue until it is taken; a thread whose worker has `capacity` results
+4. With `missed` each a result waits in a queue until it is taken; a thread whose worker has `capacity` results
    waiting enters no round. With latest the newest replaces the one before it; then a thread does not enter a round
    whose number is a multiple of `synchronised` = k > 0 before its own model was averaged with all at this round.
 5. The first round in which all say that they have ended is the last.
@@ -42,7 +42,7 @@ next multiple of k after v, and `rounds` = k. Counted from round v − 1 it is o
 (equal-replicas) With `missed` each (`of` = "gradients", `every` = 1) all apply the same results, in the order of
 rounds, none left out: after as many rounds all hold the same parameters and optimizer state, as in
 `equal_replicas.py`. With latest and k > 0 (`of` = "models", `every` = k) all hold the mean of their parameters right
-after every k-th round. With sum, or latest alone, nothing is claimed.
+after every k-th round. With latest alone nothing is claimed.
 
 *Assumed of the program:* the rules, and for equal-replicas the same parameters at the start, and a deterministic
 optimizer that is set up alike on all workers.
