@@ -324,7 +324,7 @@ READ_EDGES = [
         "a skip needs tokens",
         gap(max_ig=3, staleness=1, skip={"limit": 2}),
         gap(staleness=1, skip={"limit": 2}),
-        f"{KEPT}: skip and inquire need max_ig",
+        f"{KEPT}: skip needs max_ig",
     ),
     reads(
         GAP,
@@ -470,6 +470,13 @@ READ_EDGES = [
         grouped(quorum=2),
         grouped([[0, 1]], [[2, 3]], quorum=2),
         f"{STARTED}: fewer than the 2 of the largest group",
+    ),
+    reads(
+        QUORUM,
+        "a group of more than one, or one that starts it",
+        grouped([], quorum="solo"),
+        grouped([], quorum=2),
+        f"{STARTED}: fewer than the 1 of the largest group",
     ),
     reads(
         QUORUM,
