@@ -547,6 +547,8 @@ READ_EDGES = [
     reads(
         TABLES, "a table has a parameter", table(), table(parameter=None), f"{TABLE}: has unknown keys [] or lacks ['p"
     ),
+    reads(TABLES, "a parameter is a text", table(parameter="7"), table(parameter=7), f"{TABLE}.parameter: must be a"),
+    reads(TABLES, "a list", tables("a"), over_all(3, what={"tables": {}}), "strategy.what.tables: must be a list"),
     reads(
         TABLES, "a way of three", table(way="gather"), table(way="all"), f"{TABLE}.way: must be one of ['sharded', 'g"
     ),
