@@ -6,9 +6,10 @@ of the digits outside D: the workers whose local rank lies in L, on the nodes th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations
 from math import prod
 
 import numpy as np
@@ -190,3 +191,18 @@ def _check_indices(place: str, values: Sequence[int], bound: int, word: str) -> 
             raise ScheduleError(f"{place}: {word} {value} is out of range; there are {bound}, numbered from 0")
     if len(set(values)) != len(values):
         raise ScheduleError(f"{place}: {list(values)} names a {word} twice")
+
+
+def every_class(num_digits: int) -> Iterator[tuple[int, ...]]:
+    """All sets of digits, by size and then in order; the empty set first."""
+    for size in range(num_digits + 1):
+        yield from combinations(range(num_digits), size)
+
+
+def distinct_classes(rule: RuleView) -> list[tuple[int, ...]]:
+    """The first class of every pattern of blocks that vanish: other classes have the same matrices. O(2^k)."""
+    seen: dict[tuple[bool, ...], tuple[int, ...]] = {}
+    for digits in every_class(rule.num_digits):
+        pattern = (not digits, *(bool(set(digits) & set(b.across)) for phase in rule.phases for b in phase))
+        seen.setdefault(pattern, digits)
+    return list(seen.values())

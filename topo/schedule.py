@@ -61,6 +61,8 @@ class Schedule:
         """What of its rounds is not fixed, so that it has no figures, as a clause; empty where all is."""
         if not isinstance(self.strategy, Mixing):
             return "it has no fixed phases, hence no mixing matrix"
+        if self.strategy.what.outer.has_own_anchors:
+            return "outer steps from anchors of each worker's own are no mixing matrix of models"
         if self.strategy.when.takes_all:
             return ""
         if self.strategy.keeps_matrices:

@@ -9,31 +9,14 @@ that together span everything; hence ‖P − J‖ is the largest ‖P_c‖, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
-from itertools import combinations
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
-from partreduce.topo.rule import RuleView
+from partreduce.topo.rule import RuleView, distinct_classes
 
 MAX_DIGITS = 12
 MAX_SIZE = 64
-
-
-def every_class(num_digits: int) -> Iterator[tuple[int, ...]]:
-    """All sets of digits, by size and then in order; the empty set first."""
-    for size in range(num_digits + 1):
-        yield from combinations(range(num_digits), size)
-
-
-def distinct_classes(rule: RuleView) -> list[tuple[int, ...]]:
-    """The first class of every pattern of blocks that vanish: other classes have the same matrices. O(2^k)."""
-    seen: dict[tuple[bool, ...], tuple[int, ...]] = {}
-    for digits in every_class(rule.num_digits):
-        pattern = (not digits, *(bool(set(digits) & set(b.across)) for phase in rule.phases for b in phase))
-        seen.setdefault(pattern, digits)
-    return list(seen.values())
 
 
 @lru_cache(maxsize=1)

@@ -17,10 +17,10 @@ from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.figures.growth import MOST_BITS, growth_bits
 from partreduce.topo.mixing import exact_product, period_product
 from partreduce.topo.round import MixingStep, Round
-from partreduce.topo.rule import RuleView
+from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved
-from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products, distinct_classes
+from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products
 from partreduce.verify.norm_bound import least_square
 from partreduce.verify.view import rule_view
 

@@ -30,6 +30,8 @@ from partreduce.verify.lag import prove_lag
 from partreduce.verify.membership import asks_everyone, prove_membership
 from partreduce.verify.memory import prove_memory
 from partreduce.verify.on_request import prove_generated, prove_pairwise, prove_server
+from partreduce.verify.outer_steps import NAME as OUTER_CONSENSUS
+from partreduce.verify.outer_steps import prove_own_anchors
 from partreduce.verify.quorum import prove_quorum
 from partreduce.verify.quorum_groups import prove_quorum_of_groups
 from partreduce.verify.rounds import prove_rounds
@@ -53,6 +55,8 @@ def prove(schedule: Schedule) -> Proof:
         ScheduleError: the strategy has neither phases nor conditions that could be checked.
     """
     prover = PROVERS_OF_PROTOCOL.get(schedule.strategy.protocol) or PROVERS.get(schedule.strategy.kind)
+    if schedule.strategy.what.outer.has_own_anchors:
+        prover = OWN_ANCHORS
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
     rule = schedule.rule()
@@ -184,6 +188,14 @@ class Prover:
 
 MEANS = frozenset({DOUBLY, "consensus", "deadlock-free"})
 GROUPS = Prover(_group_claims, MEANS | {"conflict-free"}, frozenset({"membership"}))
+
+OWN_ANCHORS = Prover(
+    prove_own_anchors,
+    frozenset({"conflict-free", "deadlock-free", OUTER_CONSENSUS}),
+    frozenset({"membership"}),
+    certified=lambda schedule: schedule.phased.period,
+)
+"""The prover of groups whose rounds are no mixing matrices."""
 
 PROVERS: dict[str, Prover] = {
     "static": GROUPS,

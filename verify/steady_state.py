@@ -17,11 +17,11 @@ from partreduce.topo.figures.round_steps import group_paces
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic, mixing_matrix
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep
-from partreduce.topo.rule import RuleView
+from partreduce.topo.rule import RuleView, distinct_classes, every_class
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 from partreduce.verify.base import fraction_above
-from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, distinct_classes, every_class
+from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE
 from partreduce.verify.contraction import common_factor
 from partreduce.verify.view import rule_view
 

@@ -68,7 +68,7 @@ def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
             [tree[draw.randrange(len(tree))], [draw.randrange(3), *sorted(draw.sample(range(6), 2))]]
         )
         return
-    if "weights" in entry and draw.random() < 0.7:
+    if "form" in entry and draw.random() < 0.7:
         aimed_limit(draw, entry)
         return
     if "squared" in entry and draw.random() < 0.5:

@@ -67,6 +67,8 @@ class Truth:
             return False
         if rules is not None and (name in OF_EVENTS or kept_gaps.is_lossy(rules.gap)):
             return kept_gaps.is_true(entry, self.raw, rules)
+        if runs.outer_of(self.raw).get("own") and name in (*OF_MATRICES[2:], *STEADY):
+            return False
         judge = JUDGES.get(name, _of_matrices)
         return judge(entry, self.raw, self.listed, self.matrices)
 

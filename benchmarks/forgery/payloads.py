@@ -92,6 +92,26 @@ def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, 
     return bool(entry["rounds"]) and all(0 <= t < period for t in entry["rounds"])
 
 
+def _outer_consensus(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    """By what a period makes of each worker's anchor and momentum, one after the other."""
+    outer, n = outer_of(raw), len(matrices[0])
+    if listed is None or not outer.get("own"):
+        return False
+    states = np.eye(2 * n)  # a column for each anchor and each momentum that is 1 at first
+    for phase in listed:
+        anchors, momenta = states[:n].copy(), states[n:].copy()
+        for group, _ in phase:
+            mean = anchors[list(group)].mean(axis=0)
+            for worker in group:
+                movement = mean - anchors[worker]
+                momentum = outer["momentum"] * momenta[worker] + movement
+                step = movement + outer["momentum"] * momentum if outer["nesterov"] else momentum
+                states[worker], states[n + worker] = anchors[worker] + outer["lr"] * step, momentum
+    states[:n] -= states[:n].mean(axis=0)
+    radius = float(np.abs(np.linalg.eigvals(states)).max())
+    return float(Fraction(entry["squared"])) >= radius**2 - 1e-9
+
+
 def rounded_to(numbers: Numbers, digits: int, smallest: float) -> Numbers:
     """The nearest numbers of so many binary digits, ties to even, and no finer than `smallest`."""
     exponents = np.frexp(numbers)[1] - digits
@@ -209,4 +229,9 @@ def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix
     return listed is not None and not mixes_late(raw) and any(np.allclose(w, mean) for w in matrices)
 
 
-JUDGES = {"lag": _lag, "equal-replicas": _equal_replicas, "codec-error": _codec_error}
+JUDGES = {
+    "lag": _lag,
+    "equal-replicas": _equal_replicas,
+    "outer-consensus": _outer_consensus,
+    "codec-error": _codec_error,
+}

@@ -112,10 +112,12 @@ def takes_gradients(raw: dict[str, Any]) -> bool:
 
 
 def outer_of(raw: dict[str, Any]) -> dict[str, float]:
-    """Rate, momentum and whether it is Nesterov's of outer steps; empty where averaging is plain."""
+    """Rate, momentum, whether it is Nesterov's and anchors are workers' own; empty where averaging is plain."""
     outer = raw["strategy"].get("what", {}).get("outer", {})
     numbers = {name: float(Fraction(outer.get(name, default))) for name, default in (("lr", 1), ("momentum", 0))}
-    return {} if numbers == {"lr": 1, "momentum": 0} else numbers | {"nesterov": outer.get("nesterov", False)}
+    if numbers == {"lr": 1, "momentum": 0}:
+        return {}
+    return numbers | {"nesterov": outer.get("nesterov", False), "own": outer.get("anchor") == "own"}
 
 
 def waiting_messages(raw: dict[str, Any], waits: Waits) -> list[int]:

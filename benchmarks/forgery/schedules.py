@@ -28,7 +28,7 @@ from partreduce.topo.strategies.axes import (
     Sending,
 )
 from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
-from partreduce.topo.strategies.outer import Outer
+from partreduce.topo.strategies.outer import Anchor, Outer
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
 
@@ -143,6 +143,23 @@ SCHEDULES = {
             phases=RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),))),
             pace=(3, 3, 2, 3),
             what=Routes(outer=Outer(lr="7/10", momentum="9/10", nesterov=True)),
+        ),
+    ),
+    "outer-own": explicit(
+        6,
+        [[0, 1], [2, 3, 4]],
+        [[1, 2], [4, 5]],
+        [[0, 5]],
+        prologue=1,
+        what=Routes(outer=Outer(lr=0.7, momentum=0.5, nesterov=True, anchor="own")),
+    ),
+    "outer-own-rule": Schedule(
+        "o",
+        Cluster.regular(6, 2),
+        Static(
+            phases=RulePhases((2, 3), ((Block((0, 1)),), (Block((0,), (0, 1)), Block((1,), (0,))))),
+            pace=2,
+            what=Routes(outer=Outer(lr="9/10", momentum="3/10", anchor="own")),
         ),
     ),
     "tables": Schedule("t", Cluster.irregular([[0, 2, 3], [1, 5], [4]]), AllReduce(what=TABLES)),
@@ -260,9 +277,8 @@ def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
     if draw.random() < 0.7:
         return schedule
     momentum = draw.choice((Fraction(0), Fraction(9, 10)))
-    outer = Outer(
-        lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, nesterov=momentum > 0 and draw.random() < 0.5
-    )
+    nesterov, anchor = momentum > 0 and draw.random() < 0.5, draw.choice(list(Anchor))
+    outer = Outer(lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, nesterov=nesterov, anchor=anchor)
     return _changed(schedule, what=Routes(outer=outer))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from partreduce.report.palette import INK, style
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.lab.table import Row
 
 PARTS = (("compute", "#4c78a8"), ("wait", "#f58518"), ("communicate", "#e45756"), ("blocked", "#b279a2"))
+MOST_LINES = 6
 WORDS = {"blocked": "waiting or communicating"}
 
 
@@ -29,7 +32,7 @@ def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_m
     speed.set(xlabel="ms per step (median, smallest and largest)", title="time per step")
     speed.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1))
     _label(speed, names)
-    _loss(plt, axes[0][1], rows, target)
+    _loss(axes[0][1], rows, target)
     wire = axes[1][0]
     wire.barh(places, [row.nic_mb for row in rows], color="#72b7b2")
     wire.set(xlabel="MB sent by a node's NIC per step of all workers", title="bytes per NIC")
@@ -39,16 +42,22 @@ def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_m
     plt.close(figure)
 
 
-def _loss(plt: Any, axis: Any, rows: list[Row], target: float) -> None:  # noqa: ANN401 - matplotlib has no stubs
-    colours = plt.get_cmap("tab20")
-    for index, row in enumerate(rows):
+def _loss(axis: Any, rows: list[Row], target: float) -> None:  # noqa: ANN401 - matplotlib has no stubs
+    """The fastest of each family to the target, at most six lines, each named where it ends."""
+    fastest: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: (row.seconds is None, row.seconds or 0.0)):
+        fastest.setdefault(row.family, row)
+    for index, row in enumerate([*fastest.values()][:MOST_LINES]):
         ordered = sorted(row.cells, key=lambda cell: cell.step_ms)
-        curve = ordered[len(ordered) // 2].curve
-        style = ("-", "--", ":")[index // 20 if len(rows) > 20 else index % 3]
-        axis.plot([p[1] for p in curve], [p[2] for p in curve], style, color=colours(index % 20), label=row.contestant)
+        curve, look = ordered[len(ordered) // 2].curve, style(index)
+        axis.plot([p[1] for p in curve], [p[2] for p in curve], look.dash, color=look.colour, linewidth=2)
+        axis.annotate(
+            row.contestant, curve[-1][1:], (4, 0), textcoords="offset points", color=INK, fontsize=8, va="center"
+        )
     axis.axhline(target, color="#333333", linewidth=0.8)
     axis.set(xlabel="seconds", ylabel="training loss of the mean model", title="loss against time", yscale="log")
-    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axis.margins(x=0.2)
+    axis.set_xlim(left=0)
 
 
 def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN401 - as above

@@ -12,7 +12,6 @@ uses. Takes minutes, needs no root.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks import compact
+from benchmarks.kit import parser
 from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
@@ -292,12 +292,12 @@ def best_rate(by_rate: ByRate) -> float | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help=f"cases separated by commas, of {', '.join(CASES)}")
-    parser.add_argument("--contestants", help="names separated by semicolons")
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--workers-per-node", type=int, default=4)
-    chosen = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--only", help=f"cases separated by commas, of {', '.join(CASES)}")
+    arguments.add_argument("--contestants", help="names separated by semicolons")
+    arguments.add_argument("--nodes", type=int, default=4)
+    arguments.add_argument("--workers-per-node", type=int, default=4)
+    chosen = arguments.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
     for task in chosen.only.split(",") if chosen.only else CASES:

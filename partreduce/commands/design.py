@@ -90,6 +90,11 @@ def command(
         effort=options.optional("--effort", effort_of, effort),
         seed=seed,
     )
+    if (cluster or "").isdigit() and not as_json:
+        from partreduce.console import claim_stdout, console
+
+        claim_stdout(output, front, as_json=as_json)
+        console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
     facts = None if model is None else _facts_of(model, touched, place)
     search(job, model=facts, name=name, output=output, front=front, plot=plot, as_json=as_json)
 

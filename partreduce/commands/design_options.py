@@ -23,25 +23,34 @@ ClusterOrNone = Annotated[
 Using = Annotated[
     str | None,
     typer.Option(
-        help="Build this catalogue entry instead of searching.", metavar="NAME", autocompletion=options.catalogue_names
+        help="Build this catalogue entry instead of searching.",
+        metavar="NAME",
+        autocompletion=options.catalogue_names,
+        rich_help_panel=options.CATALOGUE,
     ),
 ]
 Param = Annotated[
-    list[str] | None, typer.Option("--param", "-p", help="A parameter of that entry.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Option(
+        "--param", "-p", help="A parameter of that entry.", metavar="KEY=VALUE", rich_help_panel=options.CATALOGUE
+    ),
 ]
 Listing = Annotated[
     bool,
     typer.Option(
-        "--list", help="List what --using can build, or with it explain one; with CLUSTER say what exists there."
+        "--list",
+        help="List what --using can build, or with it explain one; with CLUSTER say what exists there.",
+        rich_help_panel=options.CATALOGUE,
     ),
 ]
-Name = Annotated[str | None, typer.Option(help="Name to write into the file.")]
+Name = Annotated[str | None, typer.Option(help="Name to write into the file.", rich_help_panel=options.CATALOGUE)]
 ModelFile = Annotated[
     str | None,
     typer.Option(
         help="Read the model's size, its tables and what a step touches of them from FILE.py, whose function NAME "
         "returns the model, or (model, batches).",
         metavar="FILE.py:NAME",
+        rich_help_panel=options.MODEL,
     ),
 ]
 ObjectiveName = Annotated[
@@ -49,16 +58,28 @@ ObjectiveName = Annotated[
     typer.Option(
         help=f"What the recommendation minimises: {', '.join(OBJECTIVES)}.",
         autocompletion=options.members(*OBJECTIVES),
+        rich_help_panel=options.LIMITED,
     ),
 ]
 DataName = Annotated[
-    str, typer.Option(help=f"How samples are spread: {', '.join(DATA)}.", autocompletion=options.members(*DATA))
+    str,
+    typer.Option(
+        help=f"How samples are spread: {', '.join(DATA)}.",
+        autocompletion=options.members(*DATA),
+        rich_help_panel=options.MODEL,
+    ),
 ]
 DriftCorrection = Annotated[
-    bool, typer.Option("--drift-correction", help="Count on it for sorted data; it needs plain SGD.")
+    bool,
+    typer.Option(
+        "--drift-correction", help="Count on it for sorted data; it needs plain SGD.", rich_help_panel=options.MODEL
+    ),
 ]
 PilotFile = Annotated[
-    Path | None, typer.Option(help="Prices of your own job, which partreduce measure found.", metavar="FILE")
+    Path | None,
+    typer.Option(
+        help="Prices of your own job, which partreduce measure found.", metavar="FILE", rich_help_panel=options.MODEL
+    ),
 ]
 Most = Annotated[
     list[str] | None,
@@ -69,12 +90,15 @@ Most = Annotated[
         "(of a gap or a quorum).",
         metavar="KEY=VALUE",
         autocompletion=options.members(*(f"{key}=" for key in LIMITS)),
+        rich_help_panel=options.LIMITED,
     ),
 ]
 Curvature = Annotated[
     float | None,
     typer.Option(
-        help="Learning rate times the largest curvature of the loss, if known; prices a pipeline.", metavar="H"
+        help="Learning rate times the largest curvature of the loss, if known; prices a pipeline.",
+        metavar="H",
+        rich_help_panel=options.MODEL,
     ),
 ]
 Effort = Annotated[
@@ -84,16 +108,27 @@ Effort = Annotated[
         "seconds. Counted, so the same answer each time.",
         autocompletion=options.members("quick", "normal", "thorough"),
         metavar="EFFORT",
+        rich_help_panel=options.LIMITED,
     ),
 ]
 TimeLimit = Annotated[
-    str | None, typer.Option(help="Ends it after so long, whatever the effort; such as 30s.", metavar="TIME")
+    str | None,
+    typer.Option(
+        help="Ends it after so long, whatever the effort; such as 30s.", metavar="TIME", rich_help_panel=options.LIMITED
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the search.", min=0)]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")]
-FrontFile = Annotated[Path | None, typer.Option(help="Where to write the whole front as JSON.")]
+Seed = Annotated[int, typer.Option(help="Of the search.", min=0, rich_help_panel=options.LIMITED)]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Where to write the schedule.", rich_help_panel=options.WRITTEN)
+]
+FrontFile = Annotated[
+    Path | None, typer.Option(help="Where to write the whole front as JSON.", rich_help_panel=options.WRITTEN)
+]
 PlotFile = Annotated[
-    Path | None, typer.Option(help="Picture of the front, or of quorums against imbalance: .png, .svg, .pdf.")
+    Path | None,
+    typer.Option(
+        help="Picture of the front, or of quorums against imbalance: .png, .svg, .pdf.", rich_help_panel=options.WRITTEN
+    ),
 ]
 
 

@@ -49,7 +49,7 @@ def search(
     claim_stdout(output, front, as_json=as_json)
     _refuse_lost_work(output, front, plot)
     try:
-        with _progress(as_json=as_json) as say:
+        with _progress(_how_long(job), as_json=as_json) as say:
             hybrid = None if model is None else plan_hybrid(job, model, progress=say)
             planned = plan(job, progress=say) if hybrid is None else hybrid.planned
     except (InfeasibleError, UnknownError) as error:
@@ -69,7 +69,7 @@ def search(
 
         draw_quorums(planned, imbalances(job, planned.options), plot)
     elif plot is not None:
-        draw_front(planned, plot)
+        draw_front(planned, job.data, plot)
     if as_json:
         emit_json(document | ({"output": str(output)} if output else {}))
         return
@@ -104,13 +104,24 @@ def _refuse_lost_work(output: Path | None, front: Path | None, plot: Path | None
             raise FileProblem(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
 
 
+def _how_long(job: Job) -> str:
+    """What the planner was given, in words."""
+    from partreduce.console import seconds
+
+    return f"this takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
+
+
 @contextmanager
-def _progress(*, as_json: bool) -> Iterator[Callable[[str], None]]:
-    """A line that tells what is being done, on a terminal; nothing for machines."""
+def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
+    """A line that tells what is being done, on a terminal; elsewhere one that `words` end; nothing for machines."""
     from partreduce.console import console
 
     terminal = console(errors=True)
-    if as_json or not terminal.is_terminal:
+    if as_json:
+        yield lambda _: None
+        return
+    if not terminal.is_terminal:
+        console().print(f"Planning; {words}.", style="dim")
         yield lambda _: None
         return
     with terminal.status("planning") as status:
@@ -137,12 +148,12 @@ def _print(planned: Plan, job: Job) -> None:
     from partreduce.report.terminal import switch_levels
 
     hardware, shown = job.hardware, _shown(planned)
-    queues = [Column("queues", drop=3)] if any(option.facts for option in shown) else []
+    queues = [Column("queues", drop=5)] if any(option.facts for option in shown) else []
     rows = table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
-        "schedule", Column("period", drop=3), "comm.", Column("step", drop=2), "distance", "drift",
-        Column("steps", drop=4), "time", *queues, Column("status", drop=1),
+        "schedule", Column("period", drop=6), "comm.", Column("step", drop=3), "distance", Column("drift", drop=2),
+        "steps", "time", *queues, Column("status", drop=4),
     )  # fmt: skip
     baselines = {id(option) for option in planned.baselines}
     for option in shown:

@@ -24,6 +24,11 @@ DEFAULT_MODEL = "100MB"
 REPEATED = frozenset({"slow"})
 """Keys of --set that may be given more than once."""
 
+CATALOGUE, CLUSTER, MODEL, HOW, LIMITED, WRITTEN = (
+    "The catalogue", "The cluster", "The model", "How workers may average", "Objective and limits", "Output"
+)  # fmt: skip
+"""Panels of the help."""
+
 
 def catalogue_names(incomplete: str) -> list[str]:
     """What a shell offers where a catalogue entry is named."""
@@ -42,7 +47,9 @@ def members(*names: str) -> Callable[[str], list[str]]:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines and nothing else.")]
-ModelBytes = Annotated[str | None, typer.Option(help="Size of the model, such as 552MB.", metavar="SIZE")]
+ModelBytes = Annotated[
+    str | None, typer.Option(help="Size of the model, such as 552MB.", metavar="SIZE", rich_help_panel=MODEL)
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,6 +62,7 @@ Settings = Annotated[
         "disturb=skew:LOW:HIGH (everybody held up, the delays shifting).",
         metavar="KEY=VALUE",
         autocompletion=members("inside=", "nic=", "latency=", "rails=", "compute=", "slow=", "jitter=", "disturb="),
+        rich_help_panel=CLUSTER,
     ),
 ]
 TouchedShares = Annotated[
@@ -64,6 +72,7 @@ TouchedShares = Annotated[
         help="Of a table that goes its own way, the share of its rows that a step of one worker touches, of a node's "
         "workers, of all; may be repeated.",
         metavar="NAME=0.8%[:2%[:5%]]",
+        rich_help_panel=MODEL,
     ),
 ]
 ClusterFile = Annotated[
@@ -77,6 +86,7 @@ FormName = Annotated[
         "--form",
         help="How groups average: any, ring (take it for NCCL), tree or hierarchical.",
         autocompletion=members(ANY, "ring", "tree", "hierarchical"),
+        rich_help_panel=HOW,
     ),
 ]
 GAP, QUORUM = "gap", "quorum"
@@ -88,6 +98,7 @@ WhenName = Annotated[
         help="Whether a round waits: any, lockstep, late by one round, pipeline (All-Reduce's gradients come late), "
         "gap (workers go on by themselves, neighbours keep a gap), or quorum (rounds of those that have come).",
         autocompletion=members(ANY, *_WHENS),
+        rich_help_panel=HOW,
     ),
 ]
 NO_CODEC = "none"
@@ -98,6 +109,7 @@ CodecName = Annotated[
         help="How sums, and rows of tables, may be written: none, any (where it pays: float16 or int8), float16, "
         "bfloat16 or int8.",
         autocompletion=members(ANY, NO_CODEC, "float16", "bfloat16", "int8"),
+        rich_help_panel=HOW,
     ),
 ]
 FileForm = Annotated[

@@ -44,7 +44,10 @@ def simulate_several(
     loaded = [load_schedule(path) for path in schedules]
     for path, schedule in zip(schedules, loaded, strict=True):
         if not schedule.cluster.same_shape(place):
-            raise InputError(f"{path}: is for {schedule.cluster}, the others are compared on {place}")
+            raise InputError(
+                f"{path}: is for {schedule.cluster}, the others are compared on {place}; compare schedules of one "
+                "shape, or simulate each alone"
+            )
     if output is not None:
         from partreduce.report.comparison import draw_comparison
         from partreduce.report.picture import check, save

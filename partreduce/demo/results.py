@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ OUTSIDE_TRAINING = ("initial broadcast", "mean model")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run. `steps`, `seconds`, `loss` and `accuracy` are those of the mean model at every evaluation.
+    """One schedule's runs. `steps`, `loss` and `accuracy` are those of the mean model at every evaluation.
 
-    Seconds count training only, of the slowest worker; evaluations are left out. `bytes_across` is what left the nodes
-    in all training steps if every group averages by a ring, counted from the operations that ran.
+    `seconds` [turns, evaluations] count training only, of the slowest worker; evaluations are left out. `bytes_across`
+    is what left the nodes in all steps of a run if groups average by rings, counted from the operations that ran.
     """
 
     name: str
@@ -36,18 +36,29 @@ class Result:
     accuracy: npt.NDArray[np.float64]
     bytes_across: float
 
-    def reached(self, target: float) -> tuple[int, float] | None:
-        """Steps and seconds at the first evaluation with a loss of at most `target`; None if there is none."""
+    def reached(self, target: float) -> tuple[int, npt.NDArray[np.float64]] | None:
+        """Steps and seconds [turns] at the first evaluation with a loss of at most `target`; None if there is none."""
         hits = np.flatnonzero(self.loss <= target)
-        return (int(self.steps[hits[0]]), float(self.seconds[hits[0]])) if len(hits) else None
+        return (int(self.steps[hits[0]]), self.seconds[:, hits[0]]) if len(hits) else None
+
+    @property
+    def bytes_per_step(self) -> float:
+        return self.bytes_across / float(self.steps[-1])
 
 
-def read_result(folder: Path, schedule: Schedule, name: str) -> Result:
-    """Put the workers' files of one run together.
+def read_result(folders: list[Path], schedule: Schedule, name: str) -> Result:
+    """Put the workers' files of all turns together; losses and bytes are those of the first.
 
     Raises:
         FileProblem: a file is missing or broken.
     """
+    first, *others = [_read_turn(folder, schedule, name) for folder in folders]
+    seconds = np.concatenate([first.seconds, *(other.seconds for other in others)])
+    return replace(first, seconds=seconds)
+
+
+def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
+    """One run's files."""
     try:
         parts = [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
         if len(parts) != schedule.num_workers:
@@ -65,7 +76,7 @@ def read_result(folder: Path, schedule: Schedule, name: str) -> Result:
     return Result(
         name,
         steps,
-        column["seconds"].max(axis=0),
+        column["seconds"].max(axis=0)[np.newaxis],
         column["loss_sum"].sum(axis=0) / TRAIN_IMAGES,
         column["right"].sum(axis=0) / TEST_IMAGES,
         across,

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from partreduce.api import design
 from partreduce.demo.results import Result, read_result
 from partreduce.topo.document.writer import write_file, write_schedule
 from partreduce.topo.errors import FileProblem, UnavailableError
+from partreduce.topo.figures import figures
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.timing.compute import ComputeTimes
@@ -21,6 +23,9 @@ from partreduce.verify.prove import prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
 
     from partreduce.demo.train import Plan
     from partreduce.topo.schedule import Schedule
@@ -55,8 +60,18 @@ class Candidate:
     def key(self) -> str:
         return self.path.stem
 
-    def holding(self) -> list[str]:
-        return [claim.claim for claim in self.proof.claims if claim.holds]
+    def promise(self) -> str:
+        """What the proof means to who trains: no deadlock, and when workers agree."""
+        holding = {claim.claim for claim in self.proof.claims if claim.holds}
+        period = self.schedule.mixing.period
+        every = "after every step" if period == 1 else f"every {period} steps"
+        shrinks = ceil(100 * (figures(self.schedule).contraction.value or 0.0))
+        agree = {
+            "exact-consensus": f"all workers agree exactly {every}",
+            "consensus": f"differences between workers shrink to {shrinks} % or less {every}",
+        }
+        said = ["no deadlock"] if "deadlock-free" in holding else []
+        return "; ".join(said + [words for claim, words in agree.items() if claim in holding][:1])
 
     def predicted(self) -> float:
         """Seconds per step on a cluster with a thin link (see THIN_WORDS), in the form that suits the schedule best."""
@@ -127,7 +142,7 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
     if process.returncode:
         raise UnavailableError(f"training ended with exit code {process.returncode}; what the workers said is in {log}")
     for name in plan.schedules:
-        watch(name, plan.steps)
+        watch(name, plan.steps * plan.turns)
 
 
 def _command(plan: Path) -> list[str]:
@@ -139,11 +154,13 @@ def _command(plan: Path) -> list[str]:
 
 def results(plan: Plan, candidates: list[Candidate]) -> list[Result]:
     """What every run measured."""
-    return [read_result(plan.place(c.key), c.schedule, c.label) for c in candidates]
+    return [
+        read_result([plan.place(c.key, turn) for turn in range(plan.turns)], c.schedule, c.label) for c in candidates
+    ]
 
 
 def conclusion(measured: list[Result], target: float) -> list[str]:
-    """Sentences that say what was faster and by how much, also when the answer is that nothing was."""
+    """What is sure first: bytes and steps. Then seconds as the range of all turns, also where they decide nothing."""
     base = measured[0]
     reference = base.reached(target)
     lines = []
@@ -153,12 +170,31 @@ def conclusion(measured: list[Result], target: float) -> list[str]:
             lost = result.name if reached is None else base.name
             lines.append(f"{lost} did not reach a loss of {target:g} in {int(base.steps[-1])} steps; train longer.")
             continue
-        ratio = reference[1] / reached[1]
-        speed = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"{1 / ratio:.2f} times slower than"
-        saved = base.bytes_across / max(1.0, result.bytes_across)
-        reference_words = f"{reference[1]:.2f} s, {reference[0]} steps"
+        fewer = base.bytes_per_step / max(1.0, result.bytes_per_step)
+        to_loss = fewer * reference[0] / reached[0]
         lines.append(
-            f"{result.name} reached a loss of {target:g} in {reached[1]:.2f} s and {reached[0]} steps: {speed} "
-            f"{base.name} ({reference_words}), with {saved:.1f} times fewer bytes across nodes."
+            f"{result.name} sends {fewer:.1f} times fewer bytes across nodes per step than {base.name}. It reached a "
+            f"loss of {target:g} in {reached[0]} steps ({base.name}: {reference[0]}), with {to_loss:.1f} times fewer "
+            f"bytes. {_speed(base.name, reference[1], reached[1])}"
         )
     return lines
+
+
+def _speed(base: str, reference: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> str:
+    """Seconds of all turns, and how many times as fast each of them was as the same turn of the other."""
+    ratios = reference / seconds
+    low, high = float(ratios.min()), float(ratios.max())
+    if low > 1:
+        verdict = f"{low:.2f} to {high:.2f} times as fast"
+    elif high < 1:
+        verdict = f"{1 / high:.2f} to {1 / low:.2f} times as slow"
+    else:
+        verdict = f"{low:.2f} to {high:.2f} times as fast, so seconds decide nothing"
+    turns = "one turn" if len(seconds) == 1 else f"{len(seconds)} turns"
+    return f"On this machine it took {span(seconds)} s in {turns} ({base}: {span(reference)} s): {verdict}."
+
+
+def span(values: npt.NDArray[np.float64]) -> str:
+    """The smallest and the largest, or the one that there is."""
+    low, high = f"{float(values.min()):.2f}", f"{float(values.max()):.2f}"
+    return low if low == high else f"{low} to {high}"

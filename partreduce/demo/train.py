@@ -24,6 +24,8 @@ from partreduce.topo.document.writer import write_file
 class Plan:
     """What is run: the schedule files (name → path), equal hyper-parameters for all, and where results go.
 
+    Every schedule is run `turns` times, in turns and each time beginning with another one, since the machine's other
+    work makes seconds differ. Losses do not: data, order and additions are the same in each turn.
     With `pad` a step's computing lasts at least so many seconds: on a machine with fewer cores than workers it stands
     for computing that does not share cores.
     """
@@ -32,7 +34,8 @@ class Plan:
     folder: str
     num_nodes: int
     steps: int = 160
-    every: int = 10
+    turns: int = 3
+    every: int = 4
     batch: int = 16
     learning_rate: float = 0.3
     seed: int = 0
@@ -45,12 +48,20 @@ class Plan:
     def read(cls, path: Path) -> Plan:
         return cls(**json.loads(path.read_text()))
 
-    def place(self, name: str) -> Path:
-        return Path(self.folder) / name
+    def place(self, name: str, turn: int = 0) -> Path:
+        """The folder of one schedule's results in one turn."""
+        return Path(self.folder) / (f"{name}-turn-{turn + 1}" if turn else name)
+
+    def order(self, turn: int) -> list[str]:
+        """The names of a turn, each time beginning with another one."""
+        names = list(self.schedules)
+        first = turn % len(names)
+        return names[first:] + names[:first]
 
 
-def work(plan: Plan, name: str, digits: Digits) -> None:
-    """One worker of one run; its place comes from the launcher's environment variables."""
+def work(plan: Plan, name: str, turn: int, digits: Digits) -> None:
+    """One worker of one run; its rank comes from the launcher's environment variables."""
+    folder = plan.place(name, turn)
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model = make_model(plan.seed)
     optimizer = partreduce.DistributedOptimizer(
@@ -58,7 +69,7 @@ def work(plan: Plan, name: str, digits: Digits) -> None:
         model,
         plan.schedules[name],
         timeout=60.0,
-        trace=plan.place(name),
+        trace=folder,
     )
     shard = torch.arange(rank, len(digits.train_labels), count)
     generator = torch.Generator().manual_seed(1000 * plan.seed + rank)
@@ -77,11 +88,11 @@ def work(plan: Plan, name: str, digits: Digits) -> None:
             seconds += time.perf_counter() - started
             with optimizer.mean_model():
                 curve.append({"step": step + 1, "seconds": seconds, **_sums(model, digits, rank, count)})
-            _tell(plan, name, rank, step + 1)
+            _tell(plan, name, rank, turn * plan.steps + step + 1)
             started = time.perf_counter()
     optimizer.finish()
     result = {"rank": rank, "curve": curve, "losses": losses, "bytes": 4 * sum(p.numel() for p in model.parameters())}
-    write_file(plan.place(name) / f"result-{rank:05d}.json", json.dumps(result).encode())
+    write_file(folder / f"result-{rank:05d}.json", json.dumps(result).encode())
 
 
 def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict[str, float]:
@@ -105,12 +116,14 @@ def main(path: str) -> int:
 
     plan = Plan.read(Path(path))
     digits = load_digits()  # before the workers are forked, so that scikit-learn is imported once
-    for name, schedule in plan.schedules.items():
-        plan.place(name).mkdir(parents=True, exist_ok=True)
-        num_workers = partreduce.load_schedule(schedule).num_workers
-        code = launch(partial(work, plan, name, digits), num_workers=num_workers, num_nodes=plan.num_nodes, threads=1)
-        if code:
-            return code
+    for turn in range(plan.turns):
+        for name in plan.order(turn):
+            plan.place(name, turn).mkdir(parents=True, exist_ok=True)
+            num_workers = partreduce.load_schedule(plan.schedules[name]).num_workers
+            worker = partial(work, plan, name, turn, digits)
+            code = launch(worker, num_workers=num_workers, num_nodes=plan.num_nodes, threads=1)
+            if code:
+                return code
     return 0
 
 

@@ -14,16 +14,20 @@ from partreduce.schedulers.synthesis.cluster_shape import derived_paces
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], num_found: int) -> list[str]:
-    """What the time did not reach, one sentence a kind.
+    """What the time did not reach: one sentence, with how many of each kind.
 
     Args:
         missed: names by what they are part of: the catalogue, or a kind that is run in virtual time.
         num_found: schedules that the search found and nobody measured.
     """
-    said = [f"the time did not reach, of {what}: {'; '.join(names)}" for what, names in missed.items() if names]
+    kinds = [f"{len(names)} of {what}" for what, names in missed.items() if names]
     if num_found:
-        said.append(f"the time did not reach the figures of what the search found ({num_found})")
-    return said
+        kinds.append(f"{num_found} that the search found")
+    if not kinds:
+        return []
+    count = sum(map(len, missed.values())) + num_found
+    schedules = "schedule" if count == 1 else "schedules"
+    return [f"time ran out with {count} {schedules} unscored; raise --time-limit or --effort: {', '.join(kinds)}"]
 
 
 def not_weighed(job: Job) -> list[str]:

@@ -18,19 +18,23 @@ if TYPE_CHECKING:
 
 
 def draw_curves(measured: Sequence[Result], target: float) -> Figure:
-    """Loss of the mean model over steps (left) and over seconds (right), the target as a line."""
+    """Loss of the mean model over steps (left) and over seconds (right: a line a turn), the target as a line."""
     figure = new_figure(11, 4.4)
     axes = figure.subplots(1, 2, sharey=True)
     for axis, word in zip(axes, ("steps", "seconds"), strict=True):
         for index, result in enumerate(measured):
-            across = result.steps if word == "steps" else result.seconds
             look = style(index)
-            axis.plot(across, result.loss, look.dash, color=look.colour, linewidth=2, label=result.name)
+            turns = [result.steps] if word == "steps" else list(result.seconds)
+            wide = 2.0 if len(turns) == 1 else 1.2
+            for number, across in enumerate(turns):
+                name = result.name if number == 0 else None
+                axis.plot(across, result.loss, look.dash, color=look.colour, linewidth=wide, label=name)
             reached = result.reached(target)
             if reached is not None:
-                place = reached[0] if word == "steps" else reached[1]
-                loss = result.loss[result.steps == reached[0]]
-                axis.plot(place, loss, look.marker, ms=8, color=look.colour, mec="black", mew=0.8, zorder=3)
+                places = [reached[0]] if word == "steps" else list(reached[1])
+                losses = [*result.loss[result.steps == reached[0]]] * len(places)
+                dots = {"ms": 7, "color": look.colour, "mec": "black", "mew": 0.8, "zorder": 3}
+                axis.plot(places, losses, look.marker, linestyle="none", **dots)
         axis.axhline(target, color=INK, linewidth=1, linestyle=":", label=f"target: loss {target:g}")
         quiet(axis, across="training steps" if word == "steps" else "training time (s)")
         logarithmic(axis, "y", [*(loss for result in measured for loss in result.loss.tolist()), target])

@@ -1,12 +1,17 @@
-"""Picture of a plan: communication against consensus distance and drift, found schedules beside the catalogue's."""
+"""Picture of a plan: time to a loss, and what it costs in consensus distance or drift, against communication."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from partreduce.planner.job import Data
 from partreduce.report.axes import COMMUNICATION, CONSENSUS_DISTANCE, DRIFT, logarithmic, quiet
 from partreduce.report.palette import ALARM, GREY, INK, style
+
+TIME = "predicted time to a loss (ms per step of All-Reduce)"
+WIDE, HIGH = 2.0, 0.2
+"""Names of points that are closer than this along and upwards, in logarithms of the axes, would meet."""
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +23,8 @@ if TYPE_CHECKING:
     from partreduce.planner.plan import Plan
 
 
-def draw_front(planned: Plan, path: Path) -> None:
-    """Write the picture; the format is that of the file's suffix.
+def draw_front(planned: Plan, data: Data, path: Path) -> None:
+    """Write the picture; the format is that of the file's suffix. Sorted `data` makes drift matter.
 
     Raises:
         InputError: a suffix that is no picture format.
@@ -30,14 +35,35 @@ def draw_front(planned: Plan, path: Path) -> None:
 
     figure = new_figure(12.0, 5.2)
     axes = figure.subplots(1, 2)
-    _panel(axes[0], planned, CONSENSUS_DISTANCE, [float(option.consensus_distance) for option in planned.options])
-    _panel(axes[1], planned, DRIFT, [float(option.drift) for option in planned.options])
+    shuffled = data is Data.SHUFFLED
+    values = [float(option.consensus_distance if shuffled else option.drift) for option in planned.options]
+    _panel(axes[0], planned, TIME, [option.time * 1e3 for option in planned.options])
+    _label(axes[0], planned)
+    _panel(axes[1], planned, CONSENSUS_DISTANCE if shuffled else DRIFT, values)
     legend_below(figure, axes[0])
     cluster = planned.recommendation.schedule.cluster
     figure.suptitle(
-        f"{cluster}: what less communication costs", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK
+        f"{cluster}: what communication costs and buys", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK
     )
     save(figure, path)
+
+
+def _label(axis: Axes, planned: Plan) -> None:
+    """Names beside the points that decide: the recommendation, and baselines as far as their names do not meet."""
+    from matplotlib.patheffects import withStroke
+
+    seen: list[tuple[float, float]] = []
+    for option in [planned.recommendation, *sorted(planned.baselines, key=lambda one: one.time)]:
+        x, y = option.communication * 1e3, option.time * 1e3
+        if x <= 0 or any(abs(math.log(x / a)) < WIDE and abs(math.log(y / b)) < HIGH for a, b in seen):
+            continue
+        is_first = not seen
+        axis.annotate(
+            option.name, (x, y), (9, -14 if is_first else 6), textcoords="offset points", fontsize=8, zorder=6,
+            path_effects=[withStroke(linewidth=3, foreground="white")], color=ALARM if is_first else INK,
+            weight="bold" if is_first else "normal",
+        )  # fmt: skip
+        seen.append((x, y))
 
 
 def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> None:
@@ -51,15 +77,15 @@ def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> No
     for index, (name, wanted) in enumerate((("catalogue", True), ("found by the search", False))):
         look = style(index)
         mine = [point for point in points if (point[0].status == "catalogue") == wanted]
-        for words, on_front in ((f"{name}, beaten in everything by another", False), (f"{name}, on the front", True)):
+        for words, on_front in ((f"{name}, beaten by another (where it fits)", False), (f"{name}, on the front", True)):
             chosen = [(x, y) for option, x, y in mine if (id(option) in kept) == on_front]
             axis.plot(
                 [x for x, _ in chosen], [y for _, y in chosen], look.marker, linestyle="none", label=words,
                 ms=7 if on_front else 4, mfc=look.colour if on_front else "none", mec="black" if on_front else GREY,
                 mew=0.6, zorder=3 if on_front else 2,
             )  # fmt: skip
-    baselines = {id(option) for option in planned.baselines}
-    crossed = [(x, y) for option, x, y in points if id(option) in baselines]
+    baselines = {id(option) for option in [*planned.baselines, planned.recommendation]}
+    crossed = [(x, y) for option, x, y in points if any(option is one for one in planned.baselines)]
     axis.plot(
         [x for x, _ in crossed], [y for _, y in crossed], "+", ms=11, mec=INK, mew=1.2, linestyle="none",
         label="baseline", zorder=5,
@@ -72,5 +98,6 @@ def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> No
             label=f"recommendation: {recommendation.name}", zorder=4,
         )  # fmt: skip
     quiet(axis, across=COMMUNICATION, up=label)
-    logarithmic(axis, "x", [x for _, x, _ in points])
-    logarithmic(axis, "y", [y for _, _, y in points])
+    shown = [point for point in points if id(point[0]) in kept | baselines] or points
+    logarithmic(axis, "x", [x for _, x, _ in shown])  # what is beaten and lies farther out stays outside
+    logarithmic(axis, "y", [y for _, _, y in shown])

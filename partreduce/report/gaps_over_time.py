@@ -39,12 +39,12 @@ def draw_gaps_over_time(
     leads.set_title("steps ahead of the mean (blue), or behind it (red)", loc="left", fontsize=9, color=PALE)
 
     seconds = seen.seconds * scale
-    _lines(edges, "over an edge", over_edges, int(seen.edge_largest.max()))
+    _lines(edges, "over an edge", over_edges, record.largest_over_edges())
     edges.plot(seconds, seen.edge_largest, color=MESSAGE, linewidth=1.2, drawstyle="steps-mid", label="largest")
     edges.plot(seconds, seen.edge_mean, color=COMPUTE, linewidth=1.4, linestyle="--", label="mean")
     edges.legend(loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=2, fontsize=8, frameon=False, borderpad=0)
     edges.tick_params(labelbottom=False)
-    _lines(pairs, "between any two", over_pairs, int(seen.pair_largest.max()))
+    _lines(pairs, "between any two", over_pairs, record.largest_over_pairs())
     pairs.plot(seconds, seen.pair_largest, color=MESSAGE, linewidth=1.2, drawstyle="steps-mid")
     pairs.set_xlabel(f"time ({unit})", color=INK)
     pairs.set_xlim(0, end * scale)
@@ -68,7 +68,7 @@ def _lines(axis: Axes, what: str, bound: int | None, seen: int) -> None:
     axis.set_title(f"gap {what}{known}", loc="left", fontsize=9, color=PALE)
     if is_near and bound is not None:
         axis.axhline(bound, color=ALARM, linewidth=1.2, linestyle=":")
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.08 * max(seen, bound if is_near and bound is not None else 0, 1))
     plain(axis)
 
 

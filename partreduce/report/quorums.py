@@ -98,7 +98,7 @@ def _by_number(axis: Axes, planned: Plan, found: Imbalances) -> None:
             ha="center", fontsize=8, color=INK, fontweight="bold" if option is planned.recommendation else "normal",
         )  # fmt: skip
     axis.axhline(1.0, color=PALE, linewidth=1.2)
-    quiet(axis, across="workers active in a round", up="÷ All-Reduce's in lockstep")
+    quiet(axis, across="workers active in a round", up="speed to a loss, gradients per second ÷ All-Reduce's")
     axis.set_ylim(bottom=0)
     axis.set_title("at this job's imbalance; the recommendation in bold", loc="left", fontsize=9, color=PALE)
     axis.legend(fontsize=8, frameon=False, loc="best")

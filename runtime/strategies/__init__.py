@@ -17,7 +17,7 @@ from partreduce.runtime.strategies.generated import GeneratedMeans
 from partreduce.runtime.strategies.gradient_means import GradientMeans
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.runtime.strategies.neighbor import NeighborMeans
-from partreduce.runtime.strategies.outer_means import OuterMeans
+from partreduce.runtime.strategies.outer_means import OuterMeans, OwnAnchors
 from partreduce.runtime.strategies.pairwise import PairMeans
 from partreduce.runtime.strategies.pipeline import GradientPipeline
 from partreduce.runtime.strategies.progress_means import ProgressMeans
@@ -57,9 +57,10 @@ def _static(strategy: Static, run: Run) -> Runner:
 
 def _means_of_groups(strategy: Static | AllReduce, run: Run) -> Runner:
     if not strategy.what.outer.is_plain:
-        return OuterMeans(strategy.what.outer, run, averaging=strategy.averaging)
-    kind = ProgressMeans if strategy.how.codec.rounds else GroupMeans
-    return kind(run, averaging=strategy.averaging, overlap=strategy.overlap)
+        kind = OwnAnchors if strategy.what.outer.has_own_anchors else OuterMeans
+        return kind(strategy.what.outer, run, averaging=strategy.averaging)
+    means = ProgressMeans if strategy.how.codec.rounds else GroupMeans
+    return means(run, averaging=strategy.averaging, overlap=strategy.overlap)
 
 
 def _neighbor(strategy: Neighbor, run: Run) -> Runner:

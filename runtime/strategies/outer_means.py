@@ -1,24 +1,28 @@
-"""Outer steps (DiLoCo): where all workers meet, an outer optimizer takes what they moved on average as its gradient.
+"""Outer steps (DiLoCo): an outer optimizer takes what workers moved on average as its gradient.
 
-The anchor of `topo.strategies.outer` is the reference of `ProgressMeans`: equal on all workers, bit for bit, and what
-is summed is x_i - anchor, plain or by a codec. So a step makes equal anchors and momenta out of equal ones, and the
-movement is not rounded to the last digit of the parameters.
+Where all workers meet, the anchor of `topo.strategies.outer` is the reference of `ProgressMeans`: equal on all, bit for
+bit, and what is summed is x_i - anchor, plain or by a codec. So a step makes equal anchors and momenta out of equal
+ones, and the movement is not rounded to the last digit of the parameters.
 """
 
 from __future__ import annotations
 
 import torch
 
+from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.commit import replace_where
-from partreduce.runtime.strategies.base import Run
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
+from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.runtime.strategies.progress_means import ProgressMeans
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures.outer_steps import refuse_unstable
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.outer import Outer
 
 
 class OuterMeans(ProgressMeans):
-    """Group means of parameters, and outer steps where the group is everybody.
+    """Group means of parameters, and outer steps where the group is everybody, from one anchor.
 
     Keeps two arrays of the parameters' size more than `GroupMeans`, the anchor and, unless it is 0, the momentum.
     """
@@ -28,7 +32,7 @@ class OuterMeans(ProgressMeans):
     def __init__(self, outer: Outer, run: Run, *, averaging: Averaging) -> None:
         super().__init__(run, averaging=averaging, overlap=False)
         self.saves_inside_rounds = not self.normalises
-        self._lr, self._factor, self._nesterov = float(outer.lr), float(outer.momentum), outer.nesterov
+        self.outer = outer
         self.momentum = [torch.zeros_like(bucket.flat) for bucket in run.flat.buckets if outer.momentum]
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
@@ -56,12 +60,76 @@ class OuterMeans(ProgressMeans):
         return super()._is_measured(group) or len(group.members) == self.run.schedule.num_workers
 
     def _moved(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
-        """Make an outer step of the mean movement of all, in place."""
-        if self.momentum:
-            momentum = torch.add(movement, self.momentum[index], alpha=self._factor)
-            replace_where(self.momentum[index], momentum, ok)
-            if self._nesterov:
-                movement.add_(momentum, alpha=self._factor)
-            else:
-                movement.copy_(momentum)
-        movement.mul_(self._lr)
+        outer_step(self.outer, movement, self.momentum[index] if self.momentum else None, ok)
+
+
+class OwnAnchors(GroupMeans):
+    """Outer steps of every group: each member from its own anchor, the model that its last round left it with.
+
+    Keeps as many arrays as `OuterMeans`, and sends whole models, as `GroupMeans` does.
+    """
+
+    carries_state = True
+
+    def __init__(self, outer: Outer, run: Run, *, averaging: Averaging) -> None:
+        super().__init__(run, averaging=averaging, overlap=False)
+        refuse_unstable(run.schedule)
+        self.saves_inside_rounds = not self.normalises
+        self.outer = outer
+        self.anchors: list[torch.Tensor] = []
+        self.momentum = [torch.zeros_like(bucket.flat) for bucket in run.flat.buckets if outer.momentum]
+
+    def begin(self, step: int, round_: int, *, first: bool) -> None:
+        """As `GroupMeans`; a run begins with its model for the anchor, also where it is loaded inside a round."""
+        super().begin(step, round_, first=first or not self.anchors)
+
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:
+        return ADDS_PROGRESS if self.anchors else super().harm_of_loading(round_, first=first)
+
+    def drain(self) -> str:
+        """As `GroupMeans`; whatever comes next begins with its model for the anchor, without momentum."""
+        self.anchors = []
+        for momentum in self.momentum:
+            momentum.zero_()
+        return super().drain()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Anchor and momentum of this worker."""
+        anchors = {f"anchor/{index}": anchor for index, anchor in enumerate(self.anchors)}
+        return anchors and anchors | {f"momentum/{index}": one for index, one in enumerate(self.momentum)}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        buckets = self.run.flat.buckets
+        names = [f"anchor/{index}" for index in range(len(buckets))]
+        kept = {f"momentum/{index}": momentum for index, momentum in enumerate(self.momentum)}
+        if set(state) != {*names, *kept}:
+            raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(state))} instead of anchors")
+        self.anchors = [state[name].to(bucket.device, copy=True) for name, bucket in zip(names, buckets, strict=True)]
+        for name, momentum in kept.items():
+            momentum.copy_(state[name])
+
+    def _begin_round(self, step: int, round_: int) -> None:
+        if not self.anchors:
+            self.anchors = [bucket.flat.detach().clone() for bucket in self.run.flat.buckets]
+        super()._begin_round(step, round_)
+
+    def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
+        anchor = self.anchors[index]
+        mean = sums[: self.run.flat.buckets[index].size]
+        outer_step(self.outer, mean.sub_(anchor), self.momentum[index] if self.momentum else None, reduction.ok)
+        replace_where(anchor, mean.add_(anchor), reduction.ok)
+
+    def _makes_equal(self, group: Group) -> bool:  # noqa: ARG002 - anchors differ
+        return False
+
+
+def outer_step(outer: Outer, movement: torch.Tensor, momentum: torch.Tensor | None, ok: torch.Tensor | None) -> None:
+    """Make of a movement what the outer optimizer adds to the anchor, in place; and the next momentum."""
+    if momentum is not None:
+        following = torch.add(movement, momentum, alpha=float(outer.momentum))
+        replace_where(momentum, following, ok)
+        if outer.nesterov:
+            movement.add_(following, alpha=float(outer.momentum))
+        else:
+            movement.copy_(following)
+    movement.mul_(float(outer.lr))

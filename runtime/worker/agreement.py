@@ -64,10 +64,11 @@ class Policies:
 
     def refuse_apart(self, schedule: Schedule) -> None:
         """Refuse models that begin apart where only what is added to a common start may be rounded, or stepped with."""
-        if not self.broadcast and (outer := schedule.strategy.what.outer.in_words):
+        outer = schedule.strategy.what.outer
+        if not self.broadcast and outer.in_words and not outer.has_own_anchors:
             raise InputError(
-                f"initial='keep': {outer} measures what workers moved since they were equal; use 'broadcast', or no "
-                "outer optimizer"
+                f"initial='keep': {outer.in_words} measures what workers moved since they were equal; use 'broadcast', "
+                "or no outer optimizer"
             )
         if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.how.codec.rounds:
             raise InputError(

@@ -211,6 +211,23 @@ STEADY, DISTANCE, DRIFT, GAPS = (
     "claims/spectral_gap.py",
 )
 
+OUTER_STEPS = "claims/outer_steps.py"
+
+
+def own(*shape, **outer):
+    """Two workers or more whose groups make outer steps from anchors of their own, at rate 1/2."""
+    make = groups if isinstance(shape[0], int) else rule
+    return make(*shape, what={"outer": {"lr": "1/2", "anchor": "own", **outer}})
+
+
+def agreeing(squared, *weights):
+    return {"claim": "outer-consensus", "squared": squared, "weights": list(weights)}
+
+
+OWN = own(2, [[0, 1]])
+OWN_WEIGHT = [9, 0, 9, 0, 0, 2, 0, 0, 0, 2]
+"""A difference x of anchors becomes x/2, and momentum -x: 9/4 + 2 is less than half of 9."""
+
 EDGES = [
     # membership
     Edge(
@@ -1332,6 +1349,77 @@ EDGES = [
         (graph(3, K3), gap("slem", "3/4", "4/5", 1, 1, 1)),
         (graph(3, [(0, 1, "1/4"), (1, 0, "1/4"), (0, 2, "1/10")]), gap("slem", "1/2", "3/4", 1, 1, 0)),
         "a positive number for each",
+    ),
+    # outer steps from anchors of each worker's own
+    Edge(
+        OUTER_STEPS,
+        "below 1 workers come to agree",
+        (OWN, agreeing("1/2", OWN_WEIGHT)),
+        (OWN, agreeing("1", OWN_WEIGHT)),
+        '.squared is "1"; expected below 1',
+    ),
+    Edge(
+        OUTER_STEPS,
+        "a period shortens by c: 9 c² is above 9/4 + 2",
+        (OWN, agreeing("19/40", OWN_WEIGHT)),
+        (OWN, agreeing("17/36", OWN_WEIGHT)),
+        ".squared",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "P is more than the identity",
+        (OWN, agreeing("1/2", [9, 0, 9, 0, 0, 2, 0, 0, 0, 2])),
+        (OWN, agreeing("1/2", [9, 0, 9, 0, 0, 1, 0, 0, 0, 1])),
+        ".weights[0] is",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "with momentum a period shortens less",
+        (OWN, agreeing("1/2", OWN_WEIGHT)),
+        (own(2, [[0, 1]], momentum="9/10"), agreeing("1/2", OWN_WEIGHT)),
+        ".squared",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "on every class: nodes that never meet do not agree",
+        (own([2], 2, [([0, 1], [0])]), agreeing("1/2", OWN_WEIGHT, OWN_WEIGHT)),
+        (own([2], 2, [([0, 1], [])]), agreeing("1/2", OWN_WEIGHT, OWN_WEIGHT)),
+        ".squared",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "a P for every class",
+        (own([2], 2, [([0, 1], [0])]), agreeing("1/2", OWN_WEIGHT, OWN_WEIGHT)),
+        (own([2], 2, [([0, 1], [0])]), agreeing("1/2", OWN_WEIGHT)),
+        ".weights is 1; expected 2 classes",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "a triangle of two rows for each worker",
+        (OWN, agreeing("1/2", OWN_WEIGHT)),
+        (OWN, agreeing("1/2", OWN_WEIGHT[:9])),
+        ".weights[0] is 9; expected a triangle of 4 rows",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "an integer of up to 64 bits",
+        (OWN, agreeing("1/2", [9 * 2**60, 0, 9 * 2**60, 0, 0, 2**61, 0, 0, 0, 2**61])),
+        (OWN, agreeing("1/2", [2**64, 0, 2**64, 0, 0, 2**61, 0, 0, 0, 2**61])),
+        ".weights[0]",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "only where anchors are each worker's own",
+        (OWN, agreeing("1/2", OWN_WEIGHT)),
+        (HALF, agreeing("1/2", OWN_WEIGHT)),
+        "expected a claim about rounds",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "no claim about matrices where anchors are",
+        (HALF, rate("pivots", "1/4")),
+        (OWN, rate("pivots", "1/4")),
+        "expected a claim about own anchors",
     ),
     Edge(
         "strict_json.py",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from helpers.random_schedules import groups_of_round, random_phase
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.figures.outer_steps import outer_radius
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases, Outer, Routes, Static
+from partreduce.topo.strategies import AllReduce, Anchor, Averaging, GroupPhases, Outer, Routes, Static
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,16 @@ def random_run(seed: int) -> OuterRun:
         if strategy.averages_gradients:  # with a plain mean in each step it is DDP, which is another algorithm
             strategy = AllReduce(**options | {"pace": 2})
     else:
+        own = rng.random() < 0.5 and not outer.is_plain
         phases = [random_phase(rng, n, exact=False) for _ in range(rng.randint(0, 2))]
+        if own:
+            phases = [Phase.from_groups(n, [group.members for group in phase]) for phase in phases]
+            options["what"] = Routes(outer=replace(outer, anchor=Anchor.OWN))
         phases.insert(rng.randint(0, len(phases)), Phase.from_groups(n, [range(n)]))
         strategy = Static(phases=GroupPhases(tuple(phases)), prologue=rng.choice([0, 0, 1]), **options)
     schedule = Schedule(f"outer {seed}", Cluster.regular(1, n), strategy)
+    if strategy.what.outer.has_own_anchors and (outer_radius(schedule) or 0) > 0.999:
+        schedule = replace(schedule, strategy=replace(strategy, what=Routes(outer=outer)))
     longest = rng.randint(1, 5)
     rounds = tuple(longest if rng.random() < 0.7 else rng.randint(0, longest) for _ in range(n))
     inner = rng.choice(["adamw", "adamw", "sgd", "momentum"])
@@ -111,12 +118,13 @@ def run(case: OuterRun, world) -> torch.Tensor:
 
 
 def reference(case: OuterRun) -> list[torch.Tensor]:
-    """The same by torch alone: torch.optim.SGD makes the outer steps of one anchor that all have in common."""
+    """The same by torch alone: torch.optim.SGD makes the outer steps of each worker's anchor."""
     schedule, n = case.schedule, case.schedule.num_workers
     workers = [Worker(case, rank) for rank in range(n)]
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(worker.inner, case.decay) for worker in workers]
-    anchor = torch.nn.Parameter(workers[0].values())
-    outer = torch.optim.SGD([anchor], float(case.outer.lr), float(case.outer.momentum), nesterov=case.outer.nesterov)
+    anchors = [torch.nn.Parameter(worker.values()) for worker in workers]
+    rate, factor, nesterov = float(case.outer.lr), float(case.outer.momentum), case.outer.nesterov
+    outers = [torch.optim.SGD([anchor], rate, factor, nesterov=nesterov) for anchor in anchors]
     for round_ in range(max(case.rounds)):
         starts = [worker.values() for worker in workers]
         for worker, scheduler in zip(workers, schedulers, strict=True):
@@ -132,12 +140,13 @@ def reference(case: OuterRun) -> list[torch.Tensor]:
                     moved = workers[member].values() - starts[member]
                     workers[member].put(starts[member] + mean_pace / schedule.pace_of(member) * moved)
             result = torch.stack([workers[member].values() for member in group.members]).mean(dim=0)
-            if len(group.members) == n:
-                anchor.grad = anchor.detach() - result
-                outer.step()
-                result = anchor.detach().clone()
             for member in group.members:
-                workers[member].put(torch.lerp(workers[member].values(), result, float(group.relax)))
+                following = result
+                if case.outer.has_own_anchors or len(group.members) == n:
+                    anchors[member].grad = anchors[member].detach() - result
+                    outers[member].step()
+                    following = anchors[member].detach().clone()
+                workers[member].put(torch.lerp(workers[member].values(), following, float(group.relax)))
     return [worker.values() for worker in workers]
 
 

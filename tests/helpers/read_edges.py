@@ -646,6 +646,34 @@ READ_EDGES = [
             ("members are these", {"lr": 2}, {"rate": 2}, ": has unknown keys ['rate']"),
         )
     ),
+    reads(
+        SCHEDULE,
+        "own anchors go without a codec",
+        groups(3, [[0, 1, 2]], what={"outer": {"lr": 2, "anchor": "own"}}),
+        groups(3, [[0, 1, 2]], what={"outer": {"lr": 2, "anchor": "own"}}, how={"codec": "int8"}),
+        f"{OUTER}.anchor: own goes with plain fixed groups",
+    ),
+    reads(
+        SCHEDULE,
+        "own anchors go with plain means",
+        groups(3, [[0, 1]], what={"outer": {"lr": 2, "anchor": "own"}}),
+        groups(3, [([0, 1], "1/2")], what={"outer": {"lr": 2, "anchor": "own"}}),
+        f"{OUTER}.anchor: own goes with plain fixed groups",
+    ),
+    reads(
+        SCHEDULE,
+        "own anchors go with fixed groups",
+        groups(3, [[0, 1, 2]], what={"outer": {"lr": 2, "anchor": "own"}}),
+        outer(lr=2, anchor="own"),
+        f"{OUTER}.anchor: own goes with plain fixed groups",
+    ),
+    reads(
+        TABLES,
+        "own anchors go with outer steps",
+        groups(3, [[0, 1, 2]], what={"outer": {"lr": 2, "anchor": "own"}}),
+        groups(3, [[0, 1, 2]], what={"outer": {"anchor": "own"}}),
+        f"{OUTER}.anchor: plain averaging",
+    ),
     reads(TABLES, "an outer step is an object", outer(), over_all(what={"outer": 2}), f"{OUTER}: must be an object"),
     reads(
         TABLES,

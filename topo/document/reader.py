@@ -138,11 +138,22 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
     except json.JSONDecodeError as error:
         place = f"{error.lineno}:{error.colno}"
         what = "ends too early" if error.pos >= len(text.rstrip()) else f"is not JSON: {_lower(error.msg)}"
-        raise DocumentError(place, f"{what}; the file may be cut off or hand-edited; write it again", source) from None
+        raise DocumentError(place, f"{what}; {_way_out(source)}", source) from None
     if faults or _SURROGATE.search(data):
         for place, problem in _faults_in(value, ""):
             raise DocumentError(place or "document", problem, source)
     return value
+
+
+def _way_out(source: str) -> str:
+    """What to do about a text that is no JSON: by its name it may be another kind of file."""
+    if source.endswith((".yaml", ".yml")):
+        return f"it looks like a cluster file; partreduce design {source} -o schedule.json makes a schedule for it"
+    if source.endswith(".py"):
+        return (
+            f"it looks like a script; partreduce verify {source}:NAME --cluster CLUSTER --period N verifies a function"
+        )
+    return "the file may be cut off or hand-edited; write it again"
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> str:

@@ -27,6 +27,7 @@ from partreduce.topo.strategies.generated import Division as Division
 from partreduce.topo.strategies.generated import Generated as Generated
 from partreduce.topo.strategies.generated import InitiatorRule as InitiatorRule
 from partreduce.topo.strategies.neighbor import Neighbor as Neighbor
+from partreduce.topo.strategies.outer import Anchor as Anchor
 from partreduce.topo.strategies.outer import Outer as Outer
 from partreduce.topo.strategies.outer import OuterOptimizer as OuterOptimizer
 from partreduce.topo.strategies.pairwise import Pairwise as Pairwise

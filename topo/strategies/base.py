@@ -108,11 +108,18 @@ class Strategy(Closed, ABC):
                 f"what.outer: takes what workers moved until all meet, and when.{self.when.word} brings it later; "
                 "leave one of the two out"
             )
-        if not self.has_round_of_all(cluster):
+        if self.what.outer.has_own_anchors:
+            if reason := self.refuses_own_anchors():
+                raise ScheduleError(f"what.outer.anchor: is own; {reason}")
+        elif not self.has_round_of_all(cluster):
             raise ScheduleError(
                 "what.outer: acts where all workers meet, so that they go on from one model, and strategy "
                 f"{self.kind!r} has no such round here; take allreduce, or static with a phase of one group of all"
             )
+
+    def refuses_own_anchors(self) -> str:
+        """Why groups may not make outer steps from anchors that differ; empty where they may."""
+        return f"workers of strategy {self.kind!r} have no groups that are fixed, or all have one anchor; take static"
 
     def refuses_tables(self) -> str:
         """Why no table may go a way of its own; empty where all workers take the same steps together."""

@@ -20,13 +20,24 @@ class OuterOptimizer(Choice):
     """torch.optim.SGD, without weight decay and dampening."""
 
 
+class Anchor(Choice):
+    """From which model a worker's outer step goes on."""
+
+    COMMON = "common"
+    """One that all have in common: rounds of all workers make outer steps, groups of fewer average as without them."""
+
+    OWN = "own"
+    """Every worker's own, of its last round: every group makes outer steps of its mean (NoLoCo, arXiv 2506.10911)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer(Closed):
     """What a round of all workers makes of their mean m, from the model a with which all began (the anchor).
 
     With the movement d = m - a and the momentum b, which begins as 0: b <- momentum * b + d, then
     a <- a + lr * (d + momentum * b) with `nesterov`, a <- a + lr * b without. Every worker goes on from a.
-    Plain averaging is lr 1 and momentum 0, for then a becomes m. Groups of fewer workers average as without it.
+    Plain averaging is lr 1 and momentum 0, for then a becomes m. With anchors of their own the members of a group take
+    its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta = gamma = lr.
 
     Numbers may be given as Python writes them: `Outer(lr=0.7)` is 7/10.
     """
@@ -35,6 +46,7 @@ class Outer(Closed):
     lr: Exact = Fraction(1)
     momentum: Exact = Fraction(0)
     nesterov: bool = False
+    anchor: Anchor = Anchor.COMMON
 
     def __post_init__(self) -> None:
         """Take numbers as they are written, and refuse those that no outer optimizer has.
@@ -56,12 +68,18 @@ class Outer(Closed):
         return self.lr == 1 and self.momentum == 0
 
     @property
+    def has_own_anchors(self) -> bool:
+        """Whether anchors differ between workers, so that what a round does depends on more than their models."""
+        return self.anchor is Anchor.OWN
+
+    @property
     def in_words(self) -> str:
         """What differs from plain averaging, in a few words."""
         if self.is_plain:
             return ""
         momentum = f", {'Nesterov ' if self.nesterov else ''}momentum {float(self.momentum):g}" if self.momentum else ""
-        return f"outer {str(self.optimizer).upper()} {float(self.lr):g}{momentum}"
+        own = ", own anchors" if self.has_own_anchors else ""
+        return f"outer {str(self.optimizer).upper()} {float(self.lr):g}{momentum}{own}"
 
     def check(self) -> None:
         """Refuse numbers with which no outer optimizer settles.
@@ -73,6 +91,8 @@ class Outer(Closed):
             raise ScheduleError(f"what.outer.lr: is {self.lr}; a learning rate is above 0")
         if not 0 <= self.momentum < 1:
             raise ScheduleError(f"what.outer.momentum: is {self.momentum}; a momentum is at least 0 and below 1")
+        if self.has_own_anchors and self.is_plain:
+            raise ScheduleError("what.outer.anchor: is own; plain averaging goes on from no anchor, leave it out")
         if self.nesterov and not self.momentum:
             raise ScheduleError("what.outer.nesterov: is true; there is no momentum that it could look ahead with")
 

@@ -65,6 +65,10 @@ class RulePhases(Bulk):
         blocks = (block for phase in self.phases for block in phase)
         return max((len(b.local) * prod(self.node_radices[d] for d in b.across) for b in blocks), default=1)
 
+    def are_plain(self) -> bool:
+        """Whether no block has a relax factor. O(blocks)."""
+        return all(block.relax == 1 for phase in self.phases for block in phase)
+
     def num_distinct(self) -> int:
         """Distinct partitions; phases without groups do not count."""
         distinct = {
@@ -126,6 +130,10 @@ class GroupPhases(Bulk):
         """Members of the largest group, 1 where everybody rests. O(groups)."""
         return max((int(phase.sizes.max(initial=1)) for phase in self.phases), default=1)
 
+    def are_plain(self) -> bool:
+        """Whether no group has a relax factor. O(groups)."""
+        return all(relax == 1 for phase in self.phases for relax in phase.relax or ())
+
     def num_distinct(self) -> int:
         """Distinct partitions; phases without groups do not count."""
         return len({phase.members.tobytes() + phase.offsets.tobytes() for phase in self.phases if len(phase)})
@@ -159,6 +167,14 @@ class Static(Phased):
 
     def has_round_of_all(self, cluster: Cluster) -> bool:
         return self.phases.average_everyone(cluster)
+
+    def refuses_own_anchors(self) -> str:
+        """Plain means of whole models are what the proof is about."""
+        if self.how.codec.rounds:
+            return f"codec {self.how.codec} measures from one that all share; leave one of the two out"
+        if not self.phases.are_plain():
+            return "a group has a relax factor, whose part the outer rate has here; leave relax out"
+        return ""
 
     def check_kind(self, cluster: Cluster) -> None:
         """Refuse phases that do not fit the cluster; overlaps are left to `verify`.

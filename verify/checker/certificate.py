@@ -17,6 +17,7 @@ from .claims import (
     exact_consensus,
     limit,
     membership,
+    outer_steps,
     spectral_gap,
 )
 from .facts.conflict_free import confirm_disjoint
@@ -49,7 +50,8 @@ DRIFT_MEMBERS = ("at_most", "squared", "bits", "state")
 GAP_MEMBERS = ("at_least", "less_than", "measure")
 
 CLAIMS: dict[str, Claim] = {
-    "membership": Claim(membership.check, ("answers",)),
+    "membership": Claim(membership.check, ("answers",), MATRICES | {"own anchors"}),
+    "outer-consensus": Claim(outer_steps.check, ("squared", "weights"), frozenset({"own anchors"})),
     "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
     "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), STEPS | {"lossy gap"}),
     "consensus/power": Claim(consensus.check_by_power, ("periods", "squared")),

@@ -47,10 +47,12 @@ ClassAverage = tuple["Sequence[int]", bool, Fraction]
 def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
     """How the averages of one phase act on the characters that vary along `digits`.
 
-    An explicit group has no digits, so it acts in one way. A block of one local rank across no digit changes nothing.
+    An explicit group has no digits, so it acts in one way. A block of one local rank across no digit is no group: it
+    has no operation, hence no tick, and makes no outer step.
     """
     varying = frozenset(digits)
-    return [(members, not varying.isdisjoint(across), relax) for members, across, relax in phase]
+    groups = (block for block in phase if len(block.members) > 1 or block.across)
+    return [(members, not varying.isdisjoint(across), relax) for members, across, relax in groups]
 
 
 def classes(schedule: Schedule, place: str) -> list[list[int]]:

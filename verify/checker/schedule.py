@@ -50,8 +50,9 @@ DEFAULTS: dict[str, object] = {
 }
 
 
-Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "groups by quorum"]
-"""In lockstep, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups."""
+Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "groups by quorum", "own anchors"]
+"""In lockstep, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
+steps of groups, whose rounds are no matrices."""
 
 
 class Average(NamedTuple):
@@ -120,7 +121,7 @@ class Schedule:
         if self.quorum is not None:
             return "groups by quorum" if self.phases else "rounds by quorum"
         if self.gap is None:
-            return "rounds"
+            return "own anchors" if self.tables.outer.has_own_anchors else "rounds"
         return "gap" if self.gap.takes_all else "lossy gap"
 
     @cached_property
@@ -247,8 +248,13 @@ def read_schedule(document: object) -> Schedule:
         require(is_fixed, "strategy.when.gap", "goes with 1 weighted graph, and 1 pace for all")
         require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
     is_lockstep = not (schedule.is_late or schedule.quorum)  # graphs have no such round, a pipeline averages gradients
-    may_step = schedule.tables.outer.is_plain or (schedule.averages_of_all() and is_lockstep)
+    outer = schedule.tables.outer
+    may_meet = outer.has_own_anchors or bool(schedule.averages_of_all())
+    may_step = outer.is_plain or (may_meet and is_lockstep)
     require(may_step, "strategy.what.outer", "acts where a round of the period averages over all workers, in lockstep")
+    is_static = raw["strategy"]["kind"] == "static" and schedule.how["codec"] == "none"
+    may_be_own = is_static and all(average.relax == 1 for phase in schedule.phases for average in phase)
+    require(may_be_own or not outer.has_own_anchors, "strategy.what.outer.anchor", "own goes with plain fixed groups")
     may_round = schedule.how["codec"] == "none" or schedule.averages_of_all()
     require(may_round, "strategy.how.codec", "parameters are rounded where a round of the period averages over all")
     return schedule

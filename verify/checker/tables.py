@@ -23,7 +23,7 @@ LIMIT = 2**31
 """No number of rows, columns or parts reaches this."""
 
 DEFAULTS: dict[str, object] = {"tables": [], "local_aggregation": True, "average": True, "average_dense": True}
-OUTER: dict[str, object] = {"optimizer": "sgd", "lr": 1, "momentum": 0, "nesterov": False}
+OUTER: dict[str, object] = {"optimizer": "sgd", "lr": 1, "momentum": 0, "nesterov": False, "anchor": "common"}
 TABLE: dict[str, object] = {"way": "sharded", "gradient": "dense", "hosts": [], "partitions": None, "codec": "none"}
 ELEMENT = {"none": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 """Bytes of a number as it travels."""
@@ -59,11 +59,13 @@ class Outer(NamedTuple):
 
     lr: Fraction = Fraction(1)
     momentum: Fraction = Fraction(0)
+    nesterov: bool = False
+    has_own_anchors: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether it changes nothing."""
-        return self == Outer()
+        return self.lr == 1 and self.momentum == 0
 
 
 class Tables(NamedTuple):
@@ -107,17 +109,20 @@ def _read_outer(what: dict[str, Any], place: str) -> Outer:
     """A closed object; what equals its default is left out, in place."""
     members = as_object(what.get("outer", {}), place, (), OUTER)
     as_choice(members.get("optimizer", "sgd"), f"{place}.optimizer", ("sgd",))
-    as_choice(members.get("nesterov", False), f"{place}.nesterov", (False, True))
+    nesterov, anchor = members.get("nesterov", False), members.get("anchor", "common")
+    as_choice(nesterov, f"{place}.nesterov", (False, True))
+    as_choice(anchor, f"{place}.anchor", ("common", "own"))
     numbers = {name: as_number(members.get(name, OUTER[name]), f"{place}.{name}") for name in ("lr", "momentum")}
     require(numbers["lr"] > 0, f"{place}.lr", "above 0")
     require(0 <= numbers["momentum"] < 1, f"{place}.momentum", "at least 0 and below 1")
-    has_momentum = numbers["momentum"] > 0 or not members.get("nesterov", False)
-    require(has_momentum, f"{place}.nesterov", "goes with a momentum")
+    outer = Outer(**numbers, nesterov=bool(nesterov), has_own_anchors=anchor == "own")
+    require(outer.momentum > 0 or not nesterov, f"{place}.nesterov", "goes with a momentum")
+    require(not (outer.is_plain and outer.has_own_anchors), f"{place}.anchor", "plain averaging goes on from none")
     members |= {name: shortest(numbers[name]) for name in numbers if name in members}
     _drop_defaults(members, OUTER)
     if not members:
         what.pop("outer", None)
-    return Outer(**numbers)
+    return outer
 
 
 def _read_table(raw: object, num_workers: int, place: str) -> Table:

@@ -7,12 +7,16 @@ import pytest
 
 from partreduce.__main__ import main
 from partreduce.demo.results import TEST_IMAGES, TRAIN_IMAGES, Result, operations
-from partreduce.demo.stages import TARGET, conclusion
+from partreduce.demo.stages import TARGET, conclusion, make_folder, prepare, results, train
+from partreduce.demo.train import Plan
 
 
 def result(name, seconds, loss, across=1e6):
+    """Of one turn, or of as many as `seconds` has lists."""
     count = len(loss)
-    return Result(name, np.arange(1, count + 1) * 10, np.array(seconds), np.array(loss), np.ones(count), across)
+    return Result(
+        name, np.arange(1, count + 1) * 10, np.atleast_2d(seconds), np.array(loss), np.ones(count), across
+    )  # fmt: skip
 
 
 def test_the_task_has_the_counts_that_results_divide_by():
@@ -24,31 +28,52 @@ def test_the_task_has_the_counts_that_results_divide_by():
     assert sum(p.numel() for p in make_model().parameters()) == 71_754
 
 
-def test_the_target_is_reached_at_the_first_evaluation_below_it():
-    assert result("a", [1.0, 2.0, 3.0], [0.5, 0.1, 0.2]).reached(0.1) == (20, 2.0)
+def test_the_target_is_reached_at_the_first_evaluation_below_it_in_the_seconds_of_every_turn():
+    steps, seconds = result("a", [[1.0, 2.0, 3.0], [2.0, 5.0, 6.0]], [0.5, 0.1, 0.2]).reached(0.1)
+    assert (steps, seconds.tolist()) == (20, [2.0, 5.0])
     assert result("a", [1.0], [0.5]).reached(0.1) is None
 
 
-def test_the_conclusion_says_faster_slower_and_not_reached():
-    base = result("All-Reduce", [2.0, 4.0], [0.5, 0.05], 4e6)
-    lines = conclusion([base, result("fast", [1.0, 2.0], [0.5, 0.05]), result("slow", [3.0, 8.0], [0.5, 0.05])], TARGET)
-    assert "fast reached a loss of 0.1 in 2.00 s and 20 steps: 2.00 times as fast as All-Reduce" in lines[0]
-    assert "4.0 times fewer bytes" in lines[0]
-    assert "2.00 times slower than All-Reduce" in lines[1]
-    assert conclusion([base, result("never", [1.0], [0.5])], TARGET)[0].startswith("never did not reach")
+def test_the_conclusion_says_bytes_and_steps_first_and_seconds_as_the_range_of_all_turns():
+    base = result("All-Reduce", [[2.0, 4.0], [3.0, 9.0]], [0.5, 0.05], 4e6)
+    fast = result("fast", [[1.0, 2.0], [1.0, 3.0]], [0.5, 0.05])
+    (line,) = conclusion([base, fast], TARGET)
+    assert line.startswith("fast sends 4.0 times fewer bytes across nodes per step than All-Reduce. It reached a loss")
+    assert "in 20 steps (All-Reduce: 20), with 4.0 times fewer bytes." in line
+    assert line.endswith("took 2.00 to 3.00 s in 2 turns (All-Reduce: 4.00 to 9.00 s): 2.00 to 3.00 times as fast.")
+
+
+def test_the_conclusion_says_slower_undecided_and_not_reached():
+    base = result("All-Reduce", [[2.0, 4.0], [3.0, 4.0]], [0.5, 0.05], 4e6)
+    slow = result("slow", [[3.0, 8.0], [3.0, 5.0]], [0.5, 0.05])
+    both = result("both", [[3.0, 8.0], [1.0, 2.0]], [0.5, 0.05])
+    lines = conclusion([base, slow, both, result("never", [1.0], [0.5])], TARGET)
+    assert lines[0].endswith("1.25 to 2.00 times as slow.")
+    assert lines[1].endswith("0.50 to 2.00 times as fast, so seconds decide nothing.")
+    assert lines[2].startswith("never did not reach")
+
+
+def test_what_was_proved_is_said_as_what_it_means(tmp_path):
+    make_folder(tmp_path)
+    assert [candidate.promise() for candidate in prepare(tmp_path, "2x4")] == [
+        "no deadlock; all workers agree exactly after every step",
+        "no deadlock; differences between workers shrink to 65 % or less every 4 steps",
+        "no deadlock; all workers agree exactly every 4 steps",
+    ]
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(600)
 def test_a_short_demonstration(tmp_path, capsys):
     folder = tmp_path / "demo"
     capsys.readouterr()
-    assert main(["demo", "-o", str(folder), "--steps", "20", "--json"]) == 0
+    assert main(["demo", "-o", str(folder), "--steps", "12", "--turns", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     runs = {run["name"]: run for run in document["runs"]}
     assert set(runs) == {"All-Reduce", "Figure 10", "node-then-all"}
     assert {run["verdict"] for run in runs.values()} == {"proved"}
-    # 71,754 floats; two nodes; all-reduce crosses both in each of 20 steps with 2·7/8 of the bytes.
-    everything = 20 * 2 * 2 * 7 / 8 * 4 * 71_754
+    # 71,754 floats; two nodes; all-reduce crosses both in each of 12 steps with 2·7/8 of the bytes.
+    everything = 12 * 2 * 2 * 7 / 8 * 4 * 71_754
     assert runs["All-Reduce"]["bytes_across_nodes"] == pytest.approx(everything, rel=0.01)
     assert runs["node-then-all"]["bytes_across_nodes"] == pytest.approx(everything / 4, rel=0.01)
     assert runs["All-Reduce"]["loss"] < 2.30
@@ -57,4 +82,28 @@ def test_a_short_demonstration(tmp_path, capsys):
     assert "<script" not in page
     trace = json.loads((folder / "runs" / "allreduce" / "trace.json").read_text())
     assert {event["pid"] for event in trace["traceEvents"]} == set(range(8))
-    assert len(operations(folder / "runs" / "allreduce")) >= 8 * 20
+    assert len(operations(folder / "runs" / "allreduce")) >= 8 * 12
+
+
+@pytest.mark.processes
+def test_turns_begin_with_another_schedule_each_time_and_differ_in_seconds_alone(tmp_path):
+    make_folder(tmp_path)
+    candidates = prepare(tmp_path, "1x2")[::2]
+    plan = Plan(
+        schedules={c.key: str(c.path) for c in candidates}, folder=str(tmp_path / "runs"), num_nodes=1, steps=4, turns=2
+    )
+    assert [plan.order(turn) for turn in range(3)] == [
+        ["allreduce", "node-then-all"], ["node-then-all", "allreduce"], ["allreduce", "node-then-all"],
+    ]  # fmt: skip
+    train(plan, tmp_path, lambda *_: None)
+    for candidate, result in zip(candidates, results(plan, candidates), strict=True):
+        losses = [
+            [
+                json.loads((plan.place(candidate.key, turn) / f"result-{rank:05d}.json").read_text())["losses"]
+                for rank in (0, 1)
+            ]
+            for turn in (0, 1)
+        ]
+        assert losses[0] == losses[1], "what is said of all turns holds of each"
+        assert result.seconds.shape == (2, 1)
+        assert not np.array_equal(result.seconds[0], result.seconds[1])

@@ -1,5 +1,6 @@
 """Pictures: one palette, one style for a group wherever it is drawn, axes with units, and scales that can be read."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,13 @@ from partreduce.report import palette
 from partreduce.report.axes import logarithmic
 from partreduce.report.comparison import draw_comparison
 from partreduce.report.curves import draw_curves, draw_operations
+from partreduce.report.gaps_over_time import draw_gaps_over_time
 from partreduce.report.graph import draw_rounds
 from partreduce.report.grid import grid_of
 from partreduce.report.picture import draw_schedule, new_figure
 from partreduce.report.terminal import terminal_tables
 from partreduce.report.timeline import draw_timeline
+from partreduce.topo.strategies.gap import Gap
 
 ROOT = Path(partreduce.__file__).parent.parent
 
@@ -126,8 +129,8 @@ def rows():
 def pictures():
     schedule = partreduce.design("2x4", using="prague-figure-10")
     result = SimpleNamespace(
-        name="run", steps=np.array([10, 20]), seconds=np.array([1.0, 2.0]), loss=np.array([2.0, 1.0]),
-        reached=lambda target: (20, 2.0),
+        name="run", steps=np.array([10, 20]), seconds=np.array([[1.0, 2.0]]), loss=np.array([2.0, 1.0]),
+        reached=lambda target: (20, np.array([2.0])),
     )  # fmt: skip
     hardware = partreduce.Hardware(
         inside=partreduce.Link.of_bandwidth(10e9), nic=partreduce.Link.of_bandwidth(5e9), model_bytes=100_000_000
@@ -170,3 +173,18 @@ def test_no_text_leaves_its_picture():
             assert not text.get_text() or (
                 box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1
             ), (name, text.get_text())
+
+
+def test_the_gaps_of_a_run_are_drawn_as_far_as_its_text_says():
+    """The panel of all pairs has no bound drawn where that is far; it ended at 1 whatever the gaps were."""
+    schedule = partreduce.design("1x8", using="ring")
+    strategy = replace(schedule.strategy, when=Gap(max_ig=4))
+    links = {"inside": partreduce.Link.of_bandwidth(10e9), "nic": partreduce.Link.of_bandwidth(5e9)}
+    hardware = partreduce.Hardware(**links, compute=0.05, slowdown=((3, 4.0),), model_bytes=1000)
+    run = partreduce.simulate(replace(schedule, strategy=strategy), hardware, num_rounds=40)
+    record = run.observed.gaps
+    assert record.largest_over_pairs() > 2
+    drawn = draw_gaps_over_time(record, "run", over_pairs=99)
+    tops = {axis.get_title(loc="left"): axis.get_ylim()[1] for axis in drawn.axes}
+    (top,) = (top for title, top in tops.items() if title.startswith("gap between any two"))
+    assert top > record.largest_over_pairs()

@@ -6,23 +6,26 @@ import copy
 import os
 import random
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
 
 from helpers.outer_runs import OuterRun, Worker, complaint, random_run, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.strategies import outer_means
 from partreduce.runtime.strategies.group_means import GroupMeans
-from partreduce.runtime.strategies.outer_means import OuterMeans
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError, PeerLostError, ScheduleError
-from partreduce.topo.phase import Phase
+from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
+    Anchor,
     Averaging,
     Codec,
     GroupPhases,
@@ -57,6 +60,7 @@ def test_random_runs_cover_what_they_claim():
     assert {case.inner for case in cases} == {"adamw", "sgd", "momentum"}
     assert {case.outer.nesterov for case in cases} == {True, False}
     assert {case.outer.is_plain for case in cases} == {True, False}
+    assert {case.outer.anchor for case in cases} == set(Anchor)
     assert {case.schedule.strategy.kind for case in cases} == {"static", "allreduce"}
     assert {case.schedule.strategy.averaging for case in cases} == set(Averaging)
     assert any(len(set(case.rounds)) > 1 for case in cases), "uneven data"
@@ -66,23 +70,16 @@ def test_random_runs_cover_what_they_claim():
 
 @pytest.mark.parametrize("fault", ["no momentum", "nesterov left out", "anchor of the start", "half the rate"])
 def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
-    step = OuterMeans._moved
-
-    def wrong(self, index, movement, ok):
-        if fault == "no momentum":
-            self.momentum = []
-        elif fault == "nesterov left out":
-            self._nesterov = False
-        step(self, index, movement, ok)
-        if fault == "half the rate":
-            movement.mul_(0.5)
-        elif fault == "anchor of the start":
-            self.reference.take = lambda *_: None
-
-    monkeypatch.setattr(OuterMeans, "_moved", wrong)
+    step = outer_means.outer_step
+    wrong = {
+        "no momentum": {"momentum": 0, "nesterov": False},
+        "nesterov left out": {"nesterov": False},
+        "half the rate": {"lr": 0.35},
+    }
     if fault == "anchor of the start":
-        monkeypatch.setattr("partreduce.runtime.averaging.reference.Reference.take", lambda *_: None)
-        monkeypatch.setattr(OuterMeans, "_moved", step)
+        monkeypatch.setattr(Reference, "take", lambda *_: None)
+    else:
+        monkeypatch.setattr(outer_means, "outer_step", lambda outer, *a: step(replace(outer, **wrong[fault]), *a))
     for seed in range(30):
         case = random_run(seed)
         got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
@@ -151,7 +148,14 @@ def test_in_each_step_rate_one_equals_averaged_parameters(ranks):
         torch.testing.assert_close(values, mean, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("strategy", [AllReduce(pace=5, what=DILOCO), nested(pace=2)], ids=["everybody", "nested"])
+OWN = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True, anchor="own"))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [AllReduce(pace=5, what=DILOCO), nested(pace=2), nested(pace=2, what=OWN)],
+    ids=["everybody", "nested", "own anchors"],
+)
 @pytest.mark.parametrize("saved", [2, 5, 8, 10])
 def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, saved):
     def whole(world):
@@ -167,7 +171,8 @@ def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, t
 
     for (one, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
         assert torch.equal(one, other)
-        assert sorted(kept) == ["momentum/0", "reference/0", "reference/place"]
+        own = strategy.what.outer.has_own_anchors
+        assert sorted(kept) == (["anchor/0", "momentum/0"] if own else ["momentum/0", "reference/0", "reference/place"])
         assert all(torch.equal(kept[name], theirs[name]) for name in kept)
 
 
@@ -259,6 +264,23 @@ def test_a_lost_worker_ends_the_run_by_name_and_no_outer_step_is_half_made(ranks
     assert all("worker 2" in text for text in texts[:2]), texts
 
 
+def test_own_anchors_with_which_workers_would_not_agree_are_refused_with_the_radius(ranks):
+    pair = GroupPhases((Phase.from_groups(3, [[0, 1]]),))
+    wild = Routes(outer=Outer(lr=1.9, momentum=0.9, nesterov=True, anchor="own"))
+
+    def work(world):
+        texts = []
+        for strategy in (nested(what=wild), Static(phases=pair, what=OWN)):
+            with pytest.raises(InputError) as caught:
+                Training(world, strategy)
+            texts.append(str(caught.value))
+        return texts
+
+    for diverging, apart in ranks.run(3, work):
+        assert "do not come to agree: the spectral radius of a period is 4" in diverging
+        assert "the spectral radius of a period is 1, and only below 1" in apart
+
+
 def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
     edges = Round.from_edges(3, [(0, 1, "1/2"), (1, 0, "1/2")])
     pairs = GroupPhases((Phase.from_groups(3, [[0, 1]]),))
@@ -268,6 +290,12 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
         "strategy 'static' has no such round here": Static(phases=pairs, what=DILOCO),
         "strategy 'neighbor' has no such round": Neighbor(rounds=(edges,), what=DILOCO),
         "strategy 'pairwise' has no such round": Pairwise(active=(1,), what=DILOCO),
+        "what.outer.anchor: is own; workers of strategy 'allreduce'": AllReduce(pace=2, what=OWN),
+        "what.outer.anchor: is own; codec int8": Static(phases=pairs, what=OWN, how=How(codec=Codec.INT8)),
+        "what.outer.anchor: is own; a group has a relax": Static(
+            phases=GroupPhases((Phase.from_groups(3, [Group((0, 1), Fraction(1, 2))]),)), what=OWN
+        ),
+        "what.outer.anchor: is own; plain averaging": Static(phases=pairs, what=Routes(outer=Outer(anchor="own"))),
         "what.outer.lr: is 0; a learning rate is above 0": AllReduce(what=Routes(outer=Outer(lr=0))),
         "what.outer.momentum: is 1; a momentum is": AllReduce(what=Routes(outer=Outer(momentum=1))),
         "no momentum that it could look ahead with": AllReduce(what=Routes(outer=Outer(lr=0.7, nesterov=True))),

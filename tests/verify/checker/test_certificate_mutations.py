@@ -141,6 +141,7 @@ OUTERS = [
     *({"momentum": momentum} for momentum in ("9/10", 0, 1, "-1/2")),
     *({"nesterov": True, "momentum": momentum} for momentum in ("1/2", 0)),
     *({"optimizer": optimizer} for optimizer in ("sgd", "adam")),
+    *({"lr": "1/2", "anchor": anchor} for anchor in ("own", "common", "mine", None)), {"anchor": "own"},
     {"nesterov": False}, {"nesterov": 1, "momentum": "1/2"}, {"dampening": 0}, {}, [], None,
 ]  # fmt: skip
 AXES += [{"what": {"outer": outer}} for outer in OUTERS] + [{"what": {"outer": {"lr": 2}}, "when": {"late": 1}}]

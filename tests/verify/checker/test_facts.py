@@ -103,6 +103,7 @@ SKIPS = [
 BY_HAND = [
     (groups(3, []), "doubly-stochastic", {"smallest_weight": "0"}),
     (groups(3, []), "deadlock-free", {"height": 0}),
+    (rule([2], 2, [([0], []), ([1], [])], [([0, 1], [])]), "deadlock-free", {"height": 1}),  # one worker is no group
     (groups(3, []), "memory", {"groups": 0, "connections": 0, "splits": 0, "arrays": 1}),
     (groups(3, []), "end", {"steps": 3, "behind": -1}),
     (groups(3, [], prologue=1), "memory", {"groups": 1, "connections": 2, "splits": 0, "arrays": 1}),
@@ -192,8 +193,8 @@ def test_what_the_facts_are_counted_to_cost(monkeypatch):
 
 
 COSTS = {
-    "staleness": 102925,
-    "end": 97865,
+    "staleness": 103730,
+    "end": 98670,
     "queues": 20025,
     "gap": 12120,
     "gap-of-pairs": 76200,

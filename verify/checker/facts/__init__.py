@@ -84,6 +84,12 @@ FACTS: dict[Mode, dict[str, Stated]] = {
         "nic-bytes": tables.nic_bytes,
         "row-error": tables.row_error,
     },
+    "own anchors": {
+        "deadlock-free": deadlock_free.numbers,
+        "staleness": staleness.numbers,
+        "end": end.numbers,
+        "memory": memory.numbers,
+    },
     "gap": {**SUMS, **GAP, "staleness": staleness.numbers, "end": end.numbers},
     "lossy gap": {
         **GAP,

@@ -1,0 +1,81 @@
+"""Claim `outer-consensus`: with anchors of their own workers agree, by so much a period, where gradients are zero.
+
+Certified by a P for each class of characters with c²·P − MᵀPM positive semidefinite, M being a period of models and
+outer momentum together (`topo.figures.outer_steps`). The theorem stands in `verify/checker/claims/outer_steps.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, log2
+
+import numpy as np
+import numpy.typing as npt
+
+from partreduce.topo.arithmetic.lyapunov import steady_state
+from partreduce.topo.figures.outer_steps import EDGE, outer_operators, outer_radius
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.outer import PLAIN
+from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted
+from partreduce.verify.conflict_free import prove_conflict_free
+from partreduce.verify.consensus import prove_consensus
+from partreduce.verify.deadlock_free import prove_deadlock_free
+from partreduce.verify.membership import prove_membership
+from partreduce.verify.memory import prove_memory
+from partreduce.verify.staleness import prove_meetings
+
+NAME = "outer-consensus"
+MAX_BITS = 48
+"""P is listed in whole numbers of up to so many bits: workers that agree more slowly have no certificate."""
+
+
+def prove_own_anchors(schedule: Schedule) -> tuple[Claim, ...]:
+    """All claims about groups that make outer steps from anchors of their own.
+
+    Those about who meets whom are the same schedule's without outer steps. Its matrices say nothing here: what a
+    round makes of models depends on anchors and momentum.
+    """
+    strategy = schedule.strategy
+    plain = replace(schedule, strategy=replace(strategy, what=replace(strategy.what, outer=PLAIN)), certificate=None)
+    first = prove_conflict_free(plain)
+    if not first.holds:
+        rest = ("deadlock-free", NAME)
+        return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
+    membership = prove_membership(plain)
+    claims = (first, membership, _prove_consensus(schedule, plain), prove_deadlock_free(plain))
+    return (*(c for c in claims if c is not None), *prove_meetings(plain), prove_memory(schedule))
+
+
+def _prove_consensus(schedule: Schedule, plain: Schedule) -> Claim:
+    agrees = prove_consensus(plain)
+    if not agrees.holds:  # whoever never meets the others keeps an anchor apart from theirs, whatever the steps are
+        return replace(agrees, claim=NAME)
+    radius, parts = outer_radius(schedule), outer_operators(schedule)
+    if radius is None or parts is None:
+        return not_proved(NAME, "so many workers or classes are too large a matrix; write a smaller rule.")
+    if radius > 1 + EDGE:
+        text = f"a period multiplies some difference between anchors and momenta by {radius:.9g} in the long run."
+        return refuted(NAME, text, {"radius": radius})
+    for share in (1 / 8, 1 / 2):  # a bound near the radius needs a P that is far from the identity
+        c = radius + share * (1 - radius)
+        weights = [_weights(matrix, c) for _, matrix in parts]
+        if all(found is not None for found in weights):
+            text = (
+                f"where gradients are zero, anchors come to agree and momenta to rest, by a factor of at most {c:.6g} "
+                f"a period in a norm that is listed for each of {len(parts)} classes (radius {radius:.6g})."
+            )
+            return proved(NAME, text, {"radius": radius}, squared=str(fraction_above(c * c)), weights=weights)
+    return not_proved(NAME, f"workers agree too slowly for a certificate in integers (radius {radius:.9g}).")
+
+
+def _weights(matrix: npt.NDArray[np.float64], c: float) -> list[int] | None:
+    """Σ (Mᵏ/cᵏ)ᵀ(Mᵏ/cᵏ) in whole numbers, the lower triangle by rows; None where it is too long."""
+    scaled = matrix.T / c
+    found, remainder = steady_state(scaled, np.eye(len(matrix)), negligible=1e-18)
+    size = np.abs(found).max()
+    # c²·P − MᵀPM is c²·I, from which rounding P by a half takes at most size · (‖M‖² + 1) / 2.
+    finer = ceil(log2(16 * len(matrix) * (np.linalg.norm(matrix, 2) ** 2 + 1) / c**2))
+    if not (np.isfinite(size) and np.abs(remainder).max() <= 1e-18 and log2(size) + finer <= MAX_BITS):
+        return None
+    rounded = np.rint(np.ldexp((found + found.T) / 2, finer))
+    return [int(entry) for row, entries in enumerate(rounded) for entry in entries[: row + 1]]
