@@ -311,6 +311,7 @@ COSTS = {
     "claims/spectral_gap.py": 12910,
     "certificate.py": 14493,
     "period.py": 1026,
+    "claims/outer_steps.py": 82260,
     "strict_json.py": 620,
     "facts of rule": 9120,
     "facts of explicit": 12200,
