@@ -62,6 +62,8 @@ class Pilot:
     seeds: tuple[int, ...]
     prices: Prices
     probes: tuple[Probe, ...]
+    unstable: tuple[Probe, ...] = ()
+    """Under which the loss did not fall or was no number in one of the runs; without steps ratios."""
 
     @property
     def max_consensus_distance(self) -> float:

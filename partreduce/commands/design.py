@@ -96,7 +96,10 @@ def command(
         claim_stdout(output, front, as_json=as_json)
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
     facts = None if model is None else _facts_of(model, touched, place)
-    search(job, model=facts, name=name, output=output, front=front, plot=plot, as_json=as_json)
+    assumed = options.assumed(place, given, model_bytes=model_bytes)
+    if facts is not None:
+        assumed.pop("--model-bytes", None)  # the model's own
+    search(job, model=facts, assumed=assumed, name=name, output=output, front=front, plot=plot, as_json=as_json)
 
 
 def _is_answered_by_the_catalogue(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from partreduce.planner.hybrid import Hybrid
@@ -33,10 +33,12 @@ def search(
     front: Path | None,
     plot: Path | None,
     as_json: bool,
+    assumed: Mapping[str, str],
     model: ModelFacts | None = None,
 ) -> None:
     """Plan, write what was asked for, and print the front, the recommendation and why; `name` is the schedule's.
 
+    `assumed` holds the defaults that stand in for what nobody stated, by option.
     The tables of a `model` go the ways that are best beside the recommendation.
     """
     from partreduce.console import claim_stdout, console, emit_json, suggest_verify, write_text
@@ -57,7 +59,7 @@ def search(
             status = Status.INFEASIBLE if isinstance(error, InfeasibleError) else Status.UNKNOWN
             emit_json({"answer": {"status": str(status), "because": str(error)}})
         raise
-    document = (hybrid or planned).to_json()
+    document = {"assumed": dict(assumed), **(hybrid or planned).to_json()}
     if output is not None:
         schedule = planned.recommendation.schedule if hybrid is None else hybrid.schedule
         _write(output, schedule, planned.proof if hybrid is None else hybrid.proof, name)
@@ -73,6 +75,9 @@ def search(
     if as_json:
         emit_json(document | ({"output": str(output)} if output else {}))
         return
+    if assumed:
+        said = ", ".join(f"{option}={value}" for option, value in assumed.items())
+        console().print(f"Assumed, as neither the cluster nor an option says it: {said}")
     _print(planned, job if hybrid is None else hybrid.job)
     if hybrid is not None:
         _print_tables(hybrid)

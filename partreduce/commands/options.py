@@ -176,6 +176,18 @@ def hardware_of(
     )
 
 
+def assumed(cluster: "Cluster", given: Mapping[str, Any], *, model_bytes: str | None) -> dict[str, str]:
+    """What `hardware_of` takes from its defaults, by the option that would say it."""
+    stated = cluster.hardware
+    links = {"nic": DEFAULT_NIC, "inside": DEFAULT_INSIDE} if stated is None else {}
+    found = {f"--set {key}": value for key, value in links.items() if key not in given}
+    if model_bytes is None and (stated is None or stated.model_bytes is None):
+        found["--model-bytes"] = DEFAULT_MODEL
+    if "compute" not in given and (stated is None or stated.compute is None):
+        found["--set compute"] = DEFAULT_COMPUTE
+    return found
+
+
 def refuse(context: typer.Context, names: Collection[str], reason: str) -> None:
     """Refuse options that say nothing in this use of a verb, instead of dropping them without a word.
 

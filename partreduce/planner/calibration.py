@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -55,24 +56,31 @@ def calibrated(curves: Sequence[Curve], *, data: str, steps: int) -> Pilot:
     for curve in curves:
         if not curve.schedule.strategy.averages_gradients:
             by_schedule.setdefault(curve.schedule.name, []).append(curve)
-    probes = tuple(_probe(runs, references, data) for runs in by_schedule.values())
+    stable: list[Probe] = []
+    unstable: list[Probe] = []
+    for runs in by_schedule.values():
+        found = _probe(runs, references, data)
+        (stable if found.steps_ratios else unstable).append(found)
+    probes = tuple(stable)
     return Pilot(
         num_workers=curves[0].schedule.num_workers,
         data=data,
         steps=steps,
         seeds=tuple(references),
-        prices=fit_prices(probes, data=data),
+        prices=fit_prices(probes, data=data, bears_lateness=any(probe.late for probe in probes) or not unstable),
         probes=probes,
+        unstable=tuple(unstable),
     )
 
 
 def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Probe:
+    """A schedule as its runs were; without steps ratios where in one of them the loss did not fall or was no number."""
     schedule = runs[0].schedule
-    steps_ratios = tuple(_rounded(steps_ratio_between(run.losses, references[run.seed].losses)) for run in runs)
-    if max(steps_ratios) > 0.99 * MOST_STEPS_RATIO:
-        raise InputError(
-            f"pilot: under {schedule.name} the loss hardly fell at all beside All-Reduce's; lower the learning rate"
-        )
+    steps_ratios: tuple[float, ...] = ()
+    if len(runs) == len(references) and all(run.is_stable for run in runs):
+        steps_ratios = tuple(_rounded(steps_ratio_between(run.losses, references[run.seed].losses)) for run in runs)
+    if max(steps_ratios, default=0.0) > 0.99 * MOST_STEPS_RATIO:
+        steps_ratios = ()
     return Probe(
         schedule=schedule.name,
         consensus_distance=_rounded(float(consensus_distance(schedule))),
@@ -119,13 +127,15 @@ def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> 
     return float(GRID[best] * (GRID[1] / GRID[0]) ** shift)
 
 
-def fit_prices(probes: Sequence[Probe], *, data: str) -> Prices:
+def fit_prices(probes: Sequence[Probe], *, data: str, bears_lateness: bool = True) -> Prices:
     """The prices that explain the probes best, their 90 % intervals over the seeds, and the error on what is left out.
+
+    Where the job `bears_lateness` not at all, that of lateness is the shipped one: every late probe was unstable.
 
     Raises:
         InputError: fewer probes than prices, or none that tells a price from the others.
     """
-    features = _features(probes, data)  # (probes, prices)
+    features = _features(probes, data, bears_lateness=bears_lateness)  # (probes, prices)
     measured = np.array([probe.steps_ratios for probe in probes])  # (probes, seeds)
     if np.linalg.matrix_rank(features) < features.shape[1]:
         raise InputError(
@@ -139,17 +149,20 @@ def fit_prices(probes: Sequence[Probe], *, data: str) -> Prices:
         Price(_rounded(value), _rounded(min(value, bottom)), _rounded(max(value, top)))
         for value, bottom, top in zip(values, np.maximum(low, 0), np.maximum(high, 0), strict=True)
     ]
+    shipped = Price(FITTED.late, 0.0, FITTED.late_most)
     return Prices(
         consensus_distance=prices[0],
-        late=prices[1],
-        drift=None if data == "shuffled" else prices[2],
+        late=prices[1] if bears_lateness else shipped,
+        drift=None if data == "shuffled" else prices[-1],
         error=_rounded(runs.error_left_out()),
     )
 
 
-def _features(probes: Sequence[Probe], data: str) -> npt.NDArray[np.float64]:
+def _features(probes: Sequence[Probe], data: str, *, bears_lateness: bool) -> npt.NDArray[np.float64]:
     """What each price is multiplied with, a row for each probe."""
-    columns = [[probe.consensus_distance for probe in probes], [probe.late for probe in probes]]
+    columns = [[probe.consensus_distance for probe in probes]]
+    if bears_lateness:
+        columns.append([probe.late for probe in probes])
     if data != "shuffled":
         columns.append([probe.drift**FITTED.p for probe in probes])
     return np.array(columns, dtype=float).T
@@ -211,25 +224,29 @@ def steps_model(pilot: Pilot) -> StepsModel:
     """The steps model with a pilot's prices; where its data were shuffled, that of drift stays the shipped one.
 
     Beyond the largest figures of its probes nothing was learned: there a unit costs what the interval allows at most,
-    and no less than shipped, so that a price of nothing is no reason to average hardly ever.
+    and no less than shipped, so that a price of nothing is no reason to average hardly ever. Where a probe in lockstep
+    was unstable nothing beyond the stable ones is recommended, and where a late one was nothing that is late, unless it
+    is asked for.
     """
     prices = pilot.prices
+    is_borne = all(not probe.late for probe in pilot.unstable)
+    least_unstable = min((probe.consensus_distance for probe in pilot.unstable if not probe.late), default=inf)
     return replace(
         FITTED,
         a=prices.consensus_distance.value,
         c=FITTED.c if prices.drift is None else prices.drift.value,
         late=prices.late.value,
-        late_most=prices.late.high,
+        late_most=prices.late.high if is_borne else inf,
         errors=((pilot.data, _error(pilot)),),
         late_errors=(),
         # What a pilot without a pipeline knows of lateness is that of parameters.
         delay=prices.late.value,
         delay_noise=None,
         delay_error=_error(pilot),
-        delay_more=prices.late.high - prices.late.value,
+        delay_more=prices.late.high - prices.late.value if is_borne else inf,
         max_consensus_distance=pilot.max_consensus_distance,
         max_drift=pilot.max_drift,
-        a_beyond=max(prices.consensus_distance.high, FITTED.a),
+        a_beyond=max(prices.consensus_distance.high, FITTED.a) if least_unstable == inf else inf,
         c_beyond=FITTED.c if prices.drift is None else max(prices.drift.high, FITTED.c),
         basis=f"schedules left out of the fit of your pilot ({pilot.num_workers} workers, {pilot.steps} steps)",
     )

@@ -85,15 +85,17 @@ def competitors(
                     left_out(label)
                 continue
             plain = schedule.strategy.averages_everyone
-            options += Axes.of(schedule, job).options(
-                Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
-            )
-            options += [
+            # Where speeds differ, paces in proportion to them are the strongest competitors, so they come first.
+            matched = [
                 measure(timed(paced, one.when, paced.strategy.pace), job, label=_paced_label(label, one))
                 for paced in _paced(schedule, job)
                 for one in job.whens
                 if one.suits(paced.strategy) and within_gap(paced, job.limits) and fits(paced)
             ]
+            options += Axes.of(schedule, job).options(
+                Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
+            )
+            options += matched
             if plain and not any(option.name == label for option in options):
                 options.append(measure(schedule, job, label=Label(name=label), form=Form.RING))
     return options

@@ -159,6 +159,8 @@ def _not_taken(fastest: Option, chosen: Option, job: Job) -> str:
     """Why the option with the least predicted time is not the recommendation."""
     ratio = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
     worst = decisive_time(fastest, job) / decisive_time(chosen, job)
+    if math.isinf(worst):
+        return f"{ratio}, but comes late, and under what comes late your pilot's loss did not fall or was no number"
     if worst > 1 + TIE:
         most = "as your pilot leaves open" if job.pilot is not None else "as it may on other tasks"
         asked = "quorum" if fastest.quorum else "gap" if fastest.gap else fastest.lateness

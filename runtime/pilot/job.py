@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,3 +46,8 @@ class Curve:
     seed: int
     every: int
     losses: tuple[float, ...]
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether every loss is a number."""
+        return all(map(isfinite, self.losses))

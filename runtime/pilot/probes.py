@@ -23,7 +23,7 @@ def reference(cluster: Cluster) -> Schedule:
 
 
 def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
-    """What is compared with it: All-Reduce every k steps, pairs along a ring, and some of these late by a round.
+    """What is compared with it: All-Reduce every k steps, pairs along a ring, node-then-all, and some late by a round.
 
     Their consensus distance spreads over a factor of ten, so that its price shows; half of them are late, so that what
     lateness costs can be told from the consensus distance that it brings.
@@ -43,9 +43,19 @@ def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
     found = [Schedule(f"allreduce-every-{pace}", shape, AllReduce(pace=pace)) for pace in paces]
     if cluster.num_workers > 2:  # two workers have no other pair
         found.append(ring_pairs(cluster, paces[0]))
+    if cluster.num_nodes > 1 and cluster.num_workers > cluster.num_nodes:
+        found.append(node_then_all(cluster))
     found.append(Schedule("allreduce-late", shape, AllReduce(when=Late())))
     found += [Schedule(f"allreduce-every-{pace}-late", shape, AllReduce(pace=pace, when=Late())) for pace in paces[:2]]
     return found
+
+
+def node_then_all(cluster: Cluster) -> Schedule:
+    """Three rounds inside nodes, then one of all."""
+    n = cluster.num_workers
+    nodes = Phase.from_groups(n, [own for node in range(cluster.num_nodes) if len(own := cluster.workers_of(node)) > 1])
+    phases = GroupPhases((nodes, nodes, nodes, Phase.from_groups(n, [range(n)])))
+    return Schedule("node-then-all", cluster.shape(), Static(phases=phases))
 
 
 def ring_pairs(cluster: Cluster, pace: int, *, late: bool = False) -> Schedule:

@@ -56,8 +56,8 @@ def run_pilot(
         progress: told what is run.
 
     Raises:
-        InputError: a function that makes no job, jobs that differ where they must not, a loss that is no number, or a
-            run of one worker.
+        InputError: a function that makes no job, jobs that differ where they must not, a loss of All-Reduce that is
+            no number, or a run of one worker.
         UnavailableError: a worker is gone.
     """
     say = progress or (lambda _: None)
@@ -67,11 +67,24 @@ def run_pilot(
     compared = [reference(where), *(schedules or probes(where, steps=steps, data=data))]
     curves: list[Curve] = []
     for number, (seed, schedule) in enumerate(itertools.product(seeds, compared)):
+        if any(is_harder(schedule, curve.schedule) for curve in curves if not curve.is_stable):
+            say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name} is left out: its class is unstable")
+            continue
         say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name}, seed {seed}, {steps} steps")
         curve = _run(_built(build, seed), schedule, seed, steps=steps, warm_up=warm_up, timeout=timeout)
         refuse_other_start(curves, curve)
+        if not curve.is_stable:
+            say(f"{schedule.name}: its loss is no number any more; it is left out, and what is harder of its class")
         curves.append(curve)
     return curves
+
+
+def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
+    """Whether a schedule is of the class of an unstable one, late or in lockstep, and has rounds as long or longer."""
+    if schedule.strategy.averages_gradients:  # what all others are compared with
+        return False
+    is_longer = int(schedule.paces().max()) >= int(unstable.paces().max())
+    return is_longer and schedule.strategy.mixes_late == unstable.strategy.mixes_late
 
 
 def refuse_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
@@ -127,12 +140,13 @@ def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: i
         reducer.recorder.end(operation)
     optimizer.finish()
     mean = tuple((curve / optimizer.num_workers).tolist())
-    if not all(map(math.isfinite, mean)):
+    found = Curve(schedule, seed, every, mean)
+    if schedule.strategy.averages_gradients and not found.is_stable:
         raise InputError(
             f"pilot: the loss under {schedule.name} (seed {seed}) is {next(x for x in mean if not math.isfinite(x))}; "
             "lower the learning rate, or take a later start"
         )
-    return Curve(schedule, seed, every, mean)
+    return found
 
 
 def _endless(job: PilotJob) -> Iterator[Any]:

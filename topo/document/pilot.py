@@ -52,6 +52,15 @@ class ProbeModel(Model):
     steps_ratios: Annotated[Listed[StepsRatio], Field(min_length=2, max_length=1000)]
 
 
+class UnstableModel(Model):
+    """A schedule of the pilot under which a loss did not fall or was no number; `design` leaves its class out."""
+
+    schedule: Name
+    consensus_distance: Figure
+    drift: Figure
+    late: Figure
+
+
 class PilotModel(Model):
     """What a pilot of a job measured, and the prices of consensus distance, drift and lateness that explain it."""
 
@@ -63,6 +72,7 @@ class PilotModel(Model):
     seeds: Annotated[Listed[Rounds], Field(min_length=2, max_length=1000)]
     prices: PricesModel
     probes: Annotated[Listed[ProbeModel], Field(min_length=2, max_length=1000)]
+    unstable: Annotated[Listed[UnstableModel], Field(max_length=1000, default_factory=list)]
 
 
 def load_pilot(path: str | os.PathLike[str]) -> Pilot:
@@ -118,6 +128,16 @@ def pilot_of(raw: object) -> Pilot:
             )
             for probe in model.probes
         ),
+        unstable=tuple(
+            Probe(
+                schedule=probe.schedule,
+                consensus_distance=float(probe.consensus_distance),
+                drift=float(probe.drift),
+                late=float(probe.late),
+                steps_ratios=(),
+            )
+            for probe in model.unstable
+        ),
     )
 
 
@@ -146,17 +166,13 @@ def dump_pilot(pilot: Pilot) -> dict[str, Any]:
             },
             "error": prices.error,
         },
-        "probes": [
-            {
-                "schedule": probe.schedule,
-                "consensus_distance": probe.consensus_distance,
-                "drift": probe.drift,
-                "late": probe.late,
-                "steps_ratios": list(probe.steps_ratios),
-            }
-            for probe in pilot.probes
-        ],
+        "probes": [_figures_of(probe) | {"steps_ratios": list(probe.steps_ratios)} for probe in pilot.probes],
+        **({"unstable": [_figures_of(probe) for probe in pilot.unstable]} if pilot.unstable else {}),
     }
+
+
+def _figures_of(probe: Probe) -> dict[str, Any]:
+    return {name: getattr(probe, name) for name in ("schedule", "consensus_distance", "drift", "late")}
 
 
 def write_pilot(path: str | os.PathLike[str], pilot: Pilot) -> None:

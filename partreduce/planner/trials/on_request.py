@@ -126,17 +126,16 @@ class OnRequest(Kind):
         work = PER_EVENT * ROUNDS * count * (8 + count / 4)
         listed = []
         for words, strategy in self._strategies(job.cluster):
-            schedule = Schedule(f"{self.word}: {words}", job.cluster, strategy)
+            try:
+                schedule = Schedule(f"{self.word}: {words}", job.cluster, strategy)
+            except PartreduceError:  # does not suit the cluster, such as rounds inside nodes of one worker
+                continue
             listed.append((words, Trial(schedule.name, work, partial(self._measured, schedule, job))))
         trials.try_all(listed, in_any_case=False)
         return list(trials.options.values())
 
     def _measured(self, schedule: Schedule, job: Job) -> Option | None:
-        """One run as an option; None where the strategy does not suit the cluster or the limits."""
-        try:
-            schedule.strategy.check(job.cluster)
-        except PartreduceError:
-            return None
+        """One run as an option; None where the strategy does not suit the limits."""
         size = getattr(schedule.strategy, "group_size", 2)
         if job.limits.max_group is not None and size > job.limits.max_group:
             return None

@@ -78,6 +78,7 @@ def test_every_rate_has_settings_with_delays():
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(300)
 def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
     """Three cells of two workers through a forker of the lab, without its network, which these need not."""
     write_data("digits", tmp_path / "digits.npz")
@@ -99,7 +100,7 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
         lines.append(replace(job, folder=str(folder)).to_line())
     done = subprocess.run(
         [*children.module("benchmarks.lab.forker"), "0"], env=children.environment(), input="\n".join(lines) + "\n",
-        stdout=subprocess.PIPE, text=True, timeout=110, check=True,
+        stdout=subprocess.PIPE, text=True, timeout=280, check=True,
     )  # fmt: skip
     assert done.stdout.split("\n")[:4] == ["ready", "done 0", "done 0", "done 0"]
     for name, job in jobs.items():

@@ -30,6 +30,8 @@ from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.pilot import Pilot, Price, Prices, Probe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from partreduce.topo.schedule import Schedule
 
 CLUSTER = Cluster.parse("1x8")
@@ -109,6 +111,43 @@ def test_the_price_of_drift_is_found_where_data_differ() -> None:
     apart = late_distance(unseen)
     truth = 1 + 0.02 * figures[0] + 0.4 * figures[1] ** FITTED.p + 0.1 * apart
     assert model.steps_ratio(*figures, late=apart) == pytest.approx(truth, rel=0.1)
+
+
+def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
+    """A pilot of a job whose loss stops being a number under some schedules, in the second of its two seeds."""
+    draw, curves = np.random.default_rng(3), []
+    for seed in range(2):
+        for schedule in [reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled")]:
+            factor = 1 + 0.03 * float(consensus_distance(schedule)) + 0.05 * late_distance(schedule)
+            run = curve(schedule, seed, factor, draw, 0.01)
+            curves.append(replace(run, losses=(*run.losses[:9], *[math.nan] * 12)) if seed and hard(schedule) else run)
+    return calibrated(curves, data="shuffled", steps=60)
+
+
+def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on() -> None:
+    late = diverging(lambda schedule: schedule.strategy.overlap and schedule.strategy.pace == 8)
+    assert [probe.schedule for probe in late.unstable] == ["allreduce-every-8-late"]
+    assert all(probe.schedule != "allreduce-every-8-late" for probe in late.probes)
+    assert late.prices.consensus_distance.value == pytest.approx(0.03, rel=0.3)
+    model = steps_model(late)
+    planned = plan(job(pilot=late))
+    assert not planned.recommendation.late
+    assert all(math.isinf(option.time_at_worst) for option in planned.options if option.late)
+    assert math.isfinite(model.steps_ratio(1.0, 0.0, late=1.0)), "who asks for it gets it"
+
+
+def test_a_pilot_that_bears_no_lateness_at_all_keeps_the_shipped_price_of_it() -> None:
+    pilot = diverging(lambda schedule: schedule.strategy.overlap)
+    assert len(pilot.unstable) == 3
+    assert pilot.prices.late == Price(FITTED.late, 0.0, FITTED.late_most)
+    assert math.isinf(steps_model(pilot).late_most)
+
+
+def test_beyond_an_unstable_round_nothing_is_recommended() -> None:
+    pilot = diverging(lambda schedule: schedule.strategy.pace == 16)
+    model = steps_model(pilot)
+    assert model.steps_ratio(pilot.max_consensus_distance * 1.01, 0.0) == math.inf
+    assert math.isfinite(model.steps_ratio(pilot.max_consensus_distance, 0.0))
 
 
 def test_what_no_price_explains_shows_in_the_error() -> None:

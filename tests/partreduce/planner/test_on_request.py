@@ -18,6 +18,7 @@ from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies import Server
+from partreduce.topo.strategies.generated import Division
 from partreduce.verify import prove
 
 JITTERED = Hardware(
@@ -91,3 +92,20 @@ def test_what_is_not_weighed_is_named_with_the_reason():
     assert line.startswith("groups on request, pairs and servers are not weighed: no worker is slow")
     assert not not_weighed_on_request(job()), "they are"
     assert not not_weighed_on_request(job(quorum=True)), "nothing but quorums was asked for"
+
+
+def test_nodes_of_one_worker_and_a_slow_one_are_planned_for() -> None:
+    """Rounds inside nodes need two workers on each, which ended the plan with the division's refusal."""
+    alone = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e8), model_bytes=1_000_000, compute=0.05)
+    cluster = replace(Cluster.parse("4x1"), hardware=replace(alone, slowdown=((1, 2.0),)))
+    planned = plan(Job(cluster=cluster, effort=1.0))
+    assert any(option.name.startswith("generated: ") for option in planned.options)
+    assert not any(Division.NODE_THEN_ALL in option.name for option in planned.options if option.facts)
+
+
+def test_paces_that_suit_the_workers_are_measured_before_rarer_averaging() -> None:
+    """At a small effort the sampled paces of All-Reduce took all of it, and a worker twice as slow held up all."""
+    thin = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(4e8), model_bytes=2_000_000, compute=0.05)
+    cluster = replace(Cluster.parse("2x4"), hardware=replace(thin, slowdown=((4, 2.0),), jitter=0.1))
+    planned = plan(Job(cluster=cluster, effort=1.0, gap=False, quorum=False))
+    assert planned.recommendation.name.startswith("paced"), planned.recommendation.name

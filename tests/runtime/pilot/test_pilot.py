@@ -11,8 +11,8 @@ import pytest
 
 from helpers.warm import WARM
 from partreduce.runtime.pilot.job import Curve
-from partreduce.runtime.pilot.probes import reference
-from partreduce.runtime.pilot.run import refuse_other_start, run_pilot
+from partreduce.runtime.pilot.probes import probes, reference
+from partreduce.runtime.pilot.run import is_harder, refuse_other_start, run_pilot
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.pilot import dump_pilot, load_pilot
 from partreduce.topo.errors import InputError
@@ -87,6 +87,20 @@ def test_a_job_that_is_another_one_each_time_is_refused() -> None:
     refuse_other_start([first], replace(other, seed=4))
     with pytest.raises(InputError, match=r"two jobs of seed 3 start at losses 2 and 2\.1; .* from its seed alone"):
         refuse_other_start([first, noisy], other)
+
+
+def test_what_is_harder_than_an_unstable_schedule_is_left_out_and_all_reduce_never() -> None:
+    shape = Cluster.parse("2x2")
+    every_4, every_8, pairs, inside, late, every_4_late, _ = probes(shape, steps=24, data="shuffled")
+    assert [one.name for one in (inside, late)] == ["node-then-all", "allreduce-late"]
+    assert not is_harder(every_4_late, every_4), "what is late is a class of its own"
+    assert is_harder(every_8, every_4)
+    assert not is_harder(every_4, every_8)
+    assert is_harder(pairs, every_4), "rounds as long"
+    assert is_harder(every_4_late, late)
+    assert not is_harder(late, every_4_late)
+    assert is_harder(every_4, inside)
+    assert not is_harder(reference(shape), inside), "all others are compared with it"
 
 
 def test_a_function_that_makes_no_job_is_refused_before_anything_runs() -> None:
