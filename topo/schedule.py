@@ -16,6 +16,7 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.strategies.base import Mixing, Phased, Strategy
+from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.routes import Route, Routes, TableWay
 
 
@@ -78,7 +79,9 @@ class Schedule:
         if not isinstance(self.strategy, Mixing):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: {self.undecided}")
         if self.undecided:
-            raise ScheduleError(f"when.{self.strategy.when.word}: {self.undecided}; it has no figures")
+            own = self.strategy.what.outer.has_own_anchors
+            place = "what.outer.anchor" if own else f"when.{self.strategy.when.word}"
+            raise ScheduleError(f"{place}: {self.undecided}; it has no figures")
         return self.strategy
 
     @property
@@ -171,6 +174,14 @@ class Schedule:
             if route is None or route.way is not TableWay.SHARDED
             else self.routes.owner(route, row, self.num_workers)
         )
+
+    @property
+    def meetings(self) -> Schedule:
+        """Who meets whom and when: itself, or plain means in the place of outer steps from own anchors."""
+        if not self.strategy.what.outer.has_own_anchors:
+            return self
+        what = replace(self.strategy.what, outer=PLAIN)
+        return replace(self, strategy=replace(self.strategy, what=what), certificate=None)
 
     def travelling(self, form: Form) -> Schedule:
         """The same schedule with sums of this form; unchanged where its kind or the run-time has no such form."""

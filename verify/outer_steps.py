@@ -15,7 +15,6 @@ import numpy.typing as npt
 from partreduce.topo.arithmetic.lyapunov import steady_state
 from partreduce.topo.figures.outer_steps import EDGE, outer_operators, outer_radius
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.outer import PLAIN
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
@@ -35,8 +34,7 @@ def prove_own_anchors(schedule: Schedule) -> tuple[Claim, ...]:
     Those about who meets whom are the same schedule's without outer steps. Its matrices say nothing here: what a
     round makes of models depends on anchors and momentum.
     """
-    strategy = schedule.strategy
-    plain = replace(schedule, strategy=replace(strategy, what=replace(strategy.what, outer=PLAIN)), certificate=None)
+    plain = schedule.meetings
     first = prove_conflict_free(plain)
     if not first.holds:
         rest = ("deadlock-free", NAME)

@@ -97,7 +97,7 @@ def _simulate_one(
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.errors import InputError
 
-    loaded = load_schedule(path)
+    loaded = load_schedule(path).meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
         raise InputError(f"--cluster: is {place}, but the schedule is for {loaded.cluster}")
     free = hardware.model_bytes is None

@@ -41,7 +41,7 @@ def simulate_several(
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.errors import InputError
 
-    loaded = [load_schedule(path) for path in schedules]
+    loaded = [load_schedule(path).meetings for path in schedules]
     for path, schedule in zip(schedules, loaded, strict=True):
         if not schedule.cluster.same_shape(place):
             raise InputError(

@@ -91,7 +91,9 @@ def predict(
     """
     size = bytes_of(hardware, model_bytes)
     compute = ComputeTimes.of(hardware) if compute is None else compute
-    if schedule.strategy.protocol:
+    arrays = None if schedule.strategy.protocol else (prove_memory(schedule).numbers or {})["arrays"]
+    schedule = schedule.meetings
+    if arrays is None:
         return _simulated(
             schedule, hardware, compute, size=size, form=form, num_rounds=num_rounds, seed=seed, touched=touched
         )
@@ -110,7 +112,6 @@ def predict(
         step = run.per_step(warm_up=num_rounds // 4)
     apart = exchange or Exchange()
     largest, mean = _age_of_rounds(schedule)
-    arrays = (prove_memory(schedule).numbers or {})["arrays"]
     return Prediction(
         step,
         cost.per_step + apart.seconds,

@@ -6,9 +6,10 @@
 * `alphabet`: the phases to choose among, listed by `rule_alphabet` (even clusters) or `explicit_alphabet` (any, with
   costs by `partitions`);
   `hints` spell known schedules in them;
+* `schedule_model`: schedules decided by CP-SAT (`cp_sat`) where a limit says which groups may be used, as more hints;
 * `scoring`: thousands of periods at once, through the covariance that phases pass on;
-* the search over one alphabet (`alphabet_search`): `segments` between full averages put together exactly (`cp_sat`,
-  `constraints`), then `window_rebuilding` and `annealing`, all of them filling one `archive`;
+* the search over one alphabet (`alphabet_search`): `segments` between full averages put together, then
+  `window_rebuilding` and `annealing`, all of them filling one `archive`;
 * `refinement` of what that leaves on the front: the phases in use put together anew;
 * the bounds: `age_bound` over the phases of a complete alphabet, `profile_bound` over all plain means;
 * `candidates`: what is left as schedules with figures of `topo`, and the choice among them.

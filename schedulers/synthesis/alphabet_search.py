@@ -16,7 +16,7 @@ from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.hints import budgets_of, indices_of
 from partreduce.schedulers.synthesis.problem import Limits, Objective, Problem
-from partreduce.schedulers.synthesis.segments import compositions, segments_of, sketch_front
+from partreduce.schedulers.synthesis.segments import segments_of, sketch_front
 from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 
 Floats = npt.NDArray[np.float64]
@@ -98,13 +98,6 @@ def targets_of(problem: Problem, most: float) -> tuple[list[Target], list[Target
     budgets = most / np.array([1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0])
     hinted = [b for b in budgets_of(problem) if b < most]
     return asked, [Target(budget=float(b)) for b in (*budgets, *hinted)]
-
-
-def promising(tried: Floats, target: Target, limits: Limits) -> list[int]:
-    """All periods within the limits, those first whose best try (period, value, cost) comes nearest to the target."""
-    energies = target.energy(tried[:, 2], tried[:, 1])
-    best = {int(p): float(energies[tried[:, 0] == p].min()) for p in np.unique(tried[:, 0])}
-    return sorted(range(limits.max_period, limits.min_period - 1, -1), key=lambda p: best.get(p, np.inf))
 
 
 class AlphabetSearch:
@@ -189,34 +182,17 @@ class AlphabetSearch:
                 walk.score(indices)
 
     def _compose(self, begun: float, until: float) -> None:
-        """Compositions: the whole front by dynamic programming, then what is asked for exactly, by CP-SAT."""
-        clock, limits, space = self.clock, self.problem.limits, self.alphabet.space
-        span = until - begun
+        """Compositions: the whole front by dynamic programming."""
+        clock, limits, span = self.clock, self.problem.limits, until - begun
         segments = segments_of(self.alphabet, limits.max_period, lambda: clock.passed(begun + 0.5 * span))
         walk = self._walk(until, self.archive)
         self._tell("composing", None)
         sketched = list(sketch_front(segments, limits, lambda: clock.passed(begun + 0.6 * span), clock))
-        maps, tried = self.alphabet.covariance_maps(), [np.empty((0, 3))]
+        maps = self.alphabet.covariance_maps()
         for first in range(STRIDE):  # every stride spreads over the whole front
             if first and clock.passed(begun + 0.8 * span):
                 break
-            part = sketched[first::STRIDE]
-            values, costs = walk.figures_of(part, maps)
-            tried.append(np.column_stack([[len(indices) for indices in part], values, costs]))
-        for target in self.asked:
-            self._tell("composing", target)
-            for indices in compositions(
-                segments,
-                limits,
-                budget=None if target.budget is None else target.budget * space.instants,
-                value=None if target.value is None else target.value - space.floor,
-                periods=promising(np.concatenate(tried), target, limits),
-                clock=clock,
-                until=until,
-                seed=self.seed,
-                free=silent_phases(self.alphabet),
-            ):
-                walk.score(indices)
+            walk.figures_of(sketched[first::STRIDE], maps)
 
     def _anneal(self, archive: Archive, asked: list[Target], until: float) -> None:
         """Two turns of three aim at what is asked for, if anything is; two of three build windows of the best anew.

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 class Outcome:
     """A status, and the values of the asked variables (empty without a solution).
 
-    `work` is what the solver counted, in its deterministic seconds.
+    `bound` is what the objective cannot pass, `work` what the solver counted, in its deterministic seconds.
     """
 
     status: Status
     values: tuple[int, ...] = ()
     work: float = 0.0
+    bound: float = 0.0
 
 
 def new_model() -> cp_model.CpModel:
@@ -55,6 +56,7 @@ def solve(
     seed: int = 0,
     num_workers: int = 1,
     max_deterministic_time: float | None = None,
+    presolve: bool = True,
 ) -> Outcome:
     """Solve. With one worker and a deterministic time the outcome depends on the seed alone.
 
@@ -62,7 +64,7 @@ def solve(
     wrong answers before); without that confirmation the status is unknown.
     """
     start = time.monotonic()
-    parameters: dict[str, float] = {"random_seed": seed, "num_workers": num_workers}
+    parameters: dict[str, float] = {"random_seed": seed, "num_workers": num_workers, "cp_model_presolve": presolve}
     if max_deterministic_time is not None:
         parameters["max_deterministic_time"] = max_deterministic_time
     outcome = _run(model, variables, {**parameters, "max_time_in_seconds": max(0.01, time_limit)})
@@ -94,7 +96,8 @@ def _run(
         cp_model.UNKNOWN: Status.UNKNOWN,
     }[status]
     work = float(solver.response_proto.deterministic_time)
+    bound = float(solver.best_objective_bound)
     if named in {Status.INFEASIBLE, Status.UNKNOWN}:
-        return Outcome(named, work=work)
+        return Outcome(named, work=work, bound=bound)
     values = tuple(int(solver.value(variable)) for variable in variables)
-    return Outcome(named, values, work)
+    return Outcome(named, values, work, bound)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from partreduce.schedulers.synthesis.alphabet import Alphabet
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.hints import group_rounds
-from partreduce.schedulers.synthesis.partitions import PartitionCosts, matrices_of
+from partreduce.schedulers.synthesis.partitions import Groups, PartitionCosts, labels_of, matrices_of
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.scoring import Space
 from partreduce.topo.cluster import Cluster
@@ -21,7 +21,6 @@ from partreduce.topo.timing import loads
 
 Floats = npt.NDArray[np.float64]
 
-Groups = tuple[tuple[int, ...], ...]
 MAX_ALL_PARTITIONS = 8
 """Workers up to which all partitions are listed, so that the alphabet is complete."""
 MAX_SUBSET_RANKS = 4
@@ -193,7 +192,7 @@ def explicit_alphabet(
             phases[_canonical(phase)] = None
     limit = problem.limits.max_group
     kept = [groups for groups in phases if limit is None or max(map(len, groups), default=0) <= limit]
-    rows = _labels(n, kept)  # (A, n)
+    rows = labels_of(n, kept)  # (A, n)
     costs = PartitionCosts(problem).seconds(rows)
     # What costs as much as the full average is pruned (see `Alphabet.prune`), here before anything is made of it.
     full = (rows == 0).all(axis=1)
@@ -212,15 +211,6 @@ def explicit_alphabet(
         described=plain_means(pace) + no_larger_than(problem),
     )
     return alphabet.prune()
-
-
-def _labels(num_workers: int, phases: Sequence[Groups]) -> npt.NDArray[np.int64]:
-    """The smallest worker of each worker's group, its own number where it skips; one row per phase, (A, n)."""
-    rows = np.tile(np.arange(num_workers), (len(phases), 1))
-    for row, groups in zip(rows, phases, strict=True):
-        for group in groups:
-            row[list(group)] = group[0]
-    return rows
 
 
 def _canonical(groups: Groups) -> Groups:

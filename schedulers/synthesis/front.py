@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -27,16 +28,24 @@ from partreduce.schedulers.synthesis.cluster_shape import (
     largest_pace,
     node_radices,
 )
-from partreduce.schedulers.synthesis.explicit_alphabet import MAX_EXPLICIT_WORKERS, explicit_alphabet
+from partreduce.schedulers.synthesis.explicit_alphabet import (
+    MAX_ALL_PARTITIONS,
+    MAX_EXPLICIT_WORKERS,
+    explicit_alphabet,
+)
 from partreduce.schedulers.synthesis.hints import budgets_of
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
 from partreduce.schedulers.synthesis.profile_bound import profile_bound
 from partreduce.schedulers.synthesis.refinement import refine
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from partreduce.schedulers.synthesis.schedule_model import decided_schedules
 from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
 
 T = TypeVar("T")
 
+DECIDED_SHARE = 0.3
+"""Part of the search's time in which CP-SAT decides schedules, where a limit asks for that."""
 ALPHABET_SHARE = 0.15
 """Part of the search's time after which no more phases are made up."""
 COMPOSING_SHARE = 0.4
@@ -101,10 +110,12 @@ def search(
     progress: Callable[[SearchStage], None] | None = None,
 ) -> Front:
     """The same on a clock that others use too, until its position `until`."""
-    begun, position = clock.elapsed, clock.position()
+    begun = clock.elapsed
     if reason := impossible(problem):
         return _without_search(Status.INFEASIBLE, reason, clock.elapsed - begun, seed)
-    last = position + ALPHABET_SHARE * (until - position)
+    hints = [] if clock.passed(until) else _decided(problem, clock, until, seed)
+    problem = replace(problem, hints=(*problem.hints, *hints))
+    last = clock.position() + ALPHABET_SHARE * (until - clock.position())
     alphabets = [] if clock.passed(until) else alphabets_of(problem, seed, lambda: clock.passed(last), clock)
     if not alphabets:
         reached = clock.passed(until)
@@ -146,6 +157,14 @@ def search(
         proof="; ".join(_proof(problem, bound) for bound in bounds),
         bounds=tuple(bounds),
     )
+
+
+def _decided(problem: Problem, clock: Clock, until: float, seed: int) -> list[Schedule]:
+    """Schedules from CP-SAT where a limit on groups or phases is asked for, which listed phases seldom keep."""
+    limits, start = problem.limits, clock.position()
+    if not limits.choose_groups or problem.cluster.num_workers <= MAX_ALL_PARTITIONS:
+        return []
+    return list(decided_schedules(problem, clock, start + DECIDED_SHARE * (until - start), seed=seed))
 
 
 def _refine(problem: Problem, tried: AlphabetSearch, until: float, seed: int) -> None:
@@ -196,16 +215,18 @@ def alphabets_of(
 ) -> list[Alphabet]:
     """Rules for even clusters, otherwise explicit phases, one alphabet per choice of paces; none for too many workers.
 
-    The first is there however little time there is.
+    Explicit phases come second on even clusters where a hint cannot be spelled in rules. The first alphabet is there
+    however little time there is.
     """
-    if is_even(problem.cluster) and problem.paces is None:
-        alphabet = rule_alphabet(problem, node_radices(problem.cluster))
-        if clock is not None:
-            clock.charge(PER_RULE * len(alphabet))
-        return [alphabet]
-    if problem.cluster.num_workers > MAX_EXPLICIT_WORKERS:
-        return []
     alphabets: list[Alphabet] = []
+    if is_even(problem.cluster) and problem.paces is None:
+        alphabets.append(rule_alphabet(problem, node_radices(problem.cluster)))
+        if clock is not None:
+            clock.charge(PER_RULE * len(alphabets[0]))
+        if all(hint.rule(by_node=True) is not None for hint in problem.hints):
+            return alphabets
+    if problem.cluster.num_workers > MAX_EXPLICIT_WORKERS:
+        return alphabets
     for pace in problem.paces or derived_paces(problem.cluster):
         if not alphabets or not expired():
             alphabets.append(explicit_alphabet(problem, pace, seed=seed, expired=expired, clock=clock))

@@ -6,6 +6,7 @@ workers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +20,20 @@ from partreduce.topo.timing import loads
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
+Groups = tuple[tuple[int, ...], ...]
+"""The groups of one phase."""
 
 COPIES = 256
 """Partitions whose costs are found in one call."""
+
+
+def labels_of(num_workers: int, phases: Sequence[Groups]) -> Labels:
+    """The smallest worker of each worker's group, its own number where it skips; one row per phase, (A, n)."""
+    rows = np.tile(np.arange(num_workers), (len(phases), 1))
+    for row, groups in zip(rows, phases, strict=True):
+        for group in groups:
+            row[list(group)] = group[0]
+    return rows
 
 
 def matrices_of(labels: Labels) -> Floats:
@@ -50,17 +62,32 @@ class PartitionCosts:
                 for switch in hardware.shared_switches(num_nodes)
             ),
         )
+        self.places = (num_nodes, len(hardware.shared_switches(num_nodes)) or num_nodes, num_nodes)
 
     def seconds(self, labels: Labels) -> Floats:
         """Seconds of one round of each partition, (N, n) → (N,)."""
-        count, n = labels.shape
-        result = np.zeros(count)
-        for start in range(0, count, COPIES):
+        return self.seconds_and_loads(labels)[0]
+
+    def seconds_and_loads(self, labels: Labels) -> tuple[Floats, Floats]:
+        """Seconds as `seconds`, and those for which each shared place is busy, (N,) and (N, places).
+
+        Places are the nodes' NICs, then uplinks and buses as far as there are any. What groups put on one place adds
+        up, and no phase ends before it is done.
+        """
+        seconds, busy = np.zeros(len(labels)), []
+        for start in range(0, len(labels), COPIES):
             part = labels[start : start + COPIES]
-            phase = Phase.from_labels((part + n * np.arange(len(part))[:, None]).ravel())
+            count, n = part.shape
+            phase = Phase.from_labels((part + n * np.arange(count)[:, None]).ravel())
             link_loads = loads.of_phase(
                 phase, self.cluster, self.hardware, model_bytes=self.problem.size, form=self.problem.form.value
             )
             copy = phase.members[phase.offsets[:-1]] // n
-            np.maximum.at(result, start + copy, link_loads.seconds())
-        return result
+            np.maximum.at(seconds, start + copy, link_loads.seconds())
+            shared = []
+            for one, places in zip((link_loads, *link_loads.besides), self.places, strict=False):
+                weights = one.bytes_ / one.num_nics * one.inverse
+                total = np.bincount(one.node, weights, minlength=COPIES * places)
+                shared.append(total.reshape(COPIES, places)[:count])
+            busy.append(np.concatenate(shared, axis=1))
+        return seconds, np.concatenate(busy)

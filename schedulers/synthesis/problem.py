@@ -104,6 +104,11 @@ class Limits:
             if value is not None and value < least:
                 raise InputError(f"{_option(name)}: is {value}; the least possible value is {least}")
 
+    @property
+    def choose_groups(self) -> bool:
+        """Whether they say which groups and phases may be used, not only what those may cost."""
+        return self.max_group is not None or self.max_distinct_phases is not None
+
     def allow_communication(self, seconds: float) -> bool:
         """Whether so many seconds per step are within the budget, up to rounding."""
         return self.max_communication is None or seconds <= up_to(self.max_communication)

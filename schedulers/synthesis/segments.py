@@ -1,15 +1,15 @@
 """Segments: periods that return to consensus are cut after every full average, and the pieces simply add up.
 
 After a full average the past is forgotten, so costs and consensus distances of the segments between full averages are
-sums: choosing how often each stands in a period of given length is a small integer program with an exact objective (a
-renewal argument, as for the cycles of a renewal process). Segments come from a beam search, compositions of them from
-CP-SAT exactly or from dynamic programming for the whole front at once.
+sums: how often each stands in a period of given length is a knapsack with an exact objective (a renewal argument, as
+for the cycles of a renewal process). Segments come from a beam search, compositions of them from dynamic programming
+for the whole front at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,7 @@ import numpy.typing as npt
 from partreduce.schedulers.synthesis import scoring
 from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.constraints import Composition, Segment, cost_of, value_of
-from partreduce.schedulers.synthesis.cp_sat import new_model, solve
-from partreduce.schedulers.synthesis.problem import Limits, Status
+from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.arithmetic.pareto import non_dominated
 
 Floats = npt.NDArray[np.float64]
@@ -30,14 +28,19 @@ BINS_PER_SEGMENT = 120
 """Bins of cost that the dearest segment spans in the dynamic program."""
 BEAM = 160
 """Beginnings that a beam search goes on with, about."""
-PER_VARIABLE = 3e-5
-"""Nominal seconds that one segment costs in building and presolving the integer program."""
-LEAST_SOLVE, MAX_SOLVE = 0.05, 2.0
-"""Seconds that one integer program is given at the least, and at the most."""
 PER_BEGINNING = 2e-5
 """Nominal seconds of one beginning of a beam search, beside its matrices."""
 PER_TRIAL, PER_ENTRY = 6e-6, 1.4e-9
 """Nominal seconds of trying one segment in the dynamic program, and of each of its entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Phases from consensus to consensus: their indices, cost in seconds, and sum of consensus distances."""
+
+    indices: Indices
+    cost: float
+    value: float
 
 
 def segments_of(
@@ -106,87 +109,6 @@ def worth_extending(
     return np.array(sorted(chosen), dtype=np.int64)
 
 
-def compose(
-    segments: Sequence[Segment],
-    period: int,
-    limits: Limits,
-    *,
-    budget: float | None = None,
-    value: float | None = None,
-    time_limit: float,
-    seed: int,
-    free: frozenset[int] = frozenset(),
-    clock: Clock | None = None,
-    max_work: float | None = None,
-) -> tuple[Status, Indices]:
-    """The best period of exactly `period` phases made of segments: the status and the indices of its phases.
-
-    Best is the least consensus distance within a budget of seconds per round, or the least communication at a consensus
-    distance of at most `value`.
-    """
-    model = new_model()
-    composition = Composition.of(model, [s for s in segments if len(s.indices) <= period], period)
-    if limits.max_distinct_phases is not None:
-        composition.distinct_phases_at_most(limits.max_distinct_phases, free)
-    if budget is not None:
-        composition.at_most(cost_of, budget * period)
-        model.minimize(composition.total(value_of))
-    else:
-        assert value is not None
-        composition.at_most(value_of, value * period)
-        model.minimize(composition.total(cost_of))
-    outcome = solve(model, composition.counts, time_limit=time_limit, seed=seed, max_deterministic_time=max_work)
-    if clock is not None:
-        clock.charge(PER_VARIABLE * len(composition.segments) + outcome.work)
-    indices = tuple(
-        phase
-        for segment, count in zip(composition.segments, outcome.values, strict=False)
-        for _ in range(count)
-        for phase in segment.indices
-    )
-    return outcome.status, indices
-
-
-def compositions(
-    segments: Sequence[Segment],
-    limits: Limits,
-    *,
-    budget: float | None = None,
-    value: float | None = None,
-    periods: Sequence[int] | None = None,
-    clock: Clock,
-    until: float,
-    seed: int,
-    free: frozenset[int] = frozenset(),
-) -> list[Indices]:
-    """The best composition of each of `periods`, in that order, until the clock's position `until`.
-
-    All periods within the limits if none are given, the longest first.
-    """
-    result = []
-    for period in periods if periods is not None else range(limits.max_period, limits.min_period - 1, -1):
-        if not segments or not clock.fits(PER_VARIABLE * len(segments) + LEAST_SOLVE, until):
-            break
-        left, work = clock.left(until), clock.work_left(until)
-        _, indices = compose(
-            segments,
-            period,
-            limits,
-            budget=budget,
-            value=value,
-            # Counted work decides where there is any, and seconds are then the whole of the cap that is left.
-            time_limit=left if work < inf else min(MAX_SOLVE, left),
-            seed=seed,
-            free=free,
-            clock=clock,
-            max_work=min(MAX_SOLVE, work) if work < inf else None,
-        )
-        clock.passed(until)
-        if indices:
-            result.append(indices)
-    return result
-
-
 def sketch_front(
     segments: Sequence[Segment],
     limits: Limits,
@@ -197,8 +119,8 @@ def sketch_front(
 ) -> dict[Indices, float]:
     """Good compositions over the whole range of costs at once, by dynamic programming on (period, cost).
 
-    Costs are rounded to bins, so single entries may miss the optimum that `compositions` finds. O(P · S · bins).
-    Periods that the time does not reach are left out. With each goes the sum of its segments' values.
+    Costs are rounded to bins, so single entries may miss the optimum. O(P · S · bins). Periods that the time does not
+    reach are left out. With each goes the sum of its segments' values.
     """
     if not segments:
         return {}

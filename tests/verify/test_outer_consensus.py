@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,10 +12,14 @@ import pytest
 
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import SCHEDULES, explicit
+from partreduce.__main__ import main
+from partreduce.runtime.virtual_time.predict import predict
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.figures.outer_steps import outer_radius
+from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -153,3 +158,14 @@ def test_groups_that_leave_a_worker_out_are_refuted_by_name():
     claim = prove(Schedule("alone", Cluster.regular(2, 2), alone))["outer-consensus"]
     assert claim.status.value == "refuted"
     assert "{2}" in claim.explanation
+
+
+def test_time_is_that_of_the_same_meetings_and_memory_that_of_anchors(tmp_path, capsys):
+    own, path = SCHEDULES["outer-own"], tmp_path / "own.json"
+    wire = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), compute=0.08, model_bytes=2_000_000)
+    found, plain = predict(own, wire), predict(own.meetings, wire)
+    assert found.arrays == plain.arrays + 2
+    assert replace(found, arrays=plain.arrays, memory_bytes=plain.memory_bytes) == plain
+    write_schedule(path, own)
+    assert main(["simulate", str(path), "--rounds", "4"]) == 0
+    assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ from partreduce.schedulers.synthesis.age_bound import age_tables, cycle_mean_bou
 from partreduce.schedulers.synthesis.candidates import TOLERANCE
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from partreduce.schedulers.synthesis.segments import compose, segments_of, sketch_front
+from partreduce.schedulers.synthesis.segments import segments_of, sketch_front
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 
@@ -61,14 +61,10 @@ def test_worked_example_optimum_is_proved_for_any_period():
     bound = dual_bound(alphabet, never, depth=3, num_prices=6, budgets=(0.1104,))
     assert bound is not None
     assert 5 / 16 - TOLERANCE <= bound.at(0.1104) <= 5 / 16
-    status, indices = compose(
-        segments_of(alphabet, 7, never), 7, Limits(max_period=7), budget=0.1104, time_limit=20, seed=0
-    )
-    assert status is Status.OPTIMAL
-    maps = alphabet.covariance_maps()
-    period = scoring.compose_all(alphabet.space, [maps[i] for i in indices])
-    assert scoring.consensus_distance(alphabet.space, period) == pytest.approx(5 / 16)
-    assert alphabet.costs[list(indices)].mean() <= 0.1104 * (1 + 1e-9)
+    front = synthesise(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=4)
+    assert front.best is not None
+    assert front.best.consensus_distance == pytest.approx(5 / 16)
+    assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
 
 
 def test_sketched_compositions_have_the_values_of_their_segments():
