@@ -59,7 +59,7 @@ def search(
             status = Status.INFEASIBLE if isinstance(error, InfeasibleError) else Status.UNKNOWN
             emit_json({"answer": {"status": str(status), "because": str(error)}})
         raise
-    document = {"assumed": dict(assumed), **(hybrid or planned).to_json()}
+    document = (hybrid or planned).to_json() | ({"assumed": dict(assumed)} if assumed else {})
     if output is not None:
         schedule = planned.recommendation.schedule if hybrid is None else hybrid.schedule
         _write(output, schedule, planned.proof if hybrid is None else hybrid.proof, name)
