@@ -185,7 +185,7 @@ def _to_the_end(running: Running) -> Iterator[None]:
     limit = RUN_SECONDS if goes_on else cell.timeout + verdicts.SLACK_SECONDS + verdicts.GRACE_SECONDS
     limit += 3 * cell.timeout if "pause" in cell.fault else 0.0
     begun = running.fault_time or time.monotonic()
-    while not running.is_over and time.monotonic() < begun + limit + running.held_up:
+    while not running.is_over and time.monotonic() < begun + limit + min(running.held_up, RUN_SECONDS):
         yield
     running.outcome.over = time.monotonic() - begun
     if not running.is_over and running.outcome.fired:

@@ -65,10 +65,13 @@ def delays_of(pid: int) -> dict[int, float]:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process's main thread has started and not yet waited for."""
+    """The processes that a process has started, by whichever thread, and not yet waited for."""
+    children: list[int] = []
     with contextlib.suppress(OSError):
-        return [int(child) for child in (PROC / f"{pid}/task/{pid}/children").read_text().split()]
-    return []
+        for thread in (PROC / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError):
+                children += map(int, (thread / "children").read_text().split())
+    return children
 
 
 def belonging(session: int, mark: str) -> list[int]:

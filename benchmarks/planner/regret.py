@@ -188,7 +188,7 @@ def main() -> None:
         rows.append(judged(chosen.seed, number, sensitivity=number < chosen.sensitive))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         path.write_text(compact.text({"rows": rows}))
-    about = f"`{kit.command('planner.regret')}`; no pilot, effort {EFFORT:g}, two seeds."
+    about = f"`{kit.command('planner.regret')}`; no pilot, effort {EFFORT:g}, {SEEDS} seeds, {len(rows)} jobs."
     kit.write(path, "Regret on random jobs", about, summary(rows), page(rows))
 
 

@@ -324,7 +324,7 @@ READ_EDGES = [
         "a skip needs tokens",
         gap(max_ig=3, staleness=1, skip={"limit": 2}),
         gap(staleness=1, skip={"limit": 2}),
-        f"{KEPT}: skip and inquire need max_ig",
+        f"{KEPT}: skip needs max_ig",
     ),
     reads(
         GAP,
@@ -473,6 +473,13 @@ READ_EDGES = [
     ),
     reads(
         QUORUM,
+        "a group of more than one, or one that starts it",
+        grouped([], quorum="solo"),
+        grouped([], quorum=2),
+        f"{STARTED}: fewer than the 1 of the largest group",
+    ),
+    reads(
+        QUORUM,
         "a block's group counts its nodes",
         rule([2], 2, [([0, 1], [0])], when={"quorum": {"quorum": 3}}),
         rule([2], 2, [([0, 1], [])], when={"quorum": {"quorum": 3}}),
@@ -540,6 +547,8 @@ READ_EDGES = [
     reads(
         TABLES, "a table has a parameter", table(), table(parameter=None), f"{TABLE}: has unknown keys [] or lacks ['p"
     ),
+    reads(TABLES, "a parameter is a text", table(parameter="7"), table(parameter=7), f"{TABLE}.parameter: must be a"),
+    reads(TABLES, "a list", tables("a"), over_all(3, what={"tables": {}}), "strategy.what.tables: must be a list"),
     reads(
         TABLES, "a way of three", table(way="gather"), table(way="all"), f"{TABLE}.way: must be one of ['sharded', 'g"
     ),

@@ -61,7 +61,7 @@ class KeptGap(NamedTuple):
     @property
     def takes_all(self) -> bool:
         """Whether every reduce takes the update of its own step of every in-neighbour."""
-        return not self.staleness and not self.has_backup and self.skip is None
+        return not self.staleness and not self.has_backup  # a skip goes with either
 
     def backups(self, num_workers: int) -> list[int]:
         """A number for each worker."""
@@ -96,7 +96,7 @@ def read_gap(raw: object, place: str) -> KeptGap:
     require(is_lossless, place, "notify_ack goes with neither staleness, nor backup workers, nor skips")
     needs_staleness = value["reduce"] == "newest" or gap.weights == "iteration"
     require(staleness or not needs_staleness, place, "newest and iteration go with staleness")
-    require(gap.max_ig is not None or not (skip or value["inquire"]), place, "skip and inquire need max_ig")
+    require(gap.max_ig is not None or not skip, place, "skip needs max_ig")
     require(gap.max_ig is not None or not gap.has_backup, place, "backup needs max_ig")
     require(not skip or staleness or gap.has_backup, place, "skip goes with backup or staleness")
     require(not value["inquire"] or gap.has_backup, place, "inquire goes with backup")
@@ -136,7 +136,7 @@ def require_fit(gap: KeptGap, num_workers: int, edges: Sequence[tuple[int, int, 
     place = "strategy.when.gap"
     require(num_workers <= MAX_WORKERS, place, f"over {MAX_WORKERS} workers")
     backups, number = gap.backups(num_workers), Counter(target for target, _, _ in edges)
-    fits = len(backups) == num_workers and all(spare <= number[v] for v, spare in enumerate(backups) if spare)
+    fits = len(backups) == num_workers and all(spare <= number[v] for v, spare in enumerate(backups))
     require(fits, f"{place}.backup", "1 number, or 1 a worker, and none above its in-neighbours")
     is_uniform = all(weight * (number[target] + 1) == 1 for target, _, weight in edges)
     is_told = gap.weights == "graph" or not gap.takes_all or is_uniform

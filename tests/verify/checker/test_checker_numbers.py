@@ -13,7 +13,7 @@ import sympy
 
 from benchmarks.forgery.dense import dense, steady_figures
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule
-from helpers.edges import EDGES, HALF, groups, said
+from helpers.edges import EDGES, HALF, groups, rule, said
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.verify import checker, prove
 from partreduce.verify.checker import definite, linear_algebra
@@ -311,6 +311,7 @@ COSTS = {
     "claims/spectral_gap.py": 12910,
     "certificate.py": 14493,
     "period.py": 1026,
+    "claims/outer_steps.py": 82260,
     "strict_json.py": 620,
     "facts of rule": 9120,
     "facts of explicit": 12200,
@@ -363,5 +364,6 @@ def test_a_rule_whose_paces_differ_between_nodes_is_seen_group_by_group():
     same = checker.read_schedule({**document, "strategy": {**raw, "pace": [1, 2] * 4}})
     assert with_places(same, "here") is same
     assert with_places(checker.read_schedule(dict(HALF)), "here").form == "groups"
+    assert with_places(checker.read_schedule(rule([2], 1, [([0], [0])], pace=[1, 2])), "here").form == "groups"
     with pytest.raises(Refusal, match="over 1024 rows"):
         with_places(checker.read_schedule(groups(1025, [[0, 1]])), "here")
