@@ -8,6 +8,7 @@ from partreduce.topo.phase import Group as Group
 from partreduce.topo.phase import Phase as Phase
 from partreduce.topo.rule import Block as Block
 from partreduce.topo.strategies import AllReduce as AllReduce
+from partreduce.topo.strategies import Anchor as Anchor
 from partreduce.topo.strategies import Averaging as Averaging
 from partreduce.topo.strategies import Codec as Codec
 from partreduce.topo.strategies import CodecScope as CodecScope
@@ -28,6 +29,8 @@ from partreduce.topo.strategies import MissedResults as MissedResults
 from partreduce.topo.strategies import Mixing as Mixing
 from partreduce.topo.strategies import Neighbor as Neighbor
 from partreduce.topo.strategies import Order as Order
+from partreduce.topo.strategies import Outer as Outer
+from partreduce.topo.strategies import OuterOptimizer as OuterOptimizer
 from partreduce.topo.strategies import Pairwise as Pairwise
 from partreduce.topo.strategies import Phased as Phased
 from partreduce.topo.strategies import Pipeline as Pipeline
