@@ -204,7 +204,7 @@ def fenced() -> None:
             if os.fork() == 0:
                 while not is_stopped(me):  # to go on before it stands still would be to stand still for ever
                     time.sleep(0.01)
-                time.sleep(5.0)
+                time.sleep(9.0)
                 os.kill(me, signal.SIGCONT)
                 os._exit(0)
             pause_or_kill(signal.SIGSTOP)
