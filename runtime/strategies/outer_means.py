@@ -32,8 +32,7 @@ class OuterMeans(ProgressMeans):
     def __init__(self, outer: Outer, run: Run, *, averaging: Averaging) -> None:
         super().__init__(run, averaging=averaging, overlap=False)
         self.saves_inside_rounds = not self.normalises
-        self.outer = outer
-        self.momentum = [torch.zeros_like(bucket.flat) for bucket in run.flat.buckets if outer.momentum]
+        self.outer = OuterSteps(outer, run)
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
         """As `GroupMeans`; a run that was loaded inside a round begins there."""
@@ -41,26 +40,22 @@ class OuterMeans(ProgressMeans):
 
     def drain(self) -> str:
         """As `ProgressMeans`; whatever comes next begins without momentum."""
-        for momentum in self.momentum:
-            momentum.zero_()
+        self.outer.rest()
         return super().drain()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Anchor and momentum."""
-        named = {f"momentum/{index}": momentum for index, momentum in enumerate(self.momentum)}
-        return {} if self.reference is None else super().state() | named
+        return {} if self.reference is None else super().state() | self.outer.momenta
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        names = [f"momentum/{index}" for index in range(len(self.momentum))]
-        super().load_state({name: tensor for name, tensor in state.items() if name not in names})
-        for name, momentum in zip(names, self.momentum, strict=True):
-            momentum.copy_(state[name])
+        super().load_state({name: tensor for name, tensor in state.items() if name not in self.outer.momenta})
+        self.outer.load(state)
 
     def _is_measured(self, group: Group) -> bool:
         return super()._is_measured(group) or len(group.members) == self.run.schedule.num_workers
 
     def _moved(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
-        outer_step(self.outer, movement, self.momentum[index] if self.momentum else None, ok)
+        self.outer.step(index, movement, ok)
 
 
 class OwnAnchors(GroupMeans):
@@ -75,9 +70,8 @@ class OwnAnchors(GroupMeans):
         super().__init__(run, averaging=averaging, overlap=False)
         refuse_unstable(run.schedule)
         self.saves_inside_rounds = not self.normalises
-        self.outer = outer
+        self.outer = OuterSteps(outer, run)
         self.anchors: list[torch.Tensor] = []
-        self.momentum = [torch.zeros_like(bucket.flat) for bucket in run.flat.buckets if outer.momentum]
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
         """As `GroupMeans`; a run begins with its model for the anchor, also where it is loaded inside a round."""
@@ -89,24 +83,21 @@ class OwnAnchors(GroupMeans):
     def drain(self) -> str:
         """As `GroupMeans`; whatever comes next begins with its model for the anchor, without momentum."""
         self.anchors = []
-        for momentum in self.momentum:
-            momentum.zero_()
+        self.outer.rest()
         return super().drain()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Anchor and momentum of this worker."""
         anchors = {f"anchor/{index}": anchor for index, anchor in enumerate(self.anchors)}
-        return anchors and anchors | {f"momentum/{index}": one for index, one in enumerate(self.momentum)}
+        return anchors and anchors | self.outer.momenta
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         buckets = self.run.flat.buckets
         names = [f"anchor/{index}" for index in range(len(buckets))]
-        kept = {f"momentum/{index}": momentum for index, momentum in enumerate(self.momentum)}
-        if set(state) != {*names, *kept}:
+        if set(state) != {*names, *self.outer.momenta}:
             raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(state))} instead of anchors")
         self.anchors = [state[name].to(bucket.device, copy=True) for name, bucket in zip(names, buckets, strict=True)]
-        for name, momentum in kept.items():
-            momentum.copy_(state[name])
+        self.outer.load(state)
 
     def _begin_round(self, step: int, round_: int) -> None:
         if not self.anchors:
@@ -116,11 +107,32 @@ class OwnAnchors(GroupMeans):
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
         anchor = self.anchors[index]
         mean = sums[: self.run.flat.buckets[index].size]
-        outer_step(self.outer, mean.sub_(anchor), self.momentum[index] if self.momentum else None, reduction.ok)
+        self.outer.step(index, mean.sub_(anchor), reduction.ok)
         replace_where(anchor, mean.add_(anchor), reduction.ok)
 
     def _makes_equal(self, group: Group) -> bool:  # noqa: ARG002 - anchors differ
         return False
+
+
+class OuterSteps:
+    """The outer optimizer of this worker: its momentum, an array for each bucket, none where the momentum is 0."""
+
+    def __init__(self, outer: Outer, run: Run) -> None:
+        self._outer = outer
+        buckets = run.flat.buckets if outer.momentum else []
+        self.momenta = {f"momentum/{index}": torch.zeros_like(bucket.flat) for index, bucket in enumerate(buckets)}
+        """By the names that they have in a saved state."""
+
+    def step(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
+        outer_step(self._outer, movement, self.momenta.get(f"momentum/{index}"), ok)
+
+    def rest(self) -> None:
+        for momentum in self.momenta.values():
+            momentum.zero_()
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        for name, momentum in self.momenta.items():
+            momentum.copy_(state[name])
 
 
 def outer_step(outer: Outer, movement: torch.Tensor, momentum: torch.Tensor | None, ok: torch.Tensor | None) -> None:
