@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic.lyapunov import steady_state
-from partreduce.topo.figures.outer_steps import EDGE, outer_operators, outer_radius
+from partreduce.topo.figures.outer_steps import EDGE, outer_operators, radius_of
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted
 from partreduce.verify.conflict_free import prove_conflict_free
@@ -48,9 +48,10 @@ def _prove_consensus(schedule: Schedule, plain: Schedule) -> Claim:
     agrees = prove_consensus(plain)
     if not agrees.holds:  # whoever never meets the others keeps an anchor apart from theirs, whatever the steps are
         return replace(agrees, claim=NAME)
-    radius, parts = outer_radius(schedule), outer_operators(schedule)
-    if radius is None or parts is None:
+    parts = outer_operators(schedule)
+    if parts is None:
         return not_proved(NAME, "so many workers or classes are too large a matrix; write a smaller rule.")
+    radius = radius_of(parts)
     if radius > 1 + EDGE:
         text = f"a period multiplies some difference between anchors and momenta by {radius:.9g} in the long run."
         return refuted(NAME, text, {"radius": radius})

@@ -24,6 +24,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.outer import Outer
 
 Matrix = npt.NDArray[np.float64]
+Parts = list[tuple[tuple[int, ...], Matrix]]
 Means = Sequence[tuple[Sequence[int], bool]]
 """Of one phase: (members, whether their mean survives on the class)."""
 
@@ -37,7 +38,12 @@ EDGE = 1e-9
 def outer_radius(schedule: Schedule) -> float | None:
     """Spectral radius of one period off equal anchors without momentum; None where it is too large a matrix."""
     parts = outer_operators(schedule)
-    return None if parts is None else max(_radius(part) for _, part in parts)
+    return None if parts is None else radius_of(parts)
+
+
+def radius_of(parts: Parts) -> float:
+    """The spectral radius of what `outer_operators` returns."""
+    return max(_radius(part) for _, part in parts)
 
 
 def refuse_unstable(schedule: Schedule) -> None:
@@ -55,7 +61,7 @@ def refuse_unstable(schedule: Schedule) -> None:
         )
 
 
-def outer_operators(schedule: Schedule) -> list[tuple[tuple[int, ...], Matrix]] | None:
+def outer_operators(schedule: Schedule) -> Parts | None:
     """(class, off·M·off) for every class of digits with matrices of its own; one without digits for explicit groups.
 
     O(2^k · period · G³) for rules with k digits and G workers on a node, O(period · n³) for explicit groups. None where
