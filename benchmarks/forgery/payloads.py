@@ -225,8 +225,9 @@ def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix
         return pipeline_of(raw) is not None
     if name == "codec-error":
         return raw["strategy"].get("how", {}).get("codec", "none") != "none"
-    if outer_of(raw).get("own") or name == "outer-consensus":
-        return name == "outer-consensus" and bool(outer_of(raw).get("own"))
+    is_own = bool(outer_of(raw).get("own"))
+    if is_own or name == "outer-consensus":  # of the matrices of own anchors nothing is said
+        return is_own and name == "outer-consensus"
     mean = np.full_like(matrices[0], 1 / len(matrices[0]))
     return listed is not None and not mixes_late(raw) and any(np.allclose(w, mean) for w in matrices)
 

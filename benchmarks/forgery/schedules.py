@@ -282,6 +282,17 @@ def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
     return _changed(schedule, what=Routes(outer=outer))
 
 
+def random_blocks(draw: random.Random, radices: tuple[int, ...], size: int) -> list[Block]:
+    """One or two blocks with all local ranks of a node, over digits drawn at random: a phase of a rule."""
+    locals_ = draw.sample(range(size), size)
+    cut = draw.randrange(size + 1)
+    return [
+        Block(tuple(sorted(part)), tuple(d for d in range(len(radices)) if draw.random() < 0.5))
+        for part in (locals_[:cut], locals_[cut:])
+        if part
+    ]
+
+
 def random_schedule(draw: random.Random) -> Schedule:
     """All-reduce, explicit groups, a rule or a graph, with paces, lateness and codecs; most reach consensus."""
     kind, period = draw.randrange(4), draw.randrange(1, 5)
@@ -304,13 +315,7 @@ def random_schedule(draw: random.Random) -> Schedule:
         radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
         phases = []
         for _ in range(period):
-            locals_ = draw.sample(range(size), size)
-            cut = draw.randrange(size + 1)
-            blocks = [
-                Block(tuple(sorted(part)), tuple(d for d in range(len(radices)) if draw.random() < 0.5))
-                for part in (locals_[:cut], locals_[cut:])
-                if part
-            ]
+            blocks = random_blocks(draw, radices, size)
             if draw.random() < 0.2:
                 blocks = [Block(tuple(range(size)), tuple(range(len(radices))))]
             phases.append(tuple(blocks))

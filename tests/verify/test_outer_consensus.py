@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.forgery.oracle import is_true
-from benchmarks.forgery.schedules import SCHEDULES, explicit
+from benchmarks.forgery.schedules import SCHEDULES, explicit, random_blocks
 from partreduce.__main__ import main
 from partreduce.runtime.virtual_time.predict import predict
 from partreduce.topo.cluster import Cluster
@@ -21,7 +21,6 @@ from partreduce.topo.errors import ScheduleError
 from partreduce.topo.figures.outer_steps import outer_radius
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Outer, Routes, RulePhases, Static
 from partreduce.verify import checker, prove
@@ -59,16 +58,7 @@ def random_own(draw):
             phases.append([group for group in (ranks[:cut], ranks[cut:]) if len(group) > 1])
         return explicit(n, *phases, what=Routes(outer=outer), pace=draw.randrange(1, 3))
     radices, size = draw.choice([((2,), 2), ((3,), 2), ((2, 2), 2), ((2, 3), 3), ((), 4)])
-    phases = []
-    for _ in range(period):
-        locals_ = draw.sample(range(size), size)
-        cut = draw.randrange(size + 1)
-        blocks = [
-            Block(tuple(sorted(part)), tuple(d for d in range(len(radices)) if draw.random() < 0.5))
-            for part in (locals_[:cut], locals_[cut:])
-            if part
-        ]
-        phases.append(tuple(blocks))
+    phases = [tuple(random_blocks(draw, radices, size)) for _ in range(period)]
     cluster = Cluster.regular(int(np.prod(radices)), size)
     return Schedule("r", cluster, Static(phases=RulePhases(radices, tuple(phases)), what=Routes(outer=outer)))
 

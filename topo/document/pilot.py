@@ -118,26 +118,18 @@ def pilot_of(raw: object) -> Pilot:
             drift=None if prices.drift is None else _price(prices.drift, "prices.drift"),
             error=float(prices.error),
         ),
-        probes=tuple(
-            Probe(
-                schedule=probe.schedule,
-                consensus_distance=float(probe.consensus_distance),
-                drift=float(probe.drift),
-                late=float(probe.late),
-                steps_ratios=tuple(map(float, probe.steps_ratios)),
-            )
-            for probe in model.probes
-        ),
-        unstable=tuple(
-            Probe(
-                schedule=probe.schedule,
-                consensus_distance=float(probe.consensus_distance),
-                drift=float(probe.drift),
-                late=float(probe.late),
-                steps_ratios=(),
-            )
-            for probe in model.unstable
-        ),
+        probes=tuple(_probe(probe, tuple(map(float, probe.steps_ratios))) for probe in model.probes),
+        unstable=tuple(_probe(probe, ()) for probe in model.unstable),
+    )
+
+
+def _probe(model: ProbeModel | UnstableModel, steps_ratios: tuple[float, ...]) -> Probe:
+    return Probe(
+        schedule=model.schedule,
+        consensus_distance=float(model.consensus_distance),
+        drift=float(model.drift),
+        late=float(model.late),
+        steps_ratios=steps_ratios,
     )
 
 
