@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from partreduce.topo.strategies.base import Strategy
 
 WORKERS = 4
+PLAIN = Outer()
 PAIRS = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
 ALL = np.full((WORKERS, WORKERS), 1 / WORKERS)
 
@@ -56,7 +57,7 @@ class Kind:
     num_nodes: int = 1
     keeps_gap: bool = False
     takes_several: bool = False
-    outer: Outer = Outer()
+    outer: Outer = PLAIN
 
     @property
     def is_free(self) -> bool:
