@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
 
 GUESS_SECONDS = 16.0
-PROFILE_LIMIT = 60.0
+PROFILE_LIMIT = 120.0
 SPARE_STEPS = 1.8
 """Steps that a cell may take, over those that its contestant took in the rehearsal to a loss twice the lab's target."""
 SPARE_FREE = 2.6
