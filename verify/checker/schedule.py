@@ -18,7 +18,7 @@ from math import lcm, prod
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .axes import HOW, read_how, read_when
+from .axes import read_how, read_when
 from .kept_gap import event_graph, require_fit
 from .quorum import require_in_groups
 from .refusal import require
@@ -98,22 +98,22 @@ class Schedule:
     form: Literal["rule", "groups", "graph"]
     num_workers: int
     workers_per_node: int
-    prologue: int
     sha256: str
+    nodes: list[list[int]]
+    node_size: int
+    prologue: int
+    paces: list[int]
+    is_late: bool
+    averages_gradients: bool
+    pipeline: dict[str, Any]
+    is_step_normalised: bool
+    how: dict[str, Any]
+    gap: KeptGap | None
+    quorum: StartedRounds | None
+    tables: Tables
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
-    paces: list[int] = field(default_factory=lambda: [1])
-    is_late: bool = False
-    averages_gradients: bool = False
-    pipeline: dict[str, Any] = field(default_factory=dict)
-    is_step_normalised: bool = False
-    how: dict[str, Any] = field(default_factory=lambda: dict(HOW))
-    nodes: list[list[int]] = field(default_factory=list)
-    node_size: int = 0
-    gap: KeptGap | None = None
-    quorum: StartedRounds | None = None
-    tables: Tables = field(default_factory=lambda: Tables([], is_local=True))
 
     @property
     def mode(self) -> Mode:
