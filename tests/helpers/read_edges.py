@@ -747,6 +747,13 @@ READ_EDGES = [
         "cluster: has unknown keys ['num_nodes']",
     ),
     reads(
+        SCHEDULE,
+        "a cluster says no more",
+        sized(2, 1),
+        {**sized(2, 1), "cluster": {"num_nodes": 2, "workers_per_node": 1, "racks": 1}},
+        "cluster: has unknown keys ['racks']",
+    ),
+    reads(
         SCHEDULE, "a kind of three", over_all(), document(2, 1, kind="pairwise"), "strategy.kind: must be one of ['sta"
     ),
     reads(SCHEDULE, "a phase", groups(2, []), groups(2), "strategy.phases: must hold at least 1"),
