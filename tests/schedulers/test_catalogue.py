@@ -239,9 +239,7 @@ def test_impossible_wishes_name_the_nearest_possible_thing(name, n, parameters, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["random-regular", "erdos-renyi", "od-equidyn", "ou-equidyn", "random-partitions"]
-)
+@pytest.mark.parametrize("name", ["random-regular", "erdos-renyi", "od-equidyn", "ou-equidyn", "random-partitions"])
 def test_seeds_repeat_and_differ(name):
     n = 40
     assert build(name, n, seed=1) == build(name, n, seed=1)
