@@ -149,7 +149,11 @@ BY_HAND = [
     (staged(document(2, 3, kind="static"), [0, 1, 2, 3, 4]), "memory", held(3, 13, 2, 2)),
     (staged(listed([0, 2], [1, 3], [4, 5]), [0, 1, 2, 3]), "memory", held(2, 8, 2, 2)),
     (staged(listed([0, 1], [2, 3], [4, 5]), [1, 2]), "memory", held(3, 7, 2, 2)),
-    (staged(document(2, 3, kind="static"), [0, 1, 2, 3, 4], where="across-nodes"), "codec-error", rounded(33891131, 2**32, 2**116, 2)),
+    (
+        staged(document(2, 3, kind="static"), [0, 1, 2, 3, 4], where="across-nodes"),
+        "codec-error",
+        rounded(33891131, 2**32, 2**116, 2),
+    ),
     (blocks_staged(([0, 1], [0]), ([0, 1], [0, 1])), "memory", held(2, 14, 2, 2)),
     (blocks_staged(([0], [0]), ([0, 1], [0, 1])), "memory", held(3, 13, 2, 2)),
     (rule([2], 2, [([0], [], "1/10")], [([0, 1], [])]), "doubly-stochastic", {"smallest_weight": "1/2"}),
