@@ -56,4 +56,6 @@ def test_a_launcher_shows_one_mistake_once():
     assert sorted(line for line in lines if "begun" in line) == [f"[{rank}] begun" for rank in range(3)]
     told = [line.removesuffix(f" {MISTAKE}").strip("[]") for line in lines if "InputError" in line]
     ranks = [range(int(part[0]), int(part[-1]) + 1) for words in told for part in words.split(",")]
-    assert sorted(rank for part in ranks for rank in part) == [0, 1, 2], "each worker in one line, all in one if in time"
+    assert sorted(rank for part in ranks for rank in part) == [0, 1, 2], (
+        "each worker in one line, all in one if in time"
+    )
