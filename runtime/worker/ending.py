@@ -123,7 +123,8 @@ class Ending:
         if rounds < (needed := schedule.rounds_to_connect()):
             warn_user(
                 f"the run ended after {self.engine.steps} steps, before all workers had averaged with one another: "
-                f"this schedule connects them in {needed} rounds, {needed * self.run.pace} steps; finish() has averaged once"
+                f"this schedule connects them in {needed} rounds, {needed * self.run.pace} steps; "
+                "finish() has averaged once"
             )
 
     def after(self, error: PartreduceError) -> None:
