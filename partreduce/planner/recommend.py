@@ -98,6 +98,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps on {job.data} data "
             f"({chosen.basis} lay within {chosen.steps_ratio_error(job.data):.0%} of the prediction)"
         )
+    said += _paced(chosen, job)
     if chosen.lateness is Lateness.LATE and not chosen.gap:
         said.append(
             "its averaging runs beside the computing and comes one round late, as its file says; it needs memory for "
@@ -119,6 +120,20 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             "that prediction lies outside the schedules that the model was fitted to: measure before you rely on it"
         )
     return said
+
+
+def _paced(chosen: Option, job: Job) -> list[str]:
+    """Who takes fewer steps a round, and the loop that such a schedule needs."""
+    paces = chosen.schedule.paces()
+    most = int(paces.max())
+    if (paces == most).all():
+        return []
+    slow = [worker for worker in range(job.cluster.num_workers) if paces[worker] < most]
+    shown = ", ".join(f"{worker} ({paces[worker]})" for worker in slow[:4]) + ", …" * (len(slow) > 4)
+    return [
+        f"workers take {most} steps a round, but worker{'s' * (len(slow) > 1)} {shown} fewer, so that nobody waits for "
+        "them; write the training loop as `for batch in optimizer.batches(loader)`, which ends all at the same round"
+    ]
 
 
 def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:

@@ -40,6 +40,10 @@ SKIPPED = (
     "a worker that skips steps has their batches left when the others have ended; loop over "
     "`optimizer.batches(loader)`, and where the workers' data lengths differ, inside `with optimizer.join():`"
 )
+PACED = (
+    "the schedule has workers take {} to {} steps a round; loop over `optimizer.batches(loader)`, which ends all of them "
+    "at the same round, and where the workers' data lengths differ, inside `with optimizer.join():`"
+)
 
 
 class Heartbeat:
