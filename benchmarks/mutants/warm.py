@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from hashlib import sha256
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING
@@ -55,6 +56,8 @@ def exchange(package: str) -> None:
                 setattr(module, name, getattr(sys.modules[value.__module__], value.__name__))
 
 
+NOTES = "MUTANTS_NOTES"
+"""The variable that names a folder where processes leave for one another which tests come to which lines."""
 CALLS, STEPS = 50, 5000
 """Lines are noted in so many calls of a function by one test, and in one call; the rest is alike."""
 
@@ -143,29 +146,36 @@ class Server:
         return 0
 
     def judge_unchanged(self, session: pytest.Session) -> dict:
-        """Run every test once, and learn the lines and the processor time of each."""
-        folder = str(Path(self.package.replace(".", "/")).absolute())
-        with tempfile.NamedTemporaryFile("w+") as noted:
+        """Run every test once, and learn the lines and the processor time of each; one process for all that follow."""
+        folder = Path(self.package.replace(".", "/")).absolute()
+        names = [item.nodeid for item in session.items]
+        files = sorted({*folder.rglob("*.py"), *Path("tests").rglob("*.py")})
+        digest = sha256(repr(names).encode() + b"".join(path.read_bytes() for path in files)).hexdigest()
+        noted = Path(os.environ.get(NOTES, tempfile.mkdtemp())) / f"{self.package}.{digest}.jsonl"
 
-            def traced() -> int:
-                exchange(self.package)
-                for item in session.items:
-                    seen: Lines = set()
-                    began = time.process_time()
-                    sys.settrace(tracer(folder, seen))
-                    item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
-                    sys.settrace(None)
-                    noted.write(json.dumps([time.process_time() - began, sorted(seen)]) + "\n")
-                noted.flush()
-                return int(bool(self.failure.name))
+        def traced() -> int:
+            exchange(self.package)
+            lines = []
+            for item in session.items:
+                seen: Lines = set()
+                began = time.process_time()
+                sys.settrace(tracer(str(folder), seen))
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+                sys.settrace(None)
+                places = sorted((os.path.relpath(file, folder), line) for file, line in seen)
+                lines.append(json.dumps([time.process_time() - began, places]) + "\n")
+            if self.failure.name:
+                return 1
+            noted.write_text("".join(lines), encoding="utf-8")
+            return 0
 
-            outcome = judge_in_a_fork(traced, self.failure, 1200)
-            noted.seek(0)
-            for number, line in enumerate(noted):
-                seconds, lines = json.loads(line)
-                self.seconds.append(seconds)
-                for file, place in lines:
-                    self.tests_of[file, place].append(number)
+        known = {"code": 0, "by": "", "cpu": 0.0}
+        outcome = known if noted.exists() else judge_in_a_fork(traced, self.failure, 1200)
+        for number, line in enumerate(noted.read_text(encoding="utf-8").splitlines() if noted.exists() else ()):
+            seconds, lines = json.loads(line)
+            self.seconds.append(seconds)
+            for file, place in lines:
+                self.tests_of[str(folder / file), place].append(number)
         return outcome
 
 

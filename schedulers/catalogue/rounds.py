@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import base_graph, matcha, moshpit, shifts, sizes
+from partreduce.schedulers.constructions import base_graph, moshpit, shifts, sizes
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.schedulers.rules import grids
 
@@ -118,37 +118,6 @@ PER_ROUND = (
         degree="1",
         period="rounds",
         figures="a rate that does not depend on n",
-    ),
-    Entry(
-        name="matcha",
-        summary="Random matchings of a graph, those that matter for consensus more often, within a traffic budget.",
-        source="Wang et al., MATCHA: speeding up decentralized SGD via matching decomposition sampling, 2019",
-        kind="rounds",
-        make=matcha.matcha,
-        refuse=matcha.matcha_refusal,
-        parameters=(
-            Parameter(
-                name="graph",
-                kind="text",
-                default="ring",
-                choices=("ring", "torus", "erdos-renyi", "complete"),
-                help="the graph that is decomposed",
-            ),
-            Parameter(
-                name="budget",
-                kind="float",
-                default=0.5,
-                minimum=0,
-                maximum=1,
-                help="share of the matchings active a round",
-            ),
-            ROUNDS,
-            SEED,
-        ),
-        condition="n ≤ 500, base graph connected",
-        degree="budget × number of matchings on average",
-        period="rounds",
-        figures="expected factor ρ = ‖E[WᵀW] − J‖₂, minimised over α",
     ),
     Entry(
         name="sgp",

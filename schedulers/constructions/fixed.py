@@ -7,7 +7,6 @@ from fractions import Fraction
 from math import log
 
 from partreduce.schedulers.constructions import sizes
-from partreduce.schedulers.constructions.matcha import likely_connected
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs.base import Graph
@@ -117,6 +116,11 @@ def random_regular_refusal(cluster: Cluster, degree: int, **_: object) -> str | 
         near = degree + 1 if degree + 1 < count else degree - 1
         return f"{count} workers of degree {degree} have half an edge too many; use an even degree such as {near}"
     return None
+
+
+def likely_connected(num_workers: int) -> float:
+    """An edge probability of twice the threshold of connectedness, ln n / n; at most 1."""
+    return min(1.0, 2 * log(num_workers) / num_workers)
 
 
 def erdos_renyi_of_size(num_workers: int, probability: float | None, seed: int) -> Graph:

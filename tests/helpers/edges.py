@@ -182,6 +182,26 @@ OWN = own(2, [[0, 1]])
 OWN_WEIGHT = [9, 0, 9, 0, 0, 2, 0, 0, 0, 2]
 """A difference x of anchors becomes x/2, and momentum -x: 9/4 + 2 is less than half of 9."""
 
+
+def own_weight(n):
+    """The same for each of n workers who all meet."""
+    return [(9 if i < n else 2) * (i == j) for i in range(2 * n) for j in range(i + 1)]
+
+
+NESTEROV = {"lr": "7/10", "momentum": "9/10"}
+NESTEROV_WEIGHT = [
+    *(1271, -380, 1271, -380, -380, 1271, -605, 302, 302, 7184),
+    *(302, -605, 302, 5817, 7184, 302, 302, -605, 5817, 5817, 7184),
+]
+PLAIN = {"lr": "19/10", "momentum": "9/10"}
+"""With Nesterov's momentum it diverges."""
+PLAIN_WEIGHT = [28981, -28469, 28981, -25737, 25737, 51313, 25737, -25737, -46744, 51313]
+TURNS = ([[0, 1]], [[1, 2]])
+TURNS_WEIGHT = [
+    *(3316, 363, 2244, -1630, -559, 4237, 122, 136, -258, 2208),
+    *(-100, -18, 118, -3, 2077, -108, -110, 218, -165, 49, 2342),
+]
+
 EDGES = [
     # membership
     Edge(
@@ -859,6 +879,48 @@ EDGES = [
         (OWN, agreeing("1/2", [9, 0, 9, 0, 0, 2, 0, 0, 0, 2])),
         (OWN, agreeing("1/2", [9, 0, 9, 0, 0, 1, 0, 0, 0, 1])),
         ".weights[0] is",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "P is more than the identity off the diagonal too",
+        (OWN, agreeing("1/2", [20, 0, 20, 0, 0, 3, 0, 0, 1, 3])),
+        (OWN, agreeing("1/2", [20, 0, 20, 0, 0, 2, 0, 0, 1, 2])),
+        '.weights[0] is "a matrix with a negative direction in row 3"',
+    ),
+    Edge(
+        OUTER_STEPS,
+        "Nesterov's momentum is added to the step",
+        (own(3, [[0, 1, 2]], **NESTEROV, nesterov=True), agreeing("5/6", NESTEROV_WEIGHT)),
+        (own(3, [[0, 1, 2]], **NESTEROV), agreeing("5/6", NESTEROV_WEIGHT)),
+        ".squared",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "without Nesterov's the momentum is the step",
+        (own(2, [[0, 1]], **PLAIN), agreeing("23/25", PLAIN_WEIGHT)),
+        (own(2, [[0, 1]], **PLAIN, nesterov=True), agreeing("23/25", PLAIN_WEIGHT)),
+        ".squared",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "a period is all its rounds",
+        (own(3, *TURNS * 4, momentum="1/2", nesterov=True), agreeing("3/55", TURNS_WEIGHT)),
+        (own(3, *TURNS * 3, momentum="1/2", nesterov=True), agreeing("3/55", TURNS_WEIGHT)),
+        ".squared",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "up to 64 workers",
+        (own(64, [list(range(64))]), agreeing("1/2", own_weight(64))),
+        (own(65, [list(range(65))]), agreeing("1/2", own_weight(65))),
+        "claims[0] (outer-consensus): over 64 workers, or workers on a node of a rule",
+    ),
+    Edge(
+        OUTER_STEPS,
+        "up to 12 digits of a rule",
+        (own([2] * 12, 1, [([0], list(range(12)))]), agreeing("1/2", own_weight(1), own_weight(1))),
+        (own([2] * 13, 1, [([0], list(range(13)))]), agreeing("1/2", own_weight(1), own_weight(1))),
+        "claims[0] (outer-consensus): over 12 digits",
     ),
     Edge(
         OUTER_STEPS,

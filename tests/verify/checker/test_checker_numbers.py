@@ -12,11 +12,11 @@ import sympy
 
 from benchmarks.forgery.dense import dense, steady_distance
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule
-from helpers.edges import EDGES, HALF, groups, rule, said
+from helpers.edges import EDGES, HALF, groups, own, rule, said
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.verify import checker, prove
 from partreduce.verify.checker import definite, linear_algebra
-from partreduce.verify.checker.claims import exact_consensus
+from partreduce.verify.checker.claims import exact_consensus, outer_steps
 from partreduce.verify.checker.facts import FACTS
 from partreduce.verify.checker.refusal import MAX_WORK, Refusal, TooLarge, Work, confirm, confirm_equal, one_line
 from partreduce.verify.checker.steady_state import with_places
@@ -220,6 +220,27 @@ def test_a_covariance_that_shrinks_is_no_bound():
         assert "more than a period makes of it" in said(raw, {**entry, "covariance": smaller, "at_most": "1000"})
 
 
+# Outer steps
+
+
+@pytest.mark.parametrize(
+    ("n", "lr", "longest"),
+    [
+        (2, "1/8", 16),  # 2 · 8, the common denominator
+        (2, "64", 64),  # 64/2 of the other's anchor, times 2
+        (3, "34", 65),  # 1 - 34 · 2/3 of one's own, times 3
+    ],
+)
+def test_numbers_of_a_joint_period_are_as_long_as_allowed(monkeypatch, n, lr, longest):
+    read = checker.read_schedule(own(n, [list(range(n))], lr=lr))
+    monkeypatch.setattr(outer_steps, "MAX_ENTRY_BITS", longest.bit_length() + 1)
+    outer_steps.joint_period(read, [], Work("here"))
+    monkeypatch.setattr(outer_steps, "MAX_ENTRY_BITS", longest.bit_length())
+    with pytest.raises(Refusal) as refused:
+        outer_steps.joint_period(read, [], Work("here"))
+    assert refused.value.sentence == "here: numbers too long for this check"
+
+
 # Work, refusals, places
 
 
@@ -261,7 +282,7 @@ COSTS = {
     "claims/consensus_distance.py": 11200,
     "certificate.py": 5100,
     "period.py": 1026,
-    "claims/outer_steps.py": 82260,
+    "claims/outer_steps.py": 228572713,
     "strict_json.py": 620,
     "facts of rule": 9120,
     "facts of explicit": 12200,
