@@ -17,7 +17,7 @@ from partreduce.runtime.averaging.foreign import refuse_foreign_optimizer
 from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import by_pace
-from partreduce.runtime.liveness.heartbeat import PACED, Heartbeat
+from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.schedule_file import read_schedule
@@ -133,9 +133,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
-        heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process, lifelines=agreed.lifelines)
-        if len(paces := {int(pace) for pace in self.schedule.paces()}) > 1:
-            heartbeat.unequal = PACED.format(min(paces), max(paces))
+        heartbeat = Heartbeat(
+            reached.store,
+            reached.rank,
+            agreed.key,
+            beats=own_process,
+            lifelines=agreed.lifelines,
+            paces=self.schedule.paces(),
+        )
         with _connecting(reached, heartbeat):
             if not alone:
                 _prepare(reached, plan, heartbeat, own_process=own_process)

@@ -102,7 +102,7 @@ def trained(world, loader_of, loop):
     return optimizer.round, optimizer.steps
 
 
-def even(plan, rank):  # noqa: ARG001
+def even(plan, rank):
     return torch.utils.data.DataLoader(torch.arange(20.0).view(-1, 1), 2, shuffle=True)
 
 
