@@ -222,8 +222,6 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
             "it averages less than any schedule that was measured, so that its steps are a guess, and so is how much "
             "faster it is; `partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
         )
-    if chosen.form is Form.TREE:
-        said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
     if chosen.status == "feasible":
         bound = (
             "" if chosen.bound is None else f" of its class, with a consensus distance of {chosen.bound:.4g} or more,"

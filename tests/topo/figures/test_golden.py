@@ -309,16 +309,6 @@ def test_de_bruijn_graphs_are_nilpotent_off_the_mean(base: int, length: int) -> 
     assert rounds_to(schedule, 1e-9) == length
 
 
-@pytest.mark.parametrize(("d", "depth"), [(2, 2), (2, 3), (3, 2)])
-def test_kautz_graphs_have_second_modulus_1_over_d(d: int, depth: int) -> None:
-    n = d**depth + d ** (depth - 1)
-    edges = [(i, -(d * i + a) % n, Fraction(1, d)) for i in range(n) for a in range(1, d + 1)]
-    loops = [edge for edge in edges if edge[0] == edge[1]]
-    assert not loops
-    schedule = Schedule("kautz", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),)))
-    assert radius(schedule).value == pytest.approx(1 / d, abs=1e-9)
-
-
 @pytest.mark.parametrize("n", [5, 6])
 def test_relaxed_pairs_reach_exact_consensus(n: int) -> None:
     from partreduce.topo.phase import Group, Phase
