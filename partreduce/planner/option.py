@@ -137,7 +137,7 @@ class Option:
 
     @property
     def time_at_worst(self) -> float:
-        """As `time`, if lateness costs as much as it may (`StepsModel.late_most`)."""
+        """As `time`, if lateness costs as much as it may."""
         if self.facts is not None:
             more = self.facts.more
         elif self.lateness is Lateness.PIPELINE:
@@ -146,10 +146,22 @@ class Option:
             more = self.averages_more
         return self.step_seconds * (self.steps_ratio + more)
 
+    def time_in(self, case: StepsModel, usual: StepsModel, *, lateness: bool) -> float:
+        """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts."""
+        if not math.isfinite(self.steps_ratio):
+            return math.inf
+        spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
+        more = case.steps_ratio(spread, 0.0, late=late) - usual.steps_ratio(spread, 0.0, late=late)
+        if lateness and self.facts is not None:
+            more += self.facts.more
+        elif lateness and self.lateness is Lateness.PIPELINE:
+            more += (case.delay - usual.delay) * self.schedule.strategy.when.lag
+        return self.step_seconds * (self.steps_ratio + more)
+
     @property
     def averages_more(self) -> float:
         """What averages that come a round late may cost more than predicted."""
-        return (self.model.late_most - self.model.late) * self.late_distance if self.late_distance else 0.0
+        return self.model.late_more(self.late_distance) if self.late_distance else 0.0
 
     @property
     def late(self) -> bool:

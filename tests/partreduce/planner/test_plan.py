@@ -15,7 +15,7 @@ from partreduce.planner.front import front
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.planner.recommend import cautions, reasons, recommend
-from partreduce.planner.steps_model import CORRECTED, FITTED
+from partreduce.planner.steps_model import CORRECTED, FITTED, shortened
 from partreduce.schedulers import registry
 from partreduce.strategies import Late
 from partreduce.topo.cluster import Cluster
@@ -273,7 +273,9 @@ def test_limits_bind_catalogue_entries_as_they_bind_the_search() -> None:
 
 
 def test_an_overlapped_schedule_is_predicted_from_its_delayed_figures_and_pays_for_its_late_distance() -> None:
-    assert FITTED.steps_ratio(0.9375, 0.0) == pytest.approx(1 + FITTED.a * 0.9375)
+    assert FITTED.steps_ratio(0.9375, 0.0) == pytest.approx(
+        1 + shortened(FITTED.noise, FITTED.num_workers) + FITTED.a * 0.9375
+    )
     assert replace(FITTED, late=0.1).steps_ratio(0.5, 2.0, late=3.0) == pytest.approx(
         FITTED.steps_ratio(0.5, 2.0) + 0.3
     )
