@@ -9,8 +9,6 @@ from typing import Any
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Sending
-from partreduce.verify.after_a_loss import NAME as AFTER_A_LOSS
-from partreduce.verify.after_a_loss import prove_after_a_loss
 from partreduce.verify.base import Claim, Proof, not_proved
 from partreduce.verify.budget import budgets
 from partreduce.verify.certificate import certificate_of
@@ -21,7 +19,6 @@ from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction
 from partreduce.verify.deadlock_free import prove_deadlock_free
-from partreduce.verify.drift import prove_drift
 from partreduce.verify.equal_replicas import prove_equal_replicas
 from partreduce.verify.exact_consensus import prove_exact
 from partreduce.verify.graph import prove_graph
@@ -99,13 +96,11 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         prove_deadlock_free(schedule),
         prove_contraction(schedule),
         prove_consensus_distance(schedule),
-        prove_drift(schedule, "worker"),
-        prove_drift(schedule, "node"),
         exact,
         prove_rounds(schedule, exact=exact is not None),
     ]
     made = tuple(_worded(claim, schedule) for claim in claims if claim is not None)
-    return (*made, *_claims_of_runs(schedule, made))
+    return (*made, *_claims_of_runs(schedule))
 
 
 EXACT = (
@@ -114,8 +109,6 @@ EXACT = (
     "consensus",
     "contraction",
     "consensus-distance",
-    "drift-worker",
-    "drift-node",
     "exact-consensus",
 )
 """Claims about matrices, which take numbers to be averaged as they are."""
@@ -146,28 +139,22 @@ def _worded(claim: Claim, schedule: Schedule) -> Claim:
 
 def _graph_claims(schedule: Schedule) -> tuple[Claim, ...]:
     claims = prove_graph(schedule)
-    return (*claims, *_claims_of_runs(schedule, claims))
+    return (*claims, *_claims_of_runs(schedule))
 
 
 def _kept_gap_claims(schedule: Schedule) -> tuple[Claim, ...]:
     claims = prove_kept_gap(schedule)
     if not schedule.is_mixing:
         return claims
-    of_rounds = (claim for claim in _claims_of_runs(schedule, claims) if claim.claim not in {"queues", "memory"})
+    of_rounds = (claim for claim in _claims_of_runs(schedule) if claim.claim not in {"queues", "memory"})
     return (*claims, *of_rounds)
 
 
-def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """What a run of fixed rounds can rely on: ages, queues, its end, equal workers, errors, memory, a worker's loss."""
-    agrees = any(claim.claim == "consensus" and claim.holds for claim in claims)
-    after_a_loss = (
-        prove_after_a_loss(schedule)
-        if agrees
-        else replace(not_proved(AFTER_A_LOSS, "rests on consensus, which is not proved."), is_property=True)
-    )
+def _claims_of_runs(schedule: Schedule) -> tuple[Claim, ...]:
+    """What a run of fixed rounds can rely on: ages, queues, its end, equal workers, errors, memory."""
     of_payload = prove_lag(schedule), prove_equal_replicas(schedule), prove_codec_error(schedule)
     made = (claim for claim in of_payload if claim is not None)
-    return (*prove_meetings(schedule), *made, prove_memory(schedule), after_a_loss)
+    return (*prove_meetings(schedule), *made, prove_memory(schedule))
 
 
 @dataclass(frozen=True, slots=True)

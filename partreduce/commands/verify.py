@@ -1,6 +1,5 @@
 """`partreduce verify`: prove or refute a schedule's claims, with figures and a certificate."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ from partreduce.commands.options import quantity
 
 if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
-    from partreduce.verify.base import Claim, Proof
+    from partreduce.verify.base import Proof
 
 MARK = {
     "proved": "[green]proved[/]",
@@ -24,7 +23,7 @@ MARK = {
 
 
 OF_GAPS = ("directed", "max_states")
-OF_SCHEDULES = ("certificate", "explain", "spectral_gap", "cluster", "period", "export", "max_bytes")
+OF_SCHEDULES = ("certificate", "explain", "cluster", "period", "export", "max_bytes")
 
 
 def command(
@@ -43,9 +42,6 @@ def command(
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw the witness: tree, conflict or closed set; of gaps their matrices.", metavar="FILE"),
-    ] = None,
-    spectral_gap: Annotated[
-        list[str] | None, typer.Option(help="Also judge that a spectral gap is at least this.", metavar="KIND:VALUE")
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="For FILE.py:NAME: where it runs.")] = None,
     period: Annotated[int | None, typer.Option(help="For FILE.py:NAME: after how many steps it repeats.")] = None,
@@ -88,9 +84,6 @@ def command(
         )  # fmt: skip
     options.refuse(context, OF_GAPS, "is about iteration gaps; say --gaps, too")
     loaded, proof = _proved(schedule, cluster, period, export, quantity_of_bytes(max_bytes))
-    if spectral_gap and loaded is not None:
-        judged = (_gap_claim(loaded, text) for text in spectral_gap)
-        proof = replace(proof, claims=(*proof.claims, *judged))
     figures = figures_of(loaded)
     _write(schedule, loaded, proof, certificate=certificate, export=export, plot=plot)
     if as_json:
@@ -188,21 +181,6 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[
         raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
     proved = prove_function_file(place, load_cluster(cluster), period)
     return proved.schedule, proved.proof
-
-
-def _gap_claim(schedule: "Schedule", text: str) -> "Claim":
-    """`hop:0.2681` → the claim that the gap is at least that, proved or refuted exactly."""
-    from fractions import Fraction
-
-    from partreduce.topo.errors import InputError
-    from partreduce.verify.spectral_gap import prove_gap
-
-    kind, _, value = text.partition(":")
-    try:
-        least = Fraction(value)
-    except (ValueError, ZeroDivisionError):
-        raise InputError(f"--spectral-gap {text!r}: write KIND:VALUE, such as hop:0.2681 or slem:1/3") from None
-    return prove_gap(schedule, kind, least)
 
 
 def figures_of(schedule: "Schedule | None") -> dict[str, Any]:

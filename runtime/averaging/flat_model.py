@@ -130,7 +130,7 @@ class FlatModel:
             for held, attribute, parameter, offset in places:
                 is_there = parameter.data_ptr() == base + offset or not parameter.numel()
                 if not is_there or held.get(attribute) is not parameter:
-                    self._refuse_moved()
+                    self._refuse_moved(rank)
         for parts, name, module in self._parts:
             if parts.get(name) is not module:
                 self._refuse_lost(rank)
@@ -138,17 +138,18 @@ class FlatModel:
         for parameter, name in self._frozen.items():
             if parameter.requires_grad:
                 raise InputError(
-                    f"model: parameter {name!r} was frozen when DistributedOptimizer was made and is trainable now, so "
-                    "it would be trained without being averaged; wrap first and then freeze it for as long as you like"
+                    f"model: parameter {name!r} of worker {rank} was frozen when DistributedOptimizer was made and is "
+                    "trainable now, so it would be trained without being averaged; wrap first and then freeze it for "
+                    "as long as you like"
                 )
 
         for index, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
             for parameter in group["params"]:
                 if id(parameter) not in self._trained:
                     raise InputError(
-                        f"optimizer: group {index} holds a parameter of shape {list(parameter.shape)} that the model "
-                        "did not have when DistributedOptimizer was made, so it would be trained without being "
-                        "averaged; change the model first, then wrap"
+                        f"optimizer: group {index} of worker {rank} holds a parameter of shape "
+                        f"{list(parameter.shape)} that the model did not have when DistributedOptimizer was made, so "
+                        "it would be trained without being averaged; change the model first, then wrap"
                     )
 
     def _refuse_lost(self, rank: int) -> None:
@@ -163,15 +164,15 @@ class FlatModel:
                 )
         self._parts = _parts_of(self.model)
 
-    def _refuse_moved(self) -> None:
+    def _refuse_moved(self, rank: int) -> None:
         for bucket in self.buckets:
             base, width = bucket.flat.data_ptr(), bucket.dtype.itemsize
             for slot in bucket.slots:
                 for module, attribute in slot.owners:
                     if module._parameters.get(attribute) is not slot.parameter:  # noqa: SLF001 - as above
                         raise InputError(
-                            f"model: parameter {slot.names[0]!r} was replaced by another after DistributedOptimizer "
-                            "was made, so it would be trained without being averaged; "
+                            f"model: parameter {slot.names[0]!r} of worker {rank} was replaced by another after "
+                            "DistributedOptimizer was made, so it would be trained without being averaged; "
                             f"{wrapped_by(module) or 'change the model first, then wrap'}"
                         )
                 if not slot.parameter.numel():
@@ -180,8 +181,8 @@ class FlatModel:
                     usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that"
                     who = wrapped_by(slot.owners[0][0])
                     raise InputError(
-                        f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
-                        f"was made{f'; {who}' if who else f' ({usual}); do it before'}"
+                        f"model: the storage of parameter {slot.names[0]!r} of worker {rank} was replaced after "
+                        f"DistributedOptimizer was made{f'; {who}' if who else f' ({usual}); do it before'}"
                     )
 
     def refuse_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:

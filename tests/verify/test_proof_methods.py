@@ -17,7 +17,7 @@ from helpers.warm_checker import run_checker
 from partreduce.topo.arithmetic.whole_numbers import ceil_log, prime_factors
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import InputError, RefutedError, ScheduleError
+from partreduce.topo.errors import InputError, RefutedError
 from partreduce.topo.figures import figures
 from partreduce.topo.figures.growth import growth_bits
 from partreduce.topo.phase import Group, Phase
@@ -29,7 +29,6 @@ from partreduce.verify import Status, checker, functions, prove
 from partreduce.verify.asked_function import ask, load_function
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.checker.facts.rounds import least_rounds
-from partreduce.verify.spectral_gap import prove_gap
 
 CHECKER = Path(checker.__file__).parent
 
@@ -187,44 +186,6 @@ def test_a_power_that_does_not_shrink_proves_no_consensus(squared):
 
 
 # Gaps
-
-
-def figure_21(kind):
-    if kind == "a":
-        edges = {frozenset((i, (i + d) % 8)) for i in range(8) for d in (1, 4)}
-    else:
-        edges = {frozenset(e) for c in ((0, 1, 2, 3), (4, 5), (6, 7)) for e in ((i, j) for i in c for j in c if i < j)}
-        edges |= {frozenset(e) for e in (((0, 4), (4, 6), (6, 0)) if kind == "b" else ((1, 4), (5, 6), (7, 0)))}
-    near = {i: sorted(next(iter(e - {i})) for e in edges if i in e) for i in range(8)}
-    return graph(8, [(j, i, Fraction(1, len(near[i]))) for i in range(8) for j in near[i]])
-
-
-@pytest.mark.parametrize("kind", ["a", "b", "c"])
-def test_the_gaps_of_hops_figure_21_are_enclosed(kind):
-    golden = GOLDEN["hop_figure_21"][kind]["gap"]
-    value = float(Fraction(golden)) if isinstance(golden, str) else golden
-    entry = prove(figure_21(kind))["spectral-gap-hop"].entry
-    assert float(Fraction(entry["at_least"])) - 1e-9 <= value <= float(Fraction(entry["less_than"])) + 1e-9
-    assert "spectral-gap-hop" in accepted(figure_21(kind))
-
-
-def test_a_stated_bound_on_the_gap_is_proved_or_refuted_exactly():
-    assert prove_gap(figure_21("b"), "hop", Fraction("0.2681")).status is Status.PROVED
-    assert prove_gap(figure_21("b"), "hop", Fraction("0.2682")).status is Status.REFUTED
-    assert prove_gap(figure_21("a"), "hop", Fraction("0.666666")).status is Status.PROVED
-    with pytest.raises(ScheduleError, match="hop needs an undirected"):
-        prove_gap(graph(3, [(i, (i + 1) % 3, Fraction(1, 2)) for i in range(3)]), "hop", Fraction(1, 4))
-
-
-@pytest.mark.parametrize("n", [4, 5, 8, 16, 32])
-def test_the_gaps_of_rings_agree_with_their_closed_form(n):
-    ring = graph(n, [(i, (i + d) % n, Fraction(1, 3)) for i in range(n) for d in (1, n - 1)])
-    proof = prove(ring)
-    for kind in ("slem", "sigma"):
-        entry = proof[f"spectral-gap-{kind}"].entry
-        value = GOLDEN["spectral_gap_slem"]["ring_third_weights"][str(n)]
-        assert float(Fraction(entry["at_least"])) - 1e-6 <= value <= float(Fraction(entry["less_than"])) + 1e-6
-    assert {"spectral-gap-slem", "spectral-gap-sigma", "spectral-gap-hop"} <= set(accepted(ring))
 
 
 # Functions

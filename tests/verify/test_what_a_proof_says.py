@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.forgery.schedules import SCHEDULES, explicit, graph, rule, shift
+from benchmarks.forgery.schedules import SCHEDULES, explicit, rule
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import RefutedError
@@ -34,9 +34,8 @@ ESSENTIAL = {
     "pairwise": ({"consensus", "deadlock-free"}, set()),
     "server": ({"consensus", "deadlock-free"}, set()),
 }
-OF_RUNS = ["staleness", "end", "memory", "consensus-after-a-loss"]
-OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "consensus-distance",
-             "drift-worker", "drift-node"]  # fmt: skip
+OF_RUNS = ["staleness", "end", "memory"]
+OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "consensus-distance"]
 
 
 def test_what_no_schedule_of_a_kind_should_be_run_without():
@@ -51,7 +50,7 @@ def names(schedule):
 
 
 def test_every_kind_has_its_claims_in_their_order():
-    assert names(SCHEDULES["explicit"]) == [*OF_GROUPS[:-1], "rounds", *OF_RUNS], "nodes of one worker"
+    assert names(SCHEDULES["explicit"]) == [*OF_GROUPS, "rounds", *OF_RUNS]
     assert names(SCHEDULES["rule-exact"]) == [OF_GROUPS[0], "membership", *OF_GROUPS[1:], "exact-consensus", "rounds",
                                               *OF_RUNS]  # fmt: skip
     assert set(names(SCHEDULES["graph"])) >= {*MEANS, "contraction", "queues", *OF_RUNS}
@@ -68,21 +67,12 @@ def test_no_claim_about_means_is_made_where_groups_clash():
     assert proof.certificate["claims"] == []
 
 
-@pytest.mark.parametrize("apart", [explicit(4, [[0, 1], [2, 3]]), graph(4, [(0, 1, Fraction(1, 2))])])
-def test_what_a_loss_does_rests_on_consensus(apart):
-    claim = prove(apart)["consensus-after-a-loss"]
-    assert (claim.status, claim.is_property) == (Status.NOT_PROVED, True)
-    assert "rests on consensus" in claim.explanation
-    together = graph(4, shift(4, Fraction(1, 3)))
-    assert prove(together)["consensus-after-a-loss"].status is Status.PROVED
-
-
 def test_late_gradients_and_codecs_are_claimed_and_essential():
     pipe, coded = prove(SCHEDULES["pipeline"]), prove(SCHEDULES["coded"])
     assert pipe.essential - MEANS == {"conflict-free", "membership", "lag", "equal-replicas", "codec-error"}
     assert coded.essential - MEANS == {"conflict-free", "codec-error"}
-    assert names(SCHEDULES["pipeline"])[-7:] == [*OF_RUNS[:2], "lag", "equal-replicas", "codec-error", *OF_RUNS[2:]]
-    assert names(SCHEDULES["allreduce"])[-5:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
+    assert names(SCHEDULES["pipeline"])[-6:] == [*OF_RUNS[:2], "lag", "equal-replicas", "codec-error", *OF_RUNS[2:]]
+    assert names(SCHEDULES["allreduce"])[-4:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
     assert pipe.verdict is coded.verdict is Status.PROVED
     server = prove(Schedule("s", Cluster.regular(2, 2), Server(how=How(codec=Codec.FLOAT16))))
     assert server.essential == {"consensus", "deadlock-free", "codec-error"}
@@ -91,7 +81,7 @@ def test_late_gradients_and_codecs_are_claimed_and_essential():
     assert prove(clash)["codec-error"].status is Status.NOT_PROVED
 
 
-EXACT = ["doubly-stochastic", "consensus", "contraction", "consensus-distance", "drift-worker"]
+EXACT = ["doubly-stochastic", "consensus", "contraction", "consensus-distance"]
 
 
 def test_claims_about_matrices_say_that_they_speak_of_exact_averages_where_a_codec_rounds():
