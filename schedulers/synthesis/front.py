@@ -332,7 +332,7 @@ def scattered(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]
     """The same entries, each beginning of the list spread over the whole front: first those on its lower convex hull.
 
     A time to a loss, a step's seconds times the steps, is a product of two sums that rise with one cost each, so that
-    the least over a front lies on the hull, whatever a unit of either costs. Costs are finite; O(k log k) for k entries.
+    the least over a front lies on the hull, whatever a unit of either costs. O(k log k).
     """
     hull: list[T] = []
     for entry in sorted(front, key=at):
