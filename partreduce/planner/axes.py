@@ -164,9 +164,17 @@ class Axes:
             consensus_distance=noise,
             drift=known(figures.drift),
             steps_ratio=model.steps_ratio(
-                noise, pushed, late=figures.late_distance, delayed=self.job.delayed(setting.when.when)
+                noise,
+                pushed,
+                late=figures.late_distance,
+                delayed=self.job.delayed(setting.when.when),
+                gradients=self._averages_gradients(setting),
             ),
         )
+
+    def _averages_gradients(self, setting: Setting) -> bool:
+        """All-Reduce does, in every step, unless its parameters come late."""
+        return self.schedule.strategy.averages_gradients and setting.pace == 1 and setting.when is not Lateness.LATE
 
     def at(self, setting: Setting) -> Figures:
         """The figures of a setting; gradients that come late to all alike keep the workers together."""

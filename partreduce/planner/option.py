@@ -151,7 +151,9 @@ class Option:
         if not math.isfinite(self.steps_ratio):
             return math.inf
         spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
-        more = case.steps_ratio(spread, 0.0, late=late) - usual.steps_ratio(spread, 0.0, late=late)
+        gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
+        here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
+        more = here - there
         if lateness and self.facts is not None:
             more += self.facts.more
         elif lateness and self.lateness is Lateness.PIPELINE:

@@ -35,9 +35,6 @@ from typing import NamedTuple
 
 from partreduce.topo.figures.pipeline import noise_factor
 
-NOTHING = 1e-9
-"""A consensus distance below it is the rounding of workers that are never apart."""
-
 
 class Optimizer(StrEnum):
     """What turns a worker's gradients into steps."""
@@ -104,7 +101,15 @@ class StepsModel:
     basis: str = "9 of 10 measured schedules"
     """Whose errors these are, as the subject of a sentence."""
 
-    def steps_ratio(self, consensus_distance: float, drift: float, *, late: float = 0.0, delayed: float = 0.0) -> float:
+    def steps_ratio(
+        self,
+        consensus_distance: float,
+        drift: float,
+        *,
+        late: float = 0.0,
+        delayed: float = 0.0,
+        gradients: bool = False,
+    ) -> float:
         """Predicted steps to a loss, divided by those of All-Reduce in each step.
 
         Args:
@@ -112,12 +117,13 @@ class StepsModel:
             drift: likewise; 0 for shuffled data.
             late: the late distance of averagings that come a round late (`topo.figures.late_distance`); 0 in lockstep.
             delayed: what late gradients cost (`delayed`).
+            gradients: whether it is they that are averaged, not parameters.
         """
         if math.isinf(consensus_distance) or math.isinf(drift) or math.isinf(late):
             return math.inf
         noise = _charged(consensus_distance, self.max_consensus_distance, self.a, self.a_beyond)
         pushed = _charged(drift**self.p, self.max_drift**self.p, self.c, self.c_beyond) if drift > 0 else 0.0
-        own = shortened(self.noise, self.num_workers) if consensus_distance > NOTHING else 0.0
+        own = 0.0 if gradients else shortened(self.noise, self.num_workers)
         return 1.0 + own + noise + pushed + _lateness(self, late) + delayed
 
     @property
