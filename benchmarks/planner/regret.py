@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 SHAPES = ("2x4", "4x2", "1x8", "8x1", "3x3")
 SEEDS, DIVERGED = 4, 5.0
 """Seeds, of which each half judges the other's best; the ratio of what does not get there."""
-EFFORT = 3.0
+EFFORT, BRIEF = 3.0, 0.5
+"""Efforts of a plan that is trained, and of one that is only compared."""
 KEPT = ("median", "90th percentile", "worst")
 Row = dict[str, Any]
 
@@ -207,7 +208,7 @@ def changes(hardware: Hardware) -> Iterator[tuple[str, Hardware]]:
 
 def misjudged(seed: int, number: int) -> list[Row]:
     """By how much longer, as predicted for the true job, what is recommended takes if an input is 5 % wrong."""
-    job, _ = draw(seed, number)
+    job = replace(draw(seed, number)[0], effort=BRIEF)
     chosen, rows = plan(job).recommendation, []
     for name, hardware in changes(job.hardware):
         found = plan(replace(job, cluster=replace(job.cluster, hardware=hardware))).recommendation
@@ -250,11 +251,12 @@ def main() -> None:
         rows += misjudged(chosen.seed, number) if chosen.inputs else [judged(chosen.seed, number)]
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         path.write_text(compact.text({"rows": rows}))
-    about = f"`{kit.command('planner.regret')}`; no pilot, effort {EFFORT:g}"
+    about = f"`{kit.command('planner.regret')}`; no pilot"
     if chosen.inputs:
-        kit.write(path, "Inputs that are 5 % wrong", f"{about}.", inputs_page(rows))
+        kit.write(path, "Inputs that are 5 % wrong", f"{about}, effort {BRIEF:g}.", inputs_page(rows))
     else:
-        kit.write(path, "Regret on random jobs", f"{about}, {SEEDS} seeds.", summary(rows), page(rows))
+        about += f", effort {EFFORT:g}, {SEEDS} seeds."
+        kit.write(path, "Regret on random jobs", about, summary(rows), page(rows))
 
 
 if __name__ == "__main__":

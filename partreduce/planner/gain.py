@@ -117,17 +117,20 @@ def least_time(options: Sequence[Option], job: Job) -> Option:
     """The option whose regret is least in the worst case; the simplest of those that it takes at most `TIE` longer.
 
     A case is what the job may pay: the prices of a calibrated task, or what a pilot leaves open. An option's regret
-    there is its time over that of the best. What is late, and was not asked for, has to be fastest where lateness
-    costs most.
+    there is its time over that of the best.
     """
-    if not job.fastest:
-        waiting = min((decisive_time(one, job) for one in options if not (one.late or one.facts)), default=math.inf)
-        options = [one for one in options if decisive_time(one, job) <= waiting]
+    options = contenders(options, job)
     worst = dict(zip(map(id, options), regrets(options, job), strict=True))
     least = min(worst.values())
     near = unbeaten([option for option in options if worst[id(option)] <= least * (1 + TIE)])
     # Of equally simple ones the fastest; times that differ by rounding are equal.
     return min(near, key=lambda one: (simplicity(one), float(f"{worst[id(one)]:.9e}"), one.name))
+
+
+def contenders(options: Sequence[Option], job: Job) -> list[Option]:
+    """What may be recommended: what is late, and was not asked for, has to be fastest where lateness costs most."""
+    waiting = min((decisive_time(one, job) for one in options if not (one.late or one.facts)), default=math.inf)
+    return [one for one in options if job.fastest or decisive_time(one, job) <= waiting or not (one.late or one.facts)]
 
 
 def regrets(options: Sequence[Option], job: Job) -> list[float]:

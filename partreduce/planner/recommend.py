@@ -8,7 +8,18 @@ from fractions import Fraction
 from functools import partial
 
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.gain import TIE, Gain, best_plain, decisive_time, gain, least_time, simplicity, unbeaten
+from partreduce.planner.gain import (
+    TIE,
+    Gain,
+    best_plain,
+    contenders,
+    decisive_time,
+    gain,
+    least_time,
+    regrets,
+    simplicity,
+    unbeaten,
+)
 from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.option import Option
@@ -132,7 +143,7 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step)"
         )
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
-        said.append(_not_taken(fastest, chosen, job))
+        said.append(_not_taken(fastest, chosen, allowed, job))
     elif chosen.is_plain and fastest is chosen:
         said.append("no schedule that averages over fewer workers is predicted to train faster")
     every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]
@@ -155,7 +166,7 @@ def _beside_usual(best: Option, chosen: Option, options: Sequence[Option]) -> st
     )
 
 
-def _not_taken(fastest: Option, chosen: Option, job: Job) -> str:
+def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: Job) -> str:
     """Why the option with the least predicted time is not the recommendation."""
     ratio = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
     worst = decisive_time(fastest, job) / decisive_time(chosen, job)
@@ -167,6 +178,14 @@ def _not_taken(fastest: Option, chosen: Option, job: Job) -> str:
         return (
             f"{ratio}, but comes late: if that costs as much {most}, it would take {worst:.2f} times as long; --when "
             f"{asked} takes it at its predicted price"
+        )
+    rivals = contenders([*allowed, chosen], job)
+    worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
+    regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
+    if regret > ours * (1 + TIE):
+        where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"
+        return (
+            f"{ratio}, but {where} it would take {regret:.2f} times as long as the best, and this one {ours:.2f} times"
         )
     return f"{ratio}: within {TIE:.0%} the simpler one is taken, which is {_phases(chosen)}, against {_phases(fastest)}"
 

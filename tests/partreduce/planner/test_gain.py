@@ -171,7 +171,12 @@ def test_the_text_says_why_the_fastest_is_not_taken() -> None:
     fastest = min(options, key=lambda option: option.time)
     plain = best_plain(options, asked)
     assert plain is not None
-    near = replace(plain, step_seconds=1.01 * fastest.time / plain.steps_ratio, communication=0.0)
+    near = replace(
+        fastest,
+        schedule=plain.schedule,
+        step_seconds=1.01 * fastest.step_seconds,
+        communication=0.0,
+    )
     said = " ".join(reasons(near, [*options, near], asked))
     assert f"{fastest.name} is predicted to be 1.01 times as fast as it: within 2% the simpler one is taken" in said
     other = named(options, "prague-figure-10")
@@ -237,3 +242,19 @@ def test_a_period_that_holds_a_shorter_one_as_good_is_shortened() -> None:
     assert part.name == f"synthesised-{part.period}-phases-{1e3 * part.communication:.4g}ms"
     assert shorter(part, asked) is None
     assert shorter(replace(thrice, status="catalogue"), asked) is None
+
+
+def test_the_text_says_where_the_fastest_of_lockstep_would_be_most_wrong(options: list[Option]) -> None:
+    waiting = in_lockstep(options)
+    chosen = recommend(waiting, JOB)
+    fastest = min(waiting, key=lambda option: option.time)
+    steps = JOB.steps_model.steps_ratio(30.0, 0.0)
+    risky = replace(
+        fastest,
+        consensus_distance=replace(fastest.drift, value=30.0),
+        steps_ratio=steps,
+        step_seconds=0.9 * fastest.time / steps,
+    )
+    said = " ".join(reasons(chosen, [*waiting, risky], JOB))
+    assert "but on the task that suits it least it would take" in said
+    assert recommend([*waiting, risky], JOB) is not risky
