@@ -10,7 +10,6 @@ from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Sending
 from partreduce.verify.base import Claim, Proof, not_proved
-from partreduce.verify.budget import budgets
 from partreduce.verify.certificate import certificate_of
 from partreduce.verify.codec_error import prove_codec_error
 from partreduce.verify.conflict_free import NAME as CONFLICT_FREE
@@ -31,7 +30,6 @@ from partreduce.verify.outer_steps import NAME as OUTER_CONSENSUS
 from partreduce.verify.outer_steps import prove_own_anchors
 from partreduce.verify.quorum import prove_quorum
 from partreduce.verify.quorum_groups import prove_quorum_of_groups
-from partreduce.verify.rounds import prove_rounds
 from partreduce.verify.staleness import prove_meetings
 from partreduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
 from partreduce.verify.tables import essential_of_tables, prove_tables
@@ -66,7 +64,7 @@ def prove(schedule: Schedule) -> Proof:
     if schedule.is_mixing or prover.certified is not None:
         period = schedule.period if prover.certified is None else prover.certified(schedule)
         certificate = certificate_of(schedule, claims, period=period)
-    proof = Proof(schedule.name, claims, essential, certificate, budgets(schedule) if schedule.is_mixing else {})
+    proof = Proof(schedule.name, claims, essential, certificate)
     if not proof.absent:
         return proof
     missing = (not_proved(name, f"nothing proves it for strategy {schedule.strategy.kind!r}.") for name in proof.absent)
@@ -87,7 +85,6 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         # With an overlap there is no mixing matrix to speak about.
         rest = (DOUBLY, "consensus", "deadlock-free", "contraction", *sorted(_of_payload(schedule)))
         return (first, *(not_proved(name, ON_DISJOINT) for name in rest))
-    exact = prove_exact(schedule)
     claims = [
         first,
         prove_membership(schedule),
@@ -96,8 +93,7 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         prove_deadlock_free(schedule),
         prove_contraction(schedule),
         prove_consensus_distance(schedule),
-        exact,
-        prove_rounds(schedule, exact=exact is not None),
+        prove_exact(schedule),
     ]
     made = tuple(_worded(claim, schedule) for claim in claims if claim is not None)
     return (*made, *_claims_of_runs(schedule))

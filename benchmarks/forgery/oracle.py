@@ -91,10 +91,8 @@ def _of_matrices(entry: Document, raw: Document, listed: Groups, matrices: list[
         return float(Fraction(entry["squared"])) >= np.linalg.norm(off, 2) ** 2 - 1e-9
     if name == "consensus-distance":
         return float(Fraction(entry["at_most"])) >= steady_distance(raw, listed, matrices) * (1 - 1e-9) - 1e-15
-    if name.startswith("exact"):
-        return bool(np.abs(off).max() < 1e-9)
-    assert name == "rounds", name
-    return _rounds_true(entry, n, listed)
+    assert name.startswith("exact"), name
+    return bool(np.abs(off).max() < 1e-9)
 
 
 def _answers(n: int, listed: Groups) -> str:
@@ -106,27 +104,3 @@ def _answers(n: int, listed: Groups) -> str:
         }
         lines += [home.get(worker, "-") for worker in range(n)]
     return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
-
-
-def _rounds_true(entry: Document, n: int, listed: Groups) -> bool:
-    """By exhaustion of what the bound speaks about: sizes up to g whose product is a multiple of every prime power."""
-    g = max(len(group) for phase in listed for group, _ in phase)
-    plain = all(t == 1 for phase in listed for _, t in phase)
-    if entry["group"] != g:
-        return False
-    log = next(t for t in range(40) if g**t >= n)
-    if entry["at_least"] == "never":
-        return plain and any(n % p == 0 and all(p % q for q in range(2, p)) for p in range(g + 1, n + 1))
-    best = log + (g == 2 and n % 2 == 1)
-    if plain:
-        smooth = all(
-            any(s % p == 0 for s in range(2, g + 1))
-            for p in range(2, n + 1)
-            if n % p == 0 and all(p % q for q in range(2, p))
-        )
-        best = (
-            99
-            if not smooth
-            else max(best, 3 if n > g and not any(n % a == 0 and n // a <= g for a in range(2, g + 1)) else 0)
-        )
-    return entry["at_least"] <= best

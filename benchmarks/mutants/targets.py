@@ -92,12 +92,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
     **{f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER)) for name in ("classes", "conflict_free", "consensus", "trees")},
     **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
-    **{
-        f"verify/{name}.py": ((ORACLE,), PROVER)
-        for name in ("deadlock_free", "exact_consensus", "rounds", "stochastic")
-    },
+    **{f"verify/{name}.py": ((ORACLE,), PROVER) for name in ("deadlock_free", "exact_consensus", "stochastic")},
     **{f"verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove", "view")},
-    "verify/budget.py": (PROVER,),
     "verify/certificate.py": ((SAYS,), PROVER),
     "verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
     "verify/membership.py": (("tests/verify/test_membership_laws.py",), ("tests/verify/test_membership_zoo.py",)),

@@ -156,7 +156,7 @@ def _emit(proof: "Proof", figures: dict[str, Any], *, explain: bool) -> None:
     from partreduce.console import emit_json
 
     claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
-    emit_json({"verdict": proof.verdict.value, "claims": claims, "figures": figures, "budgets": dict(proof.budgets)})
+    emit_json({"verdict": proof.verdict.value, "claims": claims, "figures": figures})
 
 
 def _print_how_to_check(certificate: Path, schedule: Path) -> None:

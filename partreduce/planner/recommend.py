@@ -206,8 +206,6 @@ def _phases(option: Option) -> str:
 def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list[str]:
     """What was not proved, and what the user should know; `ended` says why the search ended."""
     said = []
-    if chosen.form is Form.TREE:
-        said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
     if chosen.status == "feasible":
         bound = (
             "" if chosen.bound is None else f" of its class, with a consensus distance of {chosen.bound:.4g} or more,"

@@ -162,16 +162,11 @@ def test_a_slow_worker_appears_as_waiting() -> None:
     assert not any(option.name.startswith("paced") for option in competitors(job(), until=0.0))
 
 
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [(Form.HIERARCHICAL, "form hierarchical, which runs over gloo"), (Form.TREE, "planned but not run")],
-)
-def test_a_form_other_than_the_ring_is_named(form: Form, words: str) -> None:
-    asked = job(form=form)
+def test_a_form_other_than_the_ring_is_named() -> None:
+    words, asked = "form hierarchical, which runs over gloo", job(form=Form.HIERARCHICAL)
     chosen = recommend(competitors(asked, until=0.0), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
-    expected = Form.RING if form is Form.TREE else form
-    assert chosen.schedule.strategy.how.form is expected, "the file says how it is to be run"
+    assert chosen.schedule.strategy.how.form is Form.HIERARCHICAL, "the file says how it is to be run"
 
 
 def test_a_million_workers_are_planned_from_rules_alone() -> None:

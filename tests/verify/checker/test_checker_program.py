@@ -148,7 +148,7 @@ def test_every_claim_and_every_fact_has_a_line(tmp_path, capsys, monkeypatch):
         "conflict-free: fact",
         'doubly-stochastic: fact: smallest_weight "1/2"',
         "deadlock-free: follows from the protocol's rules: height 1",
-        'rounds: fact: group 2, bound "prime-factor", at_least "never", prime 3',
+        "end: follows from the protocol's rules: steps 3, behind -1",
     ]
     assert answer(capsys, tmp_path, certificate(RATE), HALF)[1][0] == "contraction: proved"
     status, lines = answer(capsys, tmp_path, certificate(raw=raw), raw)

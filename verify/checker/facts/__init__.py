@@ -21,7 +21,6 @@ from . import (
     queues,
     quorum,
     quorum_groups,
-    rounds,
     staleness,
     stochastic,
     tables,
@@ -70,7 +69,6 @@ FACTS: dict[Mode, dict[str, Stated]] = {
     "rounds": {
         **SUMS,
         "deadlock-free": deadlock_free.numbers,
-        "rounds": rounds.numbers,
         "staleness": staleness.numbers,
         "end": end.numbers,
         "queues": queues.numbers,
@@ -116,7 +114,6 @@ FACTS: dict[Mode, dict[str, Stated]] = {
 OF_THE_FILE = {
     "doubly-stochastic",
     "unit-sums",
-    "rounds",
     "codec-error",
     "memory",
     "one-route",
