@@ -13,6 +13,7 @@ mutant that they killed.
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import json
 import os
@@ -107,6 +108,7 @@ class Server:
         sys.dont_write_bytecode = True
         base = self.judge_unchanged(session)
         self.answer({"code": base["code"], "by": base["by"], "cpu": [base["cpu"]], "loaded": False})
+        gc.freeze()  # so that no fork copies what it never changes
         for line in sys.stdin:
             task = json.loads(line)
             path = Path(task["file"])

@@ -114,7 +114,9 @@ def _is_asked_for(option: Option, job: Job) -> bool:
 
 
 def least_time(options: Sequence[Option], job: Job) -> Option:
-    """The option whose regret is least in the worst case; the simplest of those that it takes at most `TIE` longer.
+    """The option whose regret is least in the worst case; of those within `TIE` of it that with the least time.
+
+    And of those within `TIE` of that again the simplest.
 
     A case is what the job may pay: the prices of a calibrated task, or what a pilot leaves open. An option's regret
     there is its time over that of the best.
@@ -122,9 +124,11 @@ def least_time(options: Sequence[Option], job: Job) -> Option:
     options = contenders(options, job)
     worst = dict(zip(map(id, options), regrets(options, job), strict=True))
     least = min(worst.values())
-    near = unbeaten([option for option in options if worst[id(option)] <= least * (1 + TIE)])
+    near = [option for option in options if worst[id(option)] <= least * (1 + TIE)]
+    soonest = min(decisive_time(option, job) for option in near)
+    near = unbeaten([option for option in near if decisive_time(option, job) <= soonest * (1 + TIE)])
     # Of equally simple ones the fastest; times that differ by rounding are equal.
-    return min(near, key=lambda one: (simplicity(one), float(f"{worst[id(one)]:.9e}"), one.name))
+    return min(near, key=lambda one: (simplicity(one), float(f"{decisive_time(one, job):.9e}"), one.name))
 
 
 def contenders(options: Sequence[Option], job: Job) -> list[Option]:

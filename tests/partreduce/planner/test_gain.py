@@ -178,7 +178,7 @@ def test_the_text_says_why_the_fastest_is_not_taken() -> None:
         communication=0.0,
     )
     said = " ".join(reasons(near, [*options, near], asked))
-    assert f"{fastest.name} is predicted to be 1.01 times as fast as it: within 2% the simpler one is taken" in said
+    assert f"{fastest.name} is predicted to be 1.01 times as fast as it; within 2% it is chosen because it is" in said
     other = named(options, "prague-figure-10")
     assert "as fast as the best plain alternative" in " ".join(reasons(other, options, asked))
 
@@ -244,16 +244,13 @@ def test_a_period_that_holds_a_shorter_one_as_good_is_shortened() -> None:
     assert shorter(replace(thrice, status="catalogue"), asked) is None
 
 
-def test_the_text_says_on_which_task_the_fastest_of_lockstep_would_be_most_wrong() -> None:
-    told = []
-    place = replace(JOB.cluster, hardware=replace(HARDWARE, nic=Link.of_bandwidth(1e9)))
-    for optimizer in (Optimizer.SGD, Optimizer.ADAM):
-        asked = replace(JOB, cluster=place, optimizer=optimizer, when=Lateness.LOCKSTEP)
-        options = competitors(asked, until=0.0)
-        chosen, fastest = recommend(options, asked), min(options, key=lambda option: option.time)
-        assert fastest.time < chosen.time
-        said = " ".join(reasons(chosen, options, asked))
-        assert f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it" in said
-        told.append("on the task that suits it least it would take" in said)
-        assert told[-1] or "within 2% the simpler one is taken" in said
-    assert any(told)
+def test_the_text_says_that_the_fastest_would_be_most_wrong_on_the_task_that_suits_it_least() -> None:
+    place = replace(JOB.cluster, hardware=replace(HARDWARE, nic=Link.of_bandwidth(8e9)))
+    asked = replace(JOB, cluster=place, optimizer=Optimizer.ADAM, when=Lateness.LOCKSTEP)
+    options = competitors(asked, until=0.0)
+    chosen, fastest = recommend(options, asked), min(options, key=lambda option: option.time)
+    assert fastest.time < chosen.time * (1 - TIE), "at the prices that fit all tasks best"
+    said = " ".join(reasons(chosen, options, asked))
+    faster = chosen.time / fastest.time
+    told = f"{fastest.name} is predicted to be {faster:.2f} times as fast as it, but on the task that suits it least"
+    assert told in said
