@@ -740,6 +740,13 @@ EDGES = [
     ),
     Edge(
         DISTANCE,
+        "of up to 12 digits",
+        (rule([2] * 12, 1, [([0], list(range(12)))]), distance(10**6, [2**20], [2**20])),
+        (rule([2] * 13, 1, [([0], list(range(13)))]), distance(10**6, [2**20], [2**20])),
+        "claims[0] (consensus-distance): over 12 digits",
+    ),
+    Edge(
+        DISTANCE,
         "a triangle of as many rows as workers",
         (HALF, distance(10**6, [49, -39, 49])),
         (HALF, distance(10**6, [49, -39])),
