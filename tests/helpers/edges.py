@@ -680,14 +680,14 @@ EDGES = [
         "relax <= 2 in every group",
         (settled(2), HUGE_COVARIANCE),
         (settled("5/2"), HUGE_COVARIANCE),
-        "0 <= relax <= 2",
+        'is "relax"; expected 0 <= relax <= 2 in every group',
     ),
     Edge(
         STEADY,
         "0 <= relax in every group",
         (settled(0), HUGE_COVARIANCE),
         (settled("-1/2"), HUGE_COVARIANCE),
-        "0 <= relax <= 2",
+        'is "relax"; expected 0 <= relax <= 2 in every group',
     ),
     Edge(
         STEADY,
@@ -715,7 +715,7 @@ EDGES = [
         "columns sum to 1, in round 2 either",
         (thirds("1/9"), HUGE_COVARIANCE),
         (thirds("1/9", back="1/8"), HUGE_COVARIANCE),
-        "columns that sum to 1",
+        'is "a column"; expected columns that sum to 1',
     ),
     Edge(
         DISTANCE,
