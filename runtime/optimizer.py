@@ -109,7 +109,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         policies = Policies.chosen(buffers, optimizer_state, initial)
         policies.refuse_combinations(self.optimizer, self.schedule)
         tables = Tables() if is_alone(world) else find_tables(model, self.optimizer, self.schedule)
-        flat = FlatModel(model, self.optimizer, policies.buffers, policies.optimizer_state, layout_of(tables))
+        flat = FlatModel(
+            model,
+            self.optimizer,
+            policies.buffers,
+            policies.optimizer_state,
+            layout_of(tables),
+            fragments=self.schedule.strategy.what.fragments,
+        )
         device = flat.buckets[0].device
         facts = facts_of(self.schedule, flat, self.optimizer, policies)
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)

@@ -24,6 +24,7 @@ from partreduce.verify.deadlock_free import prove_deadlock_free
 from partreduce.verify.drift import prove_drift
 from partreduce.verify.equal_replicas import prove_equal_replicas
 from partreduce.verify.exact_consensus import prove_exact
+from partreduce.verify.fragments import prove_fragments
 from partreduce.verify.graph import prove_graph
 from partreduce.verify.kept_gap import essential_of_kept_gap, prove_kept_gap
 from partreduce.verify.lag import prove_lag
@@ -165,7 +166,12 @@ def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Clai
         if agrees
         else replace(not_proved(AFTER_A_LOSS, "rests on consensus, which is not proved."), is_property=True)
     )
-    of_payload = prove_lag(schedule), prove_equal_replicas(schedule), prove_codec_error(schedule)
+    of_payload = (
+        prove_lag(schedule),
+        prove_fragments(schedule),
+        prove_equal_replicas(schedule),
+        prove_codec_error(schedule),
+    )
     made = (claim for claim in of_payload if claim is not None)
     return (*prove_meetings(schedule), *made, prove_memory(schedule), after_a_loss)
 
