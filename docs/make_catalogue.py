@@ -34,11 +34,11 @@ seed.
 IMPORTS = """
 ## Schedules from elsewhere
 
-`partreduce.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False)`
+`partreduce.import_schedule(path, format=None, cluster=None, weights="metropolis")`
 reads {formats}; `from_networkx`, beside it, takes any networkx graph. `verify` judges them like our own.
 
 * A node-link, GraphML or networkx edge u→v of weight w: v takes the share w from u. Entry [i, j] of a matrix: i
-  takes from j. A line of an `.adj` file lists whom a worker sends to.
+  takes from j.
 * A NumPy file of shape (rounds, n, n), or JSON with such a list under `w_list`, is taken round by round.
 * Decimal weights become fractions (0.333333333 is 1/3). Weights that balance up to 1e-7 are balanced exactly.
   `partreduce import` prints what was changed.

@@ -82,7 +82,6 @@ class Proof:
     claims: tuple[Claim, ...]
     essential: frozenset[str]
     certificate: Mapping[str, Any] = field(repr=False)
-    budgets: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def verdict(self) -> Status:
@@ -122,11 +121,10 @@ class Proof:
         return any(claim.claim == name for claim in self.claims)
 
     def to_json(self) -> dict[str, Any]:
-        """`{"verdict": …, "claims": […], "budgets": …}`; figures are added by the command line."""
+        """`{"verdict": …, "claims": […]}`; figures are added by the command line."""
         return {
             "verdict": self.verdict.value,
             "claims": [claim.to_json() for claim in self.claims],
-            "budgets": dict(self.budgets),
         }
 
     def explain(self) -> str:

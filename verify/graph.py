@@ -1,4 +1,4 @@
-"""Claims about weighted graphs (strategy `neighbor`): sums, consensus, order, contraction and spectral gaps.
+"""Claims about weighted graphs (strategy `neighbor`): sums, consensus, order and contraction.
 
 Consensus of non-negative rows that sum to 1: with positive weights on oneself, support only grows in a product, so a
 worker from which all others are reached gives, after enough periods, a matrix with a positive column, and every such
@@ -17,14 +17,11 @@ import numpy.typing as npt
 
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Round
-from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
+from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction, prove_power
 from partreduce.verify.deadlock_free import prove_rounds_of_graph
-from partreduce.verify.drift import prove_drift
 from partreduce.verify.exact_consensus import prove_exact
-from partreduce.verify.limit import prove_limit
-from partreduce.verify.spectral_gap import prove_gaps
 from partreduce.verify.stochastic import own_weights, prove_graph_sums
 
 Rounds = tuple[Round, ...]
@@ -43,12 +40,7 @@ def prove_graph(schedule: Schedule) -> tuple[Claim, ...]:
     if sums.holds:
         claims.append(prove_contraction(schedule))
         claims.append(prove_consensus_distance(schedule))
-        claims.append(prove_drift(schedule, "worker"))
-        claims.append(prove_drift(schedule, "node"))
         claims.append(prove_exact(schedule))
-    if claims[1] is not None and claims[1].status is not Status.REFUTED:
-        claims.append(prove_limit(schedule))
-    claims.extend(prove_gaps(schedule))
     return tuple(claim for claim in claims if claim is not None)
 
 

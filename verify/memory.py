@@ -1,7 +1,6 @@
 """Claim `memory`: distinct groups and connections of the busiest worker, splits, and arrays beside the parameters.
 
-What is counted, and what is assumed of the runtime, stands in `verify/checker/facts/memory.py`. Prices in
-descriptors, threads and megabytes are measurements, no claims: see `verify.budget`.
+What is counted, and what is assumed of the runtime, stands in `verify/checker/facts/memory.py`.
 """
 
 from __future__ import annotations

@@ -9,10 +9,7 @@ from typing import Any
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Sending
-from partreduce.verify.after_a_loss import NAME as AFTER_A_LOSS
-from partreduce.verify.after_a_loss import prove_after_a_loss
 from partreduce.verify.base import Claim, Proof, not_proved
-from partreduce.verify.budget import budgets
 from partreduce.verify.certificate import certificate_of
 from partreduce.verify.codec_error import prove_codec_error
 from partreduce.verify.conflict_free import NAME as CONFLICT_FREE
@@ -21,7 +18,6 @@ from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction
 from partreduce.verify.deadlock_free import prove_deadlock_free
-from partreduce.verify.drift import prove_drift
 from partreduce.verify.equal_replicas import prove_equal_replicas
 from partreduce.verify.exact_consensus import prove_exact
 from partreduce.verify.fragments import prove_fragments
@@ -35,7 +31,6 @@ from partreduce.verify.outer_steps import NAME as OUTER_CONSENSUS
 from partreduce.verify.outer_steps import prove_own_anchors
 from partreduce.verify.quorum import prove_quorum
 from partreduce.verify.quorum_groups import prove_quorum_of_groups
-from partreduce.verify.rounds import prove_rounds
 from partreduce.verify.staleness import prove_meetings
 from partreduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
 from partreduce.verify.tables import essential_of_tables, prove_tables
@@ -70,7 +65,7 @@ def prove(schedule: Schedule) -> Proof:
     if schedule.is_mixing or prover.certified is not None:
         period = schedule.period if prover.certified is None else prover.certified(schedule)
         certificate = certificate_of(schedule, claims, period=period)
-    proof = Proof(schedule.name, claims, essential, certificate, budgets(schedule) if schedule.is_mixing else {})
+    proof = Proof(schedule.name, claims, essential, certificate)
     if not proof.absent:
         return proof
     missing = (not_proved(name, f"nothing proves it for strategy {schedule.strategy.kind!r}.") for name in proof.absent)
@@ -91,7 +86,6 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         # With an overlap there is no mixing matrix to speak about.
         rest = (DOUBLY, "consensus", "deadlock-free", "contraction", *sorted(_of_payload(schedule)))
         return (first, *(not_proved(name, ON_DISJOINT) for name in rest))
-    exact = prove_exact(schedule)
     claims = [
         first,
         prove_membership(schedule),
@@ -100,13 +94,10 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         prove_deadlock_free(schedule),
         prove_contraction(schedule),
         prove_consensus_distance(schedule),
-        prove_drift(schedule, "worker"),
-        prove_drift(schedule, "node"),
-        exact,
-        prove_rounds(schedule, exact=exact is not None),
+        prove_exact(schedule),
     ]
     made = tuple(_worded(claim, schedule) for claim in claims if claim is not None)
-    return (*made, *_claims_of_runs(schedule, made))
+    return (*made, *_claims_of_runs(schedule))
 
 
 EXACT = (
@@ -115,8 +106,6 @@ EXACT = (
     "consensus",
     "contraction",
     "consensus-distance",
-    "drift-worker",
-    "drift-node",
     "exact-consensus",
 )
 """Claims about matrices, which take numbers to be averaged as they are."""
@@ -147,25 +136,19 @@ def _worded(claim: Claim, schedule: Schedule) -> Claim:
 
 def _graph_claims(schedule: Schedule) -> tuple[Claim, ...]:
     claims = prove_graph(schedule)
-    return (*claims, *_claims_of_runs(schedule, claims))
+    return (*claims, *_claims_of_runs(schedule))
 
 
 def _kept_gap_claims(schedule: Schedule) -> tuple[Claim, ...]:
     claims = prove_kept_gap(schedule)
     if not schedule.is_mixing:
         return claims
-    of_rounds = (claim for claim in _claims_of_runs(schedule, claims) if claim.claim not in {"queues", "memory"})
+    of_rounds = (claim for claim in _claims_of_runs(schedule) if claim.claim not in {"queues", "memory"})
     return (*claims, *of_rounds)
 
 
-def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """What a run of fixed rounds can rely on: ages, queues, its end, equal workers, errors, memory, a worker's loss."""
-    agrees = any(claim.claim == "consensus" and claim.holds for claim in claims)
-    after_a_loss = (
-        prove_after_a_loss(schedule)
-        if agrees
-        else replace(not_proved(AFTER_A_LOSS, "rests on consensus, which is not proved."), is_property=True)
-    )
+def _claims_of_runs(schedule: Schedule) -> tuple[Claim, ...]:
+    """What a run of fixed rounds can rely on: ages, queues, its end, equal workers, errors, memory."""
     of_payload = (
         prove_lag(schedule),
         prove_fragments(schedule),
@@ -173,7 +156,7 @@ def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Clai
         prove_codec_error(schedule),
     )
     made = (claim for claim in of_payload if claim is not None)
-    return (*prove_meetings(schedule), *made, prove_memory(schedule), after_a_loss)
+    return (*prove_meetings(schedule), *made, prove_memory(schedule))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The steady state of a schedule in floats, class by class, for the claims `consensus-distance` and `drift`.
+"""The steady state of a schedule in floats, class by class, for the claim `consensus-distance`.
 
 What is computed here is not trusted: it is rounded to integers, which the checker puts through one period itself.
 """
@@ -64,7 +64,7 @@ class Motion:
     """All classes of a schedule, and what its places (workers, or local ranks of a rule) add.
 
     `paces` has the shape (g,), and `push`, the progress that each round averages, (T, g): the paces, or with
-    step-normalised averages the mean pace of a place's group. `is_rule` is False where places are workers.
+    step-normalised averages the mean pace of a place's group.
     """
 
     num_workers: int
@@ -72,7 +72,6 @@ class Motion:
     paces: npt.NDArray[np.int64]
     push: Matrix
     is_late: bool
-    is_rule: bool
 
     @property
     def size(self) -> int:
@@ -103,7 +102,7 @@ class Motion:
 
 
 def motion_of(schedule: Schedule) -> Motion | str:
-    """The schedule for these claims, or why they are not made for it."""
+    """The schedule for this claim, or why it is not made for it."""
     rule, paces = rule_view(schedule), None
     if rule is not None:
         paces = _paces_of_ranks(schedule, rule.workers_per_node)
@@ -120,8 +119,7 @@ def motion_of(schedule: Schedule) -> Motion | str:
         else:
             for t, block in ((t, block) for t, phase in enumerate(rule.phases) for block in phase):
                 push[t, list(block.local)] = paces[list(block.local)].mean()
-    is_rule = rule is not None and len(paces) == rule.workers_per_node
-    return Motion(schedule.num_workers, classes, paces, push, schedule.mixing.mixes_late, is_rule)
+    return Motion(schedule.num_workers, classes, paces, push, schedule.mixing.mixes_late)
 
 
 Classes = tuple["tuple[ClassMotion, ...]", "npt.NDArray[np.int64]"]

@@ -16,7 +16,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Form, GroupPhases, How, Late, Pipeline
+from partreduce.topo.strategies import Form, GroupPhases, How, Late, Outer, Pipeline, Routes
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from partreduce.topo.strategies.generated import Division, Generated
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from partreduce.topo.strategies.base import Strategy
 
 WORKERS = 4
+PLAIN = Outer()
 PAIRS = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
 ALL = np.full((WORKERS, WORKERS), 1 / WORKERS)
 
@@ -56,6 +57,7 @@ class Kind:
     num_nodes: int = 1
     keeps_gap: bool = False
     takes_several: bool = False
+    outer: Outer = PLAIN
 
     @property
     def is_free(self) -> bool:
@@ -69,12 +71,28 @@ class Kind:
     def states(self, steps: int) -> npt.NDArray[np.float64]:
         """(steps + 1, workers, rows): what each worker holds after so many steps of a run without faults."""
         assert self.rounds is not None
+        if not self.outer.is_plain:
+            return self._outer_states(steps)
         x = np.zeros((steps + 1, WORKERS, WORKERS))
         for step in range(steps):
             ends = (step + 1) % self.steps_a_round == 0
             w = self.rounds[step // self.steps_a_round % len(self.rounds)] if ends else np.eye(WORKERS)
             own = np.eye(WORKERS) * (step >= self.lag)
             x[step + 1] = w @ x[step] + own if self.late else w @ (x[step] + own)
+        return x
+
+    def _outer_states(self, steps: int) -> npt.NDArray[np.float64]:
+        """As Algorithm 1 of DiLoCo (arXiv 2311.08105) has it, with Nesterov's momentum; rounds are of all workers."""
+        lr, momentum = float(self.outer.lr), float(self.outer.momentum)
+        x = np.zeros((steps + 1, WORKERS, WORKERS))
+        anchor, b = np.zeros(WORKERS), np.zeros(WORKERS)
+        for step in range(steps):
+            x[step + 1] = x[step] + np.eye(WORKERS)
+            if (step + 1) % self.steps_a_round == 0:
+                movement = x[step + 1].mean(axis=0) - anchor
+                b = momentum * b + movement
+                anchor = anchor + lr * (movement + momentum * b)
+                x[step + 1] = anchor
         return x
 
 
@@ -111,6 +129,13 @@ def _quorum(**options: object) -> Kind:
     return Kind(AllReduce(when=quorum), None, "sums", gradients=True, takes_several=True)
 
 
+def _outer_steps() -> Kind:
+    """DiLoCo: every third step the workers' mean movement is the gradient of an outer optimizer."""
+    outer = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+    strategy = AllReduce(pace=3, what=Routes(outer=outer))
+    return Kind(strategy, (ALL,), "reference", steps_a_round=3, outer=outer)
+
+
 def _phases() -> GroupPhases:
     return GroupPhases(tuple(Phase.from_groups(WORKERS, groups) for groups in PAIRS))
 
@@ -126,6 +151,7 @@ KINDS = {
     "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
     "allreduce pipeline": Kind(AllReduce(when=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
     "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
+    "outer": _outer_steps(),
     "allreduce late": Kind(AllReduce(when=Late()), (ALL,), "reference", late=True),
     "quorum solo": _quorum(quorum=QuorumStart.SOLO),
     "quorum majority": _quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, staleness=2),

@@ -14,6 +14,7 @@ import contextlib
 import random
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.faults import verdicts
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a part of kind/fault/launcher")
     parser.add_argument("--cell", action="append", default=[], help="run these and nothing else")
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=Cell.timeout, help="of the runs, in seconds")
     parser.add_argument("--slack", type=float, help="seconds beyond the timeout within which a run has to end")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -55,6 +57,7 @@ def main() -> int:
     for reason in what_is_left_out():
         print(f"left out: {reason}")
     cells = map(Cell.of_name, options.cell) if options.cell else draw(seed, 60 * options.minutes, options.only)
+    cells = (replace(cell, timeout=options.timeout) for cell in cells)
     if not options.cell:
         print(f"seed {seed}", flush=True)
     import_once()

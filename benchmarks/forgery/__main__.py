@@ -20,9 +20,10 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--attempts", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--only", default="", help="a kind of claim, as its entry names it")
     arguments = options.parse_args()
     start = time.process_time()
-    tally = run(arguments.attempts, arguments.seed)
+    tally = run(arguments.attempts, arguments.seed, arguments.only)
     print(kinds(tally))
     accepted, seconds = sum(tally.accepted.values()), time.process_time() - start
     print(

@@ -52,11 +52,12 @@ class Tally:
     refused_honest: list[str] = field(default_factory=list)
 
 
-def pool(seed: int) -> list[Honest]:
-    """The schedules that show every kind of claim, and random ones."""
+def pool(seed: int, only: str = "") -> list[Honest]:
+    """The schedules that show every kind of claim, and random ones; of one kind `only` those of more that have it."""
     draw = random.Random(f"pool {seed}")
     schedules = {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}
-    schedules |= {f"random {number}": random_schedule(draw) for number in range(RANDOM_SCHEDULES)}
+    number_drawn = RANDOM_SCHEDULES * (20 if only else 1)
+    schedules |= {f"random {number}": random_schedule(draw) for number in range(number_drawn)}
     beside = random.Random(f"tables {seed}")
     schedules |= {f"random {number}": with_tables(beside, schedules[f"random {number}"]) for number in TABLED}
     result = []
@@ -65,21 +66,24 @@ def pool(seed: int) -> list[Honest]:
             raw, certificate = certified(schedule)
         except ScheduleError:
             continue
+        if only and only not in {kind_of(entry) for entry in certificate["claims"]}:
+            continue
         read = reread(raw)
         assert read is not None, "honest"
         result.append(Honest(name, raw, certificate, read))
     return result
 
 
-def run(attempts: int, seed: int) -> Tally:
-    """So many attempts, one claim each; first all honest certificates, which must hold."""
-    tally, honest = Tally(), pool(seed)
+def run(attempts: int, seed: int, only: str = "") -> Tally:
+    """So many attempts, one claim each, of all kinds or one; first all honest certificates, which must hold."""
+    tally, honest = Tally(), pool(seed, only)
     for one in honest:
         tally.honest += 1
         said = objection(one.read, fresh(one.certificate))
         if said is not None:
             tally.refused_honest.append(f"{one.name}: {said}")
-    forged = _forgeries(honest, random.Random(f"forgeries {seed}"))
+    drawn = _forgeries(honest, random.Random(f"forgeries {seed}"), only)
+    forged = (forgery for forgery in drawn if not only or forgery[1] == only)
     for _ in range(attempts):
         way, kind, raw, read, certificate = next(forged)
         tally.attempts[way, kind] += 1
@@ -95,13 +99,13 @@ Forgery = tuple[str, str, Document, "ReadSchedule", Document]
 """(way, kind of claim, raw schedule, the schedule as read, the certificate whose last entry is forged)."""
 
 
-def _forgeries(honest: list[Honest], draw: random.Random) -> Iterator[Forgery]:
+def _forgeries(honest: list[Honest], draw: random.Random, only: str) -> Iterator[Forgery]:
     """Without end, the ways in turn."""
     kinds = _by_kind(honest)
-    names = sorted(kinds)
+    names = [only] if only else sorted(kinds)
     small = [one for one in honest if one.name not in SLOW]
     while True:
-        for _ in range(ENTRIES):
+        for _ in range(1 if only else ENTRIES):
             yield from _corrupted_entry(kinds[draw.choice(names)], draw)
         yield from _corrupted_schedule(draw.choice(small), draw)
         yield from _moved_entries(*draw.sample(small, 2))

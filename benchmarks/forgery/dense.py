@@ -1,6 +1,6 @@
 """Schedules as dense floats, straight from their documents, sharing nothing with prover or checker.
 
-`steady_figures` computes consensus distance and drift from their definitions.
+`steady_distance` computes consensus distance from its definition.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 Document = dict[str, Any]
 Matrix = npt.NDArray[np.float64]
@@ -66,8 +66,8 @@ def _blocks(cluster: Document, radices: list[int], phase: list[Document]) -> lis
     return found
 
 
-def steady_figures(raw: Document, listed: Groups, matrices: list[Matrix]) -> dict[str, float]:
-    """`consensus-distance`, `drift-worker` and `drift-node` of a raw schedule document.
+def steady_distance(raw: Document, listed: Groups, matrices: list[Matrix]) -> float:
+    """The consensus distance of a raw schedule document.
 
     `listed` are its groups (workers, relax) by phase, None for weighted graphs, and `matrices` its W. Infinite where
     workers do not converge.
@@ -84,13 +84,7 @@ def steady_figures(raw: Document, listed: Groups, matrices: list[Matrix]) -> dic
             scales = [_round_paces(one["edges"], paces) / paces for one in strategy["rounds"]]
         else:
             scales = [_group_paces(phase, paces) / paces for phase in listed]
-    node = _node_of(raw["cluster"], n)
-    both = {
-        "drift-worker": np.eye(n),
-        "drift-node": (node[:, None] == np.arange(node.max() + 1)).astype(float),
-    }
-    result = {"consensus-distance": _consensus_distance(matrices, paces, scales, is_late=is_late)}
-    return result | {name: _drift(matrices, paces, scales, pushes, is_late=is_late) for name, pushes in both.items()}
+    return _consensus_distance(matrices, paces, scales, is_late=is_late)
 
 
 def _round_paces(edges: list[list[int]], paces: Numbers) -> Matrix:
@@ -107,35 +101,6 @@ def _group_paces(phase: list[tuple[list[int], float]], paces: Numbers) -> Matrix
     return result
 
 
-def _node_of(cluster: Document, n: int) -> Numbers:
-    node = np.zeros(n, dtype=int)
-    for number, workers in enumerate(cluster.get("nodes", [])):
-        node[workers] = number
-    return node if "nodes" in cluster else np.arange(n) // cluster["workers_per_node"]
-
-
-def _steady(matrices: list[Matrix], off: Matrix, step: _Step, shape: tuple[int, int]) -> Matrix | None:
-    """The fixed point of a period of `step`, an affine map on matrices of that shape, by solving for its entries."""
-    product = off.copy()
-    for w in matrices:
-        product = off @ w @ product
-    if np.abs(np.linalg.eigvals(product)).max() > 1 - 1e-9:
-        return None
-    zero = step(np.zeros(shape))
-    left = np.kron(product, product if shape[0] == shape[1] and step.is_covariance else np.eye(shape[1]))
-    return np.linalg.solve(np.eye(len(left)) - left, zero.ravel()).reshape(shape)
-
-
-class _Step:
-    def __init__(self, one: Callable[[int, Matrix], Matrix], count: int, *, is_covariance: bool) -> None:
-        self.one, self.count, self.is_covariance = one, count, is_covariance
-
-    def __call__(self, state: Matrix) -> Matrix:
-        for t in range(self.count):
-            state = self.one(t, state)
-        return state
-
-
 def _consensus_distance(matrices: list[Matrix], paces: Numbers, scales: list[Matrix], *, is_late: bool) -> float:
     n, instants = len(paces), int(paces.max())
     off = np.eye(n) - 1 / n
@@ -144,33 +109,16 @@ def _consensus_distance(matrices: list[Matrix], paces: Numbers, scales: list[Mat
         noise, w = np.diag(paces * scales[t] ** 2), off @ matrices[t]
         return w @ sigma @ w.T + off @ noise @ off if is_late else w @ (sigma + noise) @ w.T
 
-    sigma = _steady(matrices, off, _Step(one, len(matrices), is_covariance=True), (n, n))
-    if sigma is None:
+    product, sigma = off.copy(), np.zeros((n, n))
+    for t, w in enumerate(matrices):
+        product, sigma = off @ w @ product, one(t, sigma)
+    if np.abs(np.linalg.eigvals(product)).max() > 1 - 1e-9:
         return np.inf
+    sigma = np.linalg.solve(np.eye(n * n) - np.kron(product, product), sigma.ravel()).reshape(n, n)
     total = 0.0
     for t in range(len(matrices)):
         for s in range(1, instants):
             total += np.trace(sigma) + np.trace(off @ np.diag(s * paces // instants) @ off)
         sigma = one(t, sigma)
         total += np.trace(sigma)
-    return total / (n * len(matrices) * instants)
-
-
-def _drift(matrices: list[Matrix], paces: Numbers, scales: list[Matrix], pushes: Matrix, *, is_late: bool) -> float:
-    n, instants = len(paces), int(paces.max())
-    off = np.eye(n) - 1 / n
-
-    def one(t: int, state: Matrix) -> Matrix:
-        move = off @ ((paces * scales[t])[:, None] * pushes)
-        return off @ matrices[t] @ state + move if is_late else off @ matrices[t] @ (state + move)
-
-    state = _steady(matrices, off, _Step(one, len(matrices), is_covariance=False), pushes.shape)
-    if state is None:
-        return np.inf
-    total = 0.0
-    for t in range(len(matrices)):
-        for s in range(1, instants):
-            total += ((off @ (state + (s * paces // instants)[:, None] * pushes)) ** 2).sum()
-        state = one(t, state)
-        total += (state**2).sum()
     return total / (n * len(matrices) * instants)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.forgery import kept_gaps, payloads, quorums, runs, tables
-from benchmarks.forgery.dense import dense, steady_figures
+from benchmarks.forgery.dense import dense, steady_distance
 
 if TYPE_CHECKING:
     from benchmarks.forgery.dense import Document, Groups, Matrix
@@ -32,9 +32,6 @@ OF_MATRICES = (
     "exact-consensus-probable",
 )
 """What holds of the models that groups average, whoever comes late."""
-
-STEADY = ("consensus-distance", "drift-worker", "drift-node")
-"""Claims whose checks take milliseconds."""
 
 
 def is_true(entry: Document, raw: Document) -> bool:
@@ -67,14 +64,14 @@ class Truth:
             return False
         if rules is not None and (name in OF_EVENTS or kept_gaps.is_lossy(rules.gap)):
             return kept_gaps.is_true(entry, self.raw, rules)
-        if runs.outer_of(self.raw).get("own") and name in (*OF_MATRICES[2:], *STEADY):
+        if runs.outer_of(self.raw).get("own") and name in (*OF_MATRICES[2:], "consensus-distance"):
             return False
         judge = JUDGES.get(name, _of_matrices)
         return judge(entry, self.raw, self.listed, self.matrices)
 
 
 def _of_matrices(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:
-    n, period, name = len(matrices[0]), len(matrices), entry["claim"]
+    n, name = len(matrices[0]), entry["claim"]
     product = np.eye(n)
     for w in matrices:
         product = w @ product
@@ -92,13 +89,10 @@ def _of_matrices(entry: Document, raw: Document, listed: Groups, matrices: list[
         return bool(np.abs(np.linalg.eigvals(center @ product @ center)).max() < 1 - 1e-9)
     if name == "contraction":
         return float(Fraction(entry["squared"])) >= np.linalg.norm(off, 2) ** 2 - 1e-9
-    if name in STEADY:
-        return float(Fraction(entry["at_most"])) >= steady_figures(raw, listed, matrices)[name] * (1 - 1e-9) - 1e-15
-    if name.startswith("exact"):
-        return bool(np.abs(off).max() < 1e-9)
-    if name == "rounds":
-        return _rounds_true(entry, n, listed)
-    return _gap_true(entry, n, matrices, period)
+    if name == "consensus-distance":
+        return float(Fraction(entry["at_most"])) >= steady_distance(raw, listed, matrices) * (1 - 1e-9) - 1e-15
+    assert name.startswith("exact"), name
+    return bool(np.abs(off).max() < 1e-9)
 
 
 def _answers(n: int, listed: Groups) -> str:
@@ -110,40 +104,3 @@ def _answers(n: int, listed: Groups) -> str:
         }
         lines += [home.get(worker, "-") for worker in range(n)]
     return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
-
-
-def _rounds_true(entry: Document, n: int, listed: Groups) -> bool:
-    """By exhaustion of what the bound speaks about: sizes up to g whose product is a multiple of every prime power."""
-    g = max(len(group) for phase in listed for group, _ in phase)
-    plain = all(t == 1 for phase in listed for _, t in phase)
-    if entry["group"] != g:
-        return False
-    log = next(t for t in range(40) if g**t >= n)
-    if entry["at_least"] == "never":
-        return plain and any(n % p == 0 and all(p % q for q in range(2, p)) for p in range(g + 1, n + 1))
-    best = log + (g == 2 and n % 2 == 1)
-    if plain:
-        smooth = all(
-            any(s % p == 0 for s in range(2, g + 1))
-            for p in range(2, n + 1)
-            if n % p == 0 and all(p % q for q in range(2, p))
-        )
-        best = (
-            99
-            if not smooth
-            else max(best, 3 if n > g and not any(n % a == 0 and n // a <= g for a in range(2, g + 1)) else 0)
-        )
-    return entry["at_least"] <= best
-
-
-def _gap_true(entry: Document, n: int, matrices: list[Matrix], period: int) -> bool:
-    assert period == 1
-    kind, w = entry["claim"].rpartition("-")[2], matrices[0]
-    if kind == "hop":
-        a = (np.abs(w) > 1e-12).astype(float) * (1 - np.eye(n))
-        value = 1 - np.sort(np.linalg.eigvals(a / a.sum(1, keepdims=True)).real)[-2]
-    elif kind == "slem":
-        value = 1 - np.sort(np.abs(np.linalg.eigvals(w)))[-2]
-    else:
-        value = 1 - np.linalg.svd(w, compute_uv=False)[1]
-    return float(Fraction(entry["at_least"])) <= value + 1e-9 and value < float(Fraction(entry["less_than"])) + 1e-9

@@ -196,33 +196,6 @@ def oldest_age(matrices: list[Matrix], *, late: bool, delay: int = 0) -> int | N
     raise AssertionError
 
 
-def survivors_agree(raw: dict[str, Any], listed: Groups, n: int, lost: int) -> bool:
-    """Whether the others come to one value without one worker."""
-    alive = [worker for worker in range(n) if worker != lost]
-    place = {worker: number for number, worker in enumerate(alive)}
-    product = np.eye(n - 1)
-    if listed is None:
-        for graph in raw["strategy"]["rounds"]:
-            w = np.eye(n - 1)
-            weights = (
-                graph["weights"] if isinstance(graph["weights"], list) else [graph["weights"]] * len(graph["edges"])
-            )
-            for (source, target), weight in zip(graph["edges"], weights, strict=True):
-                if lost not in (source, target):
-                    w[place[target], place[source]] += float(Fraction(weight))
-                    w[place[target], place[target]] -= float(Fraction(weight))
-            product = w @ product
-    else:
-        for phase in listed:
-            w = np.eye(n - 1)
-            for members, relax in phase:
-                left = [place[worker] for worker in members if worker != lost]
-                if len(left) > 1:
-                    w[np.ix_(left, left)] = (1 - relax) * np.eye(len(left)) + relax / len(left)
-            product = w @ product
-    return converges(product)
-
-
 def converges(product: Matrix) -> bool:
     """Whether powers of a matrix with unit rows come to equal rows."""
     values = np.sort(np.abs(np.linalg.eigvals(product)))
@@ -328,32 +301,10 @@ def _memory(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices
     return {name: value for name, value in entry.items() if name != "claim"} == busiest(raw, listed, len(matrices[0]))
 
 
-def _after_a_loss(_: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    n = len(matrices[0])
-    return all(survivors_agree(raw, listed, n, lost) for lost in range(n))
-
-
-def _limit(entry: dict[str, Any], _: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    n = len(matrices[0])
-    product = np.linalg.multi_dot(matrices[::-1]) if len(matrices) > 1 else matrices[0]
-    if listed is not None or not converges(product):
-        return False
-    modulus = np.sort(np.abs(np.linalg.eigvals(product)))[-2]
-    far = product
-    for _ in range(40):
-        far = far @ far
-        far = far / far.sum(axis=1, keepdims=True)
-    error, given = float(Fraction(entry["error"])), np.array([float(Fraction(w)) for w in entry["weights"]])
-    close = len(given) == n and bool((np.abs(far - given) <= error + 1e-6).all())
-    return close and float(Fraction(entry["rate"])) >= modulus - 1e-6
-
-
 JUDGES = {
     "staleness": _staleness,
     "fragments": _fragments,
     "queues": _queues,
     "end": _end,
     "memory": _memory,
-    "consensus-after-a-loss": _after_a_loss,
-    "limit": _limit,
 }

@@ -15,7 +15,7 @@ from benchmarks.lab.crew import LabError
 from benchmarks.lab.measure import Measured, read_cell
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.predict import Point, predicted
-from benchmarks.lab.rehearse import RATES, best_rate
+from benchmarks.lab.rehearse import best_rate, can_be_rehearsed, known_rates, rates_key, rehearse
 from benchmarks.lab.results import write, write_everything
 from benchmarks.lab.setting import GRID, MODEL_BYTES, TARGETS
 from benchmarks.lab.tasks import Samples, read_data, write_data
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
 
 GUESS_SECONDS = 16.0
-PROFILE_LIMIT = 60.0
+PROFILE_LIMIT = 120.0
 SPARE_STEPS = 1.8
-"""Steps that a cell may take, over those that its contestant took in the rehearsal to a loss twice the lab's target."""
+"""Steps that a cell takes first, over those that its contestant took in the rehearsal to a loss twice the lab's target.
+A cell that ends before its loss and its limit is run again with twice the steps."""
 SPARE_FREE = 2.6
 """The same where nobody waits: the workers' steps differ there, and the run ends by those of all together."""
 SIMULATED = ("static", "allreduce", "neighbor")
@@ -101,11 +102,14 @@ class Campaign:
         self._samples: dict[str, Samples] = {}
         self._took: dict[tuple[str, str], float] = {}
         self._planner = Planner(self.profiles)
-        self._rehearsed = json.loads(RATES.read_text()) if RATES.exists() else {}
+        self._rehearsed = {
+            case: known_rates(case) for case in {s.case_of(self.cluster.num_workers) for s in self.settings}
+        }
         wanted = experiment.contestants
+        self._everybody = {c.name: c for c in contestants(self._planner, self._planner.coded)}
         self.contestants = [
             c
-            for c in contestants(self._planner, self._planner.coded)
+            for c in self._everybody.values()
             if (c.name in wanted if wanted else not c.named_only and (c.core or experiment.everybody))
         ]
 
@@ -172,6 +176,7 @@ class Campaign:
                 if schedule is None:
                     continue
                 self.schedules[setting.name, contestant.name] = schedule
+            self._rehearse(setting, contestant)
             fitting.append(contestant)
         for key in (setting.name, f"{setting.name}, codec"):
             if key in self._planner.words:
@@ -193,14 +198,45 @@ class Campaign:
         return self.lab.job(name, how, self.experiment.shape[1], **{**fields, **more})
 
     def _cell(self, setting: Setting, contestant: Contestant, repetition: int) -> None:
-        begun, load = time.monotonic(), os.getloadavg()[0]
+        """Run a contestant until its loss or the limit in seconds, which is the same for all."""
+        begun, load, target = time.monotonic(), os.getloadavg()[0], self.target_of(setting)
+        steps = self._steps(setting, contestant)
+        try:
+            measured = self._train(setting, contestant, repetition, steps)
+            while not (self.experiment.steps or measured.reached(target) or measured.ended == "time"):
+                steps *= 2
+                measured = self._train(setting, contestant, repetition, steps)
+        except (RuntimeError, OSError, LabError) as error:
+            self.notes.append(f"{setting.name}, {contestant.name}, repetition {repetition}: failed: {error}")
+            _say(f"{setting.name:22} {contestant.name:30} failed: {str(error)[:150]}")
+            if isinstance(error, LabError):
+                self.lab.crew.restart()
+            return
+        finally:
+            self._took[setting.name, contestant.name] = time.monotonic() - begun
+        self.cells.append(Cell(setting.name, contestant.name, repetition, load, measured))
+        reached = measured.reached(target)
+        words = "not reached" if reached is None else f"{reached[0]:5.1f} steps {reached[1]:6.2f} s"
+        _say(
+            f"{setting.name:22} {contestant.name:30} {measured.step_ms:7.1f} ms/step  {words:24} "
+            f"{measured.nic_mb:6.2f} MB/NIC  loss {measured.curve[-1][2]:.3f}  load {load:.1f}  "
+            f"{time.monotonic() - begun:.1f} s"
+        )
+
+    def _train(self, setting: Setting, contestant: Contestant, repetition: int, steps: int) -> Measured:
+        """One run of so many steps, or until the limit.
+
+        Raises:
+            RuntimeError, OSError: a worker failed.
+            LabError: the lab's own machinery did.
+        """
         job = self._job(
             setting,
             contestant.name,
             contestant.how,
             free_running=contestant.free_running,
             seed=repetition,
-            steps=self._steps(setting, contestant),
+            steps=steps,
             learning_rate=self._rate(setting, contestant),
             options=contestant.options,
             limit=self.experiment.limit * (2 if contestant.once else 1),
@@ -211,36 +247,43 @@ class Campaign:
             write_schedule(job.path / "schedule.json", schedule)
         try:
             self.lab.crew.run(job)
-            measured = read_cell(job, self._samples[setting.task])
-        except (RuntimeError, OSError, LabError) as error:
-            self.notes.append(f"{setting.name}, {contestant.name}, repetition {repetition}: failed: {error}")
-            _say(f"{setting.name:22} {contestant.name:30} failed: {str(error)[:150]}")
+            return read_cell(job, self._samples[setting.task])
+        except (RuntimeError, OSError, LabError):
             if os.environ.get("LAB_KEEP"):
                 shutil.copytree(job.path, os.environ["LAB_KEEP"] + f"/{job.path.name}", dirs_exist_ok=True)
-            if isinstance(error, LabError):
-                self.lab.crew.restart()
-            return
+            raise
         finally:
-            self._took[setting.name, contestant.name] = time.monotonic() - begun
             shutil.rmtree(job.path, ignore_errors=True)
-        self.cells.append(Cell(setting.name, contestant.name, repetition, load, measured))
-        reached = measured.reached(self.target_of(setting))
-        words = "not reached" if reached is None else f"{reached[0]:5.1f} steps {reached[1]:6.2f} s"
-        _say(
-            f"{setting.name:22} {contestant.name:30} {measured.step_ms:7.1f} ms/step  {words:24} "
-            f"{measured.nic_mb:6.2f} MB/NIC  loss {measured.curve[-1][2]:.3f}  load {load:.1f}  "
-            f"{time.monotonic() - begun:.1f} s"
-        )
 
     def target_of(self, setting: Setting) -> float:
         """The training loss that counts."""
         return float(self.experiment.target or TARGETS[setting.task])
 
+    def _rehearsal(self, setting: Setting, contestant: Contestant) -> tuple[Contestant, Schedule] | None:
+        """Whose steps and rate are this contestant's, with the schedule; None for what has none to rehearse."""
+        source = self._everybody.get(contestant.rehearsed_as, contestant)
+        schedule = source.make(self.cluster, setting) if source.make else None
+        return (source, schedule) if schedule is not None and can_be_rehearsed(schedule) else None
+
+    def _rehearse(self, setting: Setting, contestant: Contestant) -> None:
+        """Find the contestant's best rate where no rehearsal of its schedule is known."""
+        found = self._rehearsal(setting, contestant)
+        if (
+            self.experiment.rate is None
+            and found
+            and not found[0].named_only
+            and not self._by_rate(setting, contestant)
+        ):
+            case, (source, schedule) = setting.case_of(self.cluster.num_workers), found
+            self._rehearsed[case][rates_key(*found)] = rehearse(
+                source, schedule, task=setting.task, cluster=self.cluster
+            )
+
     def _by_rate(self, setting: Setting, contestant: Contestant) -> dict[str, float | None]:
         """Steps to the target in the rehearsal, by rate."""
-        case = setting.case_of(self.cluster.num_workers)
-        found: dict[str, float | None] = self._rehearsed.get(case, {}).get(contestant.rehearsed_as, {})
-        return found
+        found = self._rehearsal(setting, contestant)
+        known = self._rehearsed[setting.case_of(self.cluster.num_workers)]
+        return known.get(rates_key(*found), {}) if found else {}
 
     def _rate(self, setting: Setting, contestant: Contestant) -> float:
         """The contestant's best learning rate of the grid; the middle one where none reached the target."""

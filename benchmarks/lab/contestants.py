@@ -128,7 +128,7 @@ def contestants(
     row, by_rule, rarely = Contestant, "generator, smart, paper's rule", "node-then-all 15"
     core: dict[str, Any] = {"core": True}
     free: dict[str, Any] = {"free_running": True}
-    coded: dict[str, Any] = {"form": "hierarchical", "twin": rarely}  # the file says the form, and with which codec
+    coded: dict[str, Any] = {"form": "hierarchical"}  # the file says the form, and with which codec
     late = {"overlap": True}
     return [
         row("alone", "none", how="alone", twin="local SGD, every 16", **core),

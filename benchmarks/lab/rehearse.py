@@ -6,8 +6,9 @@
 
 The order of updates is that of the schedule; for strategies whose order depends on timing it is that of their protocol
 in virtual time, all workers equally fast and the network free. Models, shards and batches are those of the lab's first
-repetition. Writes `rates.json` beside this file: steps to the target by rate, and the best rate, which the lab then
-uses. Takes minutes, needs no root.
+repetition. Writes `rates.json` beside this file: steps to the target by rate, under the contestant's name and the hash
+of its schedule, since a name does not say what the planner recommends today. The lab trains at the best rate, and
+rehearses what it does not find there. Takes minutes, needs no root.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ from partreduce.runtime.virtual_time.machine import VirtualMachine
 from partreduce.runtime.virtual_time.pairs import PairTiming
 from partreduce.schedulers.protocols.adpsgd import pairing_of
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.mixing import mixing_matrix
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import GradientTotal, Pipeline
 from partreduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.generated import Generated
     from partreduce.topo.strategies.pairwise import Pairwise
 
@@ -238,51 +241,52 @@ def generated(rehearsal: Rehearsal, strategy: Generated, cluster: Cluster) -> Ca
     return advance
 
 
-def advance_of(
-    rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule | None, size: int
-) -> Callable[[int], None]:
-    """What one step of a contestant does."""
-    from partreduce.schedulers.registry import build
+def can_be_rehearsed(schedule: Schedule) -> bool:
+    """Whether `advance_of` knows its steps: workers that keep a gap or a quorum need times for that."""
+    return not schedule.strategy.when.protocol
 
-    cluster = Cluster.regular(rehearsal.count // size, size)
-    if schedule is None:
-        name = {"torch-averager": "node-then-all"}.get(contestant.how, "allreduce")
-        schedule = build(name, cluster, **({"node_rounds": 15} if name == "node-then-all" else {}))
+
+def advance_of(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], None]:
+    """What one step of a schedule does."""
     strategy: Any = schedule.strategy
     if strategy.kind == "pairwise":
         return pairwise(rehearsal, strategy)
     if strategy.kind == "generated":
-        return generated(rehearsal, strategy, cluster)
+        return generated(rehearsal, strategy, schedule.cluster)
     if strategy.kind == "server":
-        exact = build("allreduce", cluster)
+        exact = build("allreduce", schedule.cluster)
         return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
     if isinstance(strategy.when, Pipeline):
         return by_pipeline(rehearsal, strategy.when)
     return by_schedule(rehearsal, schedule)
 
 
-def rehearse(task: str, wanted: list[str] | None, size: int, nodes: int) -> Iterator[tuple[str, ByRate]]:
-    """Every contestant with its steps to the target by rate; contestants of the same mathematics share them."""
-    cluster, setting = Cluster.regular(nodes, size), Setting(name=task, rate="80mbit", task=task)
-    planned = Planner({})
-    found: set[str] = set()
-    for contestant in contestants(planned, planned.coded):
-        name = contestant.rehearsed_as
-        if (wanted and name not in wanted) or name in found or contestant.how == "alone" or contestant.named_only:
-            continue
-        schedule = None
-        if contestant.make is not None:
-            schedule = contestant.make(cluster, setting) or contestant.make(cluster, replace(setting, slow=SLOW))
-        found.add(name)
-        begun, by_rate = time.monotonic(), ByRate()
-        for rate in GRID[contestant.grid]:
-            rehearsal = Rehearsal(task=task, cluster=cluster, rate=rate)
-            advance = advance_of(rehearsal, contestant, schedule, size)
-            by_rate[f"{rate:g}"] = steps_to(REHEARSED_TARGETS[task], rehearsal, advance, CASES[task])
-            if best_rate(by_rate) not in (None, rate):
-                break  # a still smaller rate is slower yet
-        print(f"{task} {name:32} {by_rate}  {time.monotonic() - begun:.0f} s", flush=True)
-        yield name, by_rate
+def rates_key(contestant: Contestant, schedule: Schedule) -> str:
+    """Under what the steps of a contestant are kept: its name and a hash of its schedule."""
+    return f"{contestant.name} {schedule_sha256(Schedule(contestant.name, schedule.cluster, schedule.strategy))[:12]}"
+
+
+def known_rates(case: str) -> dict[str, ByRate]:
+    """What was rehearsed of a case (setting.case_of), by `rates_key`."""
+    found: dict[str, ByRate] = json.loads(RATES.read_text()).get(case, {}) if RATES.exists() else {}
+    return found
+
+
+def rehearse(contestant: Contestant, schedule: Schedule, *, task: str, cluster: Cluster) -> ByRate:
+    """A contestant's steps to the target by rate, which `rates.json` then holds."""
+    begun, by_rate = time.monotonic(), ByRate()
+    for rate in GRID[contestant.grid]:
+        rehearsal = Rehearsal(task=task, cluster=cluster, rate=rate)
+        by_rate[f"{rate:g}"] = steps_to(
+            REHEARSED_TARGETS[task], rehearsal, advance_of(rehearsal, schedule), CASES[task]
+        )
+        if best_rate(by_rate) not in (None, rate):
+            break  # a still smaller rate is slower yet
+    print(f"{task} {contestant.name:32} {by_rate}  {time.monotonic() - begun:.0f} s", flush=True)
+    content = json.loads(RATES.read_text()) if RATES.exists() else {}
+    content.setdefault(case_of(task, cluster.num_workers), {})[rates_key(contestant, schedule)] = by_rate
+    RATES.write_text(compact.text(content))
+    return by_rate
 
 
 def best_rate(by_rate: ByRate) -> float | None:
@@ -300,13 +304,17 @@ def main() -> int:
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    cluster, planned = Cluster.regular(chosen.nodes, chosen.workers_per_node), Planner({})
+    listed = [c for c in contestants(planned, planned.coded) if c.rehearsed_as == c.name and not c.named_only]
+    wanted = chosen.contestants.split(";") if chosen.contestants else [c.name for c in listed]
     for task in chosen.only.split(",") if chosen.only else CASES:
-        wanted = chosen.contestants.split(";") if chosen.contestants else None
-        named = case_of(task, chosen.nodes * chosen.workers_per_node)
-        for name, by_rate in rehearse(task, wanted, size=chosen.workers_per_node, nodes=chosen.nodes):
-            content = json.loads(RATES.read_text()) if RATES.exists() else {}
-            content.setdefault(named, {})[name] = by_rate
-            RATES.write_text(compact.text(content))
+        setting = Setting(name=task, rate="80mbit", task=task)
+        for contestant in listed:
+            if contestant.name not in wanted or contestant.make is None:
+                continue
+            schedule = contestant.make(cluster, setting) or contestant.make(cluster, replace(setting, slow=SLOW))
+            if schedule is not None and can_be_rehearsed(schedule):
+                rehearse(contestant, schedule, task=task, cluster=cluster)
     return 0
 
 

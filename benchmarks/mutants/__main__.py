@@ -32,6 +32,7 @@ from scipy.stats import binomtest
 
 from benchmarks.mutants.mutations import Mutant, mutants_of
 from benchmarks.mutants.targets import ROOT, TARGETS
+from benchmarks.mutants.warm import NOTES
 
 BUILD = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
@@ -102,6 +103,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._running: dict[int, tuple[list[str], subprocess.Popen[str]]] = {}
+        self._starting = threading.Lock()  # the second learns from the first which tests come to which lines
 
     def of(self, number: int, command: list[str]) -> tuple[subprocess.Popen[str], dict | None]:
         """The process in that place, and what it said of the unchanged files if it is new."""
@@ -109,9 +111,13 @@ class Slots:
             if self._running[number][0] == command:
                 return self._running[number][1], None
             self.end(number)
+        with self._starting:
+            return self._started(number, command)
+
+    def _started(self, number: int, command: list[str]) -> tuple[subprocess.Popen[str], dict]:
         copy = copied(number)
         environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1",
-                                    "OMP_NUM_THREADS": "1"}  # fmt: skip
+                                    "OMP_NUM_THREADS": "1", NOTES: str(BUILD)}  # fmt: skip
         process = subprocess.Popen(
             command, cwd=copy, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )

@@ -91,21 +91,16 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "system.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
     GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
     **{f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER)) for name in ("classes", "conflict_free", "consensus", "trees")},
-    **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph", "spectral_gap")},
-    **{
-        f"verify/{name}.py": ((ORACLE,), PROVER)
-        for name in ("deadlock_free", "exact_consensus", "rounds", "stochastic")
-    },
+    **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
+    **{f"verify/{name}.py": ((ORACLE,), PROVER) for name in ("deadlock_free", "exact_consensus", "stochastic")},
     **{f"verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove", "view")},
-    "verify/budget.py": (PROVER,),
     "verify/certificate.py": ((SAYS,), PROVER),
     "verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
     "verify/membership.py": (("tests/verify/test_membership_laws.py",), ("tests/verify/test_membership_zoo.py",)),
     "verify/on_request.py": ((ON_REQUEST,),),
     **{f"verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction", "norm_bound")},
-    **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance", "drift")},
-    **{f"verify/{name}.py": ((RUN_LAWS,), (RUNS,)) for name in ("after_a_loss", "meetings", "memory", "staleness")},
-    "verify/limit.py": ((RUNS,),),
+    **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance")},
+    **{f"verify/{name}.py": ((RUN_LAWS,), (RUNS,)) for name in ("meetings", "memory", "staleness")},
     **{f"verify/{name}.py": ((PAYLOADS,), (SAYS,)) for name in ("codec_error", "equal_replicas", "forms", "lag")},
     **{
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)

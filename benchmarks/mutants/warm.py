@@ -5,12 +5,15 @@
 It reads and answers as `slot` does, with the file and the line in each task. A mutant is judged in a fork of a process
 that has collected all tests. There the package is imported anew, and what other modules hold of it is exchanged for the
 new. First all tests run once on the unchanged files, and each line of the package is noted with the tests that come to
-it. So a mutant costs the tests of its line, quickest first, up to one that fails; all tests where none was seen to come
-there: at module level, and in what only processes of their own execute.
+it. So a mutant costs the tests of its line up to one that fails; those of its function where none was seen on the line,
+and all tests at module level and in what only processes of their own execute. Those come first that cost least for each
+mutant that they killed.
 """
 
 from __future__ import annotations
 
+import ast
+import gc
 import importlib
 import json
 import os
@@ -18,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from hashlib import sha256
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING
@@ -53,6 +57,8 @@ def exchange(package: str) -> None:
                 setattr(module, name, getattr(sys.modules[value.__module__], value.__name__))
 
 
+NOTES = "MUTANTS_NOTES"
+"""The variable that names a folder where processes leave for one another which tests come to which lines."""
 CALLS, STEPS = 50, 5000
 """Lines are noted in so many calls of a function by one test, and in one call; the rest is alike."""
 
@@ -80,6 +86,13 @@ def tracer(folder: str, seen: Lines) -> Trace:
     return each_call
 
 
+def body_around(source: str, line: int) -> range:
+    """The lines of the innermost function's body in which a line stands, none outside of functions."""
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    bodies = [range(node.body[0].lineno, node.end_lineno + 1) for node in functions]
+    return min((body for body in bodies if line in body), key=len, default=range(0))
+
+
 class Server:
     """Takes the place of pytest's loop over its tests."""
 
@@ -87,6 +100,7 @@ class Server:
         self.package, self.answers = package, answers
         self.failure = FirstFailure()
         self.seconds: list[float] = []
+        self.kills: Counter[str] = Counter()
         self.tests_of: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
 
     @pytest.hookimpl(tryfirst=True)
@@ -94,6 +108,7 @@ class Server:
         sys.dont_write_bytecode = True
         base = self.judge_unchanged(session)
         self.answer({"code": base["code"], "by": base["by"], "cpu": [base["cpu"]], "loaded": False})
+        gc.freeze()  # so that no fork copies what it never changes
         for line in sys.stdin:
             task = json.loads(line)
             path = Path(task["file"])
@@ -101,15 +116,23 @@ class Server:
             for cached in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
                 cached.unlink()
             path.write_text(task["source"], encoding="utf-8")
-            place = (str(Path("partreduce", task["file"]).absolute()), task["line"])
-            numbers = sorted(self.tests_of.get(place, range(len(session.items))), key=self.seconds.__getitem__)
+            numbers = self.tests_on(task["file"], original.decode(), task["line"]) or range(len(session.items))
+            names = [item.nodeid for item in session.items]
+            numbers = sorted(numbers, key=lambda number: self.seconds[number] / (1 + self.kills[names[number]]))
             items = [session.items[number] for number in numbers]
             limit = 3 + 3 * sum(self.seconds[number] for number in numbers)
             outcome = judge_in_a_fork(lambda items=items: self.run(items), self.failure, limit)
             path.write_bytes(original)
+            self.kills[outcome["by"]] += 1
             verdict = "survived" if outcome["code"] == 0 else "time" if outcome["by"] == "time" else "killed"
             self.answer({"verdict": verdict, "by": outcome["by"], "seconds": outcome["seconds"]})
         return True
+
+    def tests_on(self, file: str, source: str, line: int) -> set[int]:
+        """The numbers of those tests that came to a line, or if none did, to its function."""
+        path = str(Path("partreduce", file).absolute())
+        lines = body_around(source, line)
+        return set(self.tests_of[path, line]) or {number for other in lines for number in self.tests_of[path, other]}
 
     def answer(self, told: dict) -> None:
         self.answers.write(json.dumps(told) + "\n")
@@ -125,29 +148,36 @@ class Server:
         return 0
 
     def judge_unchanged(self, session: pytest.Session) -> dict:
-        """Run every test once, and learn the lines and the processor time of each."""
-        folder = str(Path(self.package.replace(".", "/")).absolute())
-        with tempfile.NamedTemporaryFile("w+") as noted:
+        """Run every test once, and learn the lines and the processor time of each; one process for all that follow."""
+        folder = Path(self.package.replace(".", "/")).absolute()
+        names = [item.nodeid for item in session.items]
+        files = sorted({*folder.rglob("*.py"), *Path("tests").rglob("*.py")})
+        digest = sha256(repr(names).encode() + b"".join(path.read_bytes() for path in files)).hexdigest()
+        noted = Path(os.environ.get(NOTES, tempfile.mkdtemp())) / f"{self.package}.{digest}.jsonl"
 
-            def traced() -> int:
-                exchange(self.package)
-                for item in session.items:
-                    seen: Lines = set()
-                    began = time.process_time()
-                    sys.settrace(tracer(folder, seen))
-                    item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
-                    sys.settrace(None)
-                    noted.write(json.dumps([time.process_time() - began, sorted(seen)]) + "\n")
-                noted.flush()
-                return int(bool(self.failure.name))
+        def traced() -> int:
+            exchange(self.package)
+            lines = []
+            for item in session.items:
+                seen: Lines = set()
+                began = time.process_time()
+                sys.settrace(tracer(str(folder), seen))
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+                sys.settrace(None)
+                places = sorted((os.path.relpath(file, folder), line) for file, line in seen)
+                lines.append(json.dumps([time.process_time() - began, places]) + "\n")
+            if self.failure.name:
+                return 1
+            noted.write_text("".join(lines), encoding="utf-8")
+            return 0
 
-            outcome = judge_in_a_fork(traced, self.failure, 1200)
-            noted.seek(0)
-            for number, line in enumerate(noted):
-                seconds, lines = json.loads(line)
-                self.seconds.append(seconds)
-                for file, place in lines:
-                    self.tests_of[file, place].append(number)
+        known = {"code": 0, "by": "", "cpu": 0.0}
+        outcome = known if noted.exists() else judge_in_a_fork(traced, self.failure, 1200)
+        for number, line in enumerate(noted.read_text(encoding="utf-8").splitlines() if noted.exists() else ()):
+            seconds, lines = json.loads(line)
+            self.seconds.append(seconds)
+            for file, place in lines:
+                self.tests_of[str(folder / file), place].append(number)
         return outcome
 
 

@@ -177,7 +177,7 @@ def _settings(planned: Plan, job: Job) -> list[str]:
 def _hows(schedule: Schedule, job: Job, form: Form) -> list[How]:
     """Every way that the job and the strategy allow."""
     plain, coded = [How(form=form)], [codec for codec in job.codecs if codec is not Codec.NONE]
-    if not coded or form is Form.TREE or schedule.strategy.refuses_codec(schedule.cluster):
+    if not coded or schedule.strategy.refuses_codec(schedule.cluster):
         return plain
     places = [CodecScope.ALL, *([CodecScope.ACROSS_NODES] if form is Form.HIERARCHICAL else [])]
     hows = [How(form=form, codec=codec, where=where) for codec in coded for where in places]

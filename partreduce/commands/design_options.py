@@ -61,6 +61,14 @@ ObjectiveName = Annotated[
         rich_help_panel=options.LIMITED,
     ),
 ]
+Take = Annotated[
+    str | None,
+    typer.Option(
+        help="Write this schedule of the table, not the recommendation.",
+        metavar="NAME",
+        rich_help_panel=options.LIMITED,
+    ),
+]
 DataName = Annotated[
     str,
     typer.Option(

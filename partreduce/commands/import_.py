@@ -19,18 +19,15 @@ def command(
         str | None, typer.Option(help="Where the workers run, such as 4x4 (default: a node for each).")
     ] = None,
     weights: Annotated[
-        str, typer.Option(help="For graphs without weights: metropolis, uniform, best-constant, fastest.")
+        str, typer.Option(help="For graphs without weights: metropolis, uniform, best-constant.")
     ] = "metropolis",
-    one_peer: Annotated[
-        bool, typer.Option("--one-peer", help="BlueFog's one-peer rule over the graph instead of all edges.")
-    ] = False,
     param: Annotated[
         list[str] | None, typer.Option("--param", "-p", help="An option of the format.", metavar="KEY=VALUE")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn a networkx, BlueFog, decentralizepy, Base-(k+1) or MATCHA file into a schedule; `verify` then judges it.
+    """Turn a networkx graph, an edge list or mixing matrices into a schedule; `verify` then judges it.
 
     DiLoCo settings of MaxText (YAML) and torchft are explained and proved or refuted, too.
     """
@@ -48,7 +45,7 @@ def command(
     try:
         schedule = import_schedule(
             file, format=format_, cluster=None if cluster is None else load_cluster(cluster), weights=weights,
-            one_peer=one_peer, notes=notes, rows=rows, **parameters_of(param or []),
+            notes=notes, rows=rows, **parameters_of(param or []),
         )  # fmt: skip
     finally:
         if rows:

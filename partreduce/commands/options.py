@@ -79,13 +79,13 @@ ClusterFile = Annotated[
     str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
 ]
 ANY = "any"
-_FORMS = members("ring", "tree", "hierarchical")
+_FORMS = members("ring", "hierarchical")
 FormName = Annotated[
     str,
     typer.Option(
         "--form",
-        help="How groups average: any, ring (take it for NCCL), tree or hierarchical.",
-        autocompletion=members(ANY, "ring", "tree", "hierarchical"),
+        help="How groups average: any, ring (take it for NCCL) or hierarchical.",
+        autocompletion=members(ANY, "ring", "hierarchical"),
         rich_help_panel=HOW,
     ),
 ]
@@ -116,7 +116,7 @@ FileForm = Annotated[
     str | None,
     typer.Option(
         "--form",
-        help="How groups average: ring, tree or hierarchical; as each file says by default.",
+        help="How groups average: ring or hierarchical; as each file says by default.",
         autocompletion=_FORMS,
     ),
 ]

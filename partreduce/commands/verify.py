@@ -1,6 +1,5 @@
 """`partreduce verify`: prove or refute a schedule's claims, with figures and a certificate."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,10 +20,11 @@ MARK = {
     "not proved": "[yellow]not proved[/]",
 }
 """Proved by a witness; a fact of the file; holding of a program that obeys its protocol's rules; and the other two."""
-
+ASSUMED = "[green]nothing is refuted[/]; what is claimed holds if the program obeys its protocol (assumed)"
+"""The verdict where a schedule may be run, but no claim has a witness."""
 
 OF_GAPS = ("directed", "max_states")
-OF_SCHEDULES = ("certificate", "explain", "spectral_gap", "cluster", "period", "export", "max_bytes")
+OF_SCHEDULES = ("certificate", "explain", "cluster", "period", "export", "max_bytes")
 
 
 def command(
@@ -43,9 +43,6 @@ def command(
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw the witness: tree, conflict or closed set; of gaps their matrices.", metavar="FILE"),
-    ] = None,
-    spectral_gap: Annotated[
-        list[str] | None, typer.Option(help="Also judge that a spectral gap is at least this.", metavar="KIND:VALUE")
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="For FILE.py:NAME: where it runs.")] = None,
     period: Annotated[int | None, typer.Option(help="For FILE.py:NAME: after how many steps it repeats.")] = None,
@@ -88,9 +85,6 @@ def command(
         )  # fmt: skip
     options.refuse(context, OF_GAPS, "is about iteration gaps; say --gaps, too")
     loaded, proof = _proved(schedule, cluster, period, export, quantity_of_bytes(max_bytes))
-    if spectral_gap and loaded is not None:
-        judged = (_gap_claim(loaded, text) for text in spectral_gap)
-        proof = replace(proof, claims=(*proof.claims, *judged))
     figures = figures_of(loaded)
     _write(schedule, loaded, proof, certificate=certificate, export=export, plot=plot)
     if as_json:
@@ -163,7 +157,7 @@ def _emit(proof: "Proof", figures: dict[str, Any], *, explain: bool) -> None:
     from partreduce.console import emit_json
 
     claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
-    emit_json({"verdict": proof.verdict.value, "claims": claims, "figures": figures, "budgets": dict(proof.budgets)})
+    emit_json({"verdict": proof.verdict.value, "claims": claims, "figures": figures})
 
 
 def _print_how_to_check(certificate: Path, schedule: Path) -> None:
@@ -188,21 +182,6 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[
         raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
     proved = prove_function_file(place, load_cluster(cluster), period)
     return proved.schedule, proved.proof
-
-
-def _gap_claim(schedule: "Schedule", text: str) -> "Claim":
-    """`hop:0.2681` → the claim that the gap is at least that, proved or refuted exactly."""
-    from fractions import Fraction
-
-    from partreduce.topo.errors import InputError
-    from partreduce.verify.spectral_gap import prove_gap
-
-    kind, _, value = text.partition(":")
-    try:
-        least = Fraction(value)
-    except (ValueError, ZeroDivisionError):
-        raise InputError(f"--spectral-gap {text!r}: write KIND:VALUE, such as hop:0.2681 or slem:1/3") from None
-    return prove_gap(schedule, kind, least)
 
 
 def figures_of(schedule: "Schedule | None") -> dict[str, Any]:
@@ -232,8 +211,10 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
     else:
         out.print(
             f"[bold]{escape(schedule.name)}[/] on {schedule.cluster}: {schedule.num_workers} workers, strategy "
-            f"{schedule.strategy.kind}: {MARK[proof.verdict.value]}"
+            f"{schedule.strategy.kind}: {verdict_words(proof)}"
         )
+        if words := in_plain_words(schedule, proof):
+            out.print(words)
     _print_claims(proof)
     if schedule is not None and schedule.strategy.when.word == "pipeline" and schedule.strategy.when.lag > 1:
         out.print(f"[bold]A pipeline of {schedule.strategy.when.lag + 1}[/] was asked for, although {WIDER}.")
@@ -244,7 +225,7 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
         out.print(f"No figures: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
         return
     how = figures["how"]
-    shown = table("Figures", "figure", "value", Column("kind", drop=1))
+    shown = table("Figures, rounded; exact: by a formula, not by sampling", "figure", "value", Column("kind", drop=1))
     for name, value in figures.items():
         if name in {"how", "contraction_per_start"}:
             continue
@@ -257,17 +238,62 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
             out.print(f"[bold]{name}[/]: {escape(label['how'])}")
 
 
+def verdict_words(proof: "Proof") -> str:
+    """The verdict: `proved` where a certificate says so, and else what it rests on."""
+    is_witnessed = proof.verdict.value != "proved" or any(claim.status.value == "proved" for claim in proof.claims)
+    return MARK[proof.verdict.value] if is_witnessed else ASSUMED
+
+
+def in_plain_words(schedule: "Schedule", proof: "Proof") -> str:
+    """What the claims come to for somebody who trains; empty where they say nothing of the kind."""
+    held = {claim.claim: claim for claim in proof.claims if claim.holds}
+    said = [
+        words for name, words in (("conflict-free", "no conflict"), ("deadlock-free", "no deadlock")) if name in held
+    ]
+    bound = _bound_of(held["contraction"]) if "contraction" in held else ""
+    if (alike := held.get("equal-replicas")) and alike.numbers and "rounds" in alike.numbers:
+        said.append(f"all workers hold the same model every {_steps(schedule)}")
+    elif bound:
+        said.append(f"every {_steps(schedule)} at most {bound[2:]} of what the models differ by is left")
+    elif "consensus" in held:
+        said.append("the models are drawn together")
+    return f"{', '.join(said).capitalize()}." if said else ""
+
+
+def _steps(schedule: "Schedule") -> str:
+    paces, rounds = schedule.paces(), schedule.period if schedule.is_mixing else 1
+    least, most = int(paces.min()) * rounds, int(paces.max()) * rounds
+    if most == 1:
+        return "step"
+    steps = f"{most} steps" if least == most else f"{least} to {most} steps"
+    return steps if most == rounds else f"{steps} ({rounds} round{'s' * (rounds > 1)})"
+
+
+def _bound_of(claim: "Claim") -> str:
+    """The number that a claim proves, rounded up; empty where it proves none."""
+    from fractions import Fraction
+
+    from partreduce.console import number
+
+    entry = claim.entry or {}
+    if "squared" in entry and claim.claim == "contraction":
+        return f"≤ {number(float(Fraction(entry['squared'])) ** 0.5)}"
+    return f"≤ {number(float(Fraction(entry['at_most'])))}" if "at_most" in entry else ""
+
+
 def _print_claims(proof: "Proof") -> None:
     from rich.markup import escape
 
     from partreduce.console import console
     from partreduce.report.table import table
 
-    claims = table("Claims", "claim", "status")
+    claims = table("Claims", "claim", "status", "proved")
     for claim in proof.claims:
         aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
-        claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
+        claims.add(escape(claim.claim), MARK[claim.status.value] + aside, _bound_of(claim))
     console().print(claims)
-    if proof.verdict.value == "proved" and proof.assumed:
-        names = ", ".join(proof.assumed)
-        console().print(f"Assumed for {names}: the program obeys its protocol's rules.")
+    if proof.verdict.value == "proved":
+        follow = [claim.claim for claim in proof.claims if claim.status.value == "follows from the rules"]
+        if follow:
+            console().print(f"Assumed for {', '.join(follow)}: the program obeys its protocol's rules.")
+        console().print("Not claimed: how fast a step is, that the loss falls, or where SGD converges to.")

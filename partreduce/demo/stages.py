@@ -43,7 +43,7 @@ THIN = Hardware(inside=Link.of_bandwidth(10e9, 5e-6), nic=Link.of_bandwidth(1e9 
 THIN_COMPUTE = ComputeTimes(base=0.2)
 THIN_WORDS = (
     "predicted for a 100 MB model, 200 ms of computing per step and 1 Gbit/s between the nodes, every schedule in its "
-    "fastest form (ring, tree or hierarchical)"
+    "fastest form (ring or hierarchical)"
 )
 
 

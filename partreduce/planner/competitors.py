@@ -27,9 +27,6 @@ from partreduce.topo.strategies.base import Averaging
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
 
-MAX_CONVEX_WORKERS = {"matcha": 64}
-"""Entries whose making solves a convex problem in n×n matrices: at 128 workers that alone takes half a minute."""
-
 RULES_FIRST = ("rule", "allreduce")
 """Kinds whose figures cost milliseconds at any size; they also are the strongest competitors."""
 
@@ -138,5 +135,4 @@ def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
 
 
 def _offered(entry: Entry, job: Job) -> bool:
-    most = MAX_CONVEX_WORKERS.get(entry.name, MAX_GRAPH_WORKERS)
-    return entry.kind in RULES_FIRST or job.cluster.num_workers <= most
+    return entry.kind in RULES_FIRST or job.cluster.num_workers <= MAX_GRAPH_WORKERS

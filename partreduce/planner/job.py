@@ -73,7 +73,8 @@ class Job:
     for rounds that a quorum starts, and for nothing else (True) or for none (False); None weighs a few of them
     where step times differ. `tables` says that tables go their own way beside it in every step, so that only
     schedules whose workers have common steps will do. A `pilot` of the user's own job brings the prices of
-    consensus distance, drift and lateness that stand in for the shipped ones.
+    consensus distance, drift and lateness that stand in for the shipped ones. `take` names the option
+    that is wanted, whatever the objective says.
     """
 
     cluster: Cluster
@@ -95,6 +96,7 @@ class Job:
     max_queues: float | None = None
     quorum: bool | None = None
     tables: bool = False
+    take: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot be planned.

@@ -21,9 +21,9 @@ class Facts:
     """What is known of an option from its runs in virtual time, and whatever its `kind` of protocol counts there.
 
     `words` say the setting; `memory_bytes` is what the busiest worker keeps beside its parameters; `least_share` is
-    what the least heard worker's gradients count, where an even share is 1. `more` is how many of All-Reduce's steps
-    its lateness may cost beyond `steps_ratio`, as a part of them. `of` names the schedule whose groups start by a
-    quorum, where not all workers are one group.
+    what the least heard worker's gradients count, where an even share is 1; `unheard` lists whose count next to
+    nothing. `more` is how many of All-Reduce's steps its lateness may cost beyond `steps_ratio`, as a part of them.
+    `of` names the schedule whose groups start by a quorum, where not all workers are one group.
 
     Under a quorum `active` workers are in a round on average, whose `gradients` are as much as that many of
     All-Reduce's (steps, of groups); `gradients_per_second` is of all. `age` is the mean of their lateness in rounds,
@@ -40,6 +40,7 @@ class Facts:
     gradients: float
     more: float = 0.0
     of: str = ""
+    unheard: tuple[int, ...] = ()
     active: float = 0.0
     gradients_per_second: float = 0.0
     age: float = 0.0

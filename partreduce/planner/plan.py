@@ -147,7 +147,10 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         options = [option for option in options if not option.schedule.strategy.refuses_tables()]
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
     chosen = _recommend(options, job, searched, clock, rounds)
-    if (part := shorter(chosen, job, lambda one: _fits(one, job, clock, left=_for_proof(clock)))) is not None:
+    if (
+        job.take is None
+        and (part := shorter(chosen, job, lambda one: _fits(one, job, clock, left=_for_proof(clock)))) is not None
+    ):
         options.append(part)
         chosen = part
     say(f"proving {chosen.name}")

@@ -45,10 +45,9 @@ def hows_of(schedule: Schedule, job: Job) -> tuple[CostedHow, ...]:
 def cheapest_hows(schedule: Schedule, job: Job) -> list[CostedHow]:
     """The cheapest of each codec that the job and the strategy allow, the finest first.
 
-    Where a strategy refuses codecs, or the form is one to compare with, sums travel as they are.
+    Where a strategy refuses codecs, sums travel as they are.
     """
-    able = (*schedule.strategy.forms, Form.TREE)  # a tree is a cost to compare with, of any kind
-    forms = [form for form in job.forms if form in able] or [Form.RING]
+    forms = [form for form in job.forms if form in schedule.strategy.forms] or [Form.RING]
     cheapest = []
     for codec in codecs_of(schedule, job):
         hows = [how for form in forms for how in _hows(form, codec)]
@@ -58,7 +57,7 @@ def cheapest_hows(schedule: Schedule, job: Job) -> list[CostedHow]:
 
 def codecs_of(schedule: Schedule, job: Job) -> tuple[Codec, ...]:
     """The codecs of a job that a strategy may have, none if it refuses all; the finest first."""
-    if job.codecs == (Codec.NONE,) or job.form is Form.TREE or schedule.strategy.refuses_codec(schedule.cluster):
+    if job.codecs == (Codec.NONE,) or schedule.strategy.refuses_codec(schedule.cluster):
         return (Codec.NONE,)
     return job.codecs
 

@@ -17,6 +17,7 @@ from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot, align
 from partreduce.runtime.averaging.foreign import wrapped_by
 from partreduce.runtime.averaging.load_watch import count_loads
 from partreduce.runtime.averaging.optimizer_state import state_keys
+from partreduce.runtime.averaging.shards import Sharders, is_sharded, local
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.fragments import Fragments, assign
 
@@ -63,6 +64,7 @@ class FlatModel:
     ) -> None:
         _refuse_wrapped(model)
         self.model = model
+        self.sharders = Sharders(model)
         self._apart = dict(apart or {})
         _refuse_several_devices(model, self._apart)
         named = _named_parameters(model)
@@ -77,8 +79,8 @@ class FlatModel:
         keys = [(number, p.device, p.dtype) for number, (_, _, p) in zip(numbers, trainable, strict=True)]
         self.buckets: list[Bucket] = []
         for key in dict.fromkeys(sorted(keys, key=itemgetter(0))):
-            entries = [entry for entry, its in zip(trainable, keys, strict=True) if its == key]
-            self.buckets.append(_flatten(entries, fragment=key[0]))
+            same = [entry for entry, its in zip(trainable, keys, strict=True) if its == key]
+            self.buckets.append(_flatten(same, self.sharders, fragment=key[0]))
         self.buffer_buckets: list[Bucket] = []
         """Buckets of buffers alone, for the mean model, when they do not ride along with every operation."""
         local = buffers is BufferPolicy.LOCAL
@@ -95,7 +97,7 @@ class FlatModel:
             (
                 bucket,
                 [
-                    (module._parameters, name, slot.parameter, slot.start * bucket.dtype.itemsize)  # noqa: SLF001 - named_parameters() walks the whole model
+                    (module._parameters, name, slot, slot.start * bucket.dtype.itemsize)  # noqa: SLF001 - named_parameters() walks the whole model
                     for slot in bucket.slots
                     for module, name in slot.owners
                 ],
@@ -112,9 +114,9 @@ class FlatModel:
         return [bucket for bucket in self.buckets if bucket.fragment == number]
 
     @property
-    def frozen(self) -> list[torch.nn.Parameter]:
+    def frozen(self) -> list[torch.Tensor]:
         """The parameters that were not trainable at wrapping, which all workers have alike and nobody averages."""
-        return list(self._frozen)
+        return [local(parameter) for parameter in self._frozen]
 
     def slots(self) -> list[Slot]:
         return self._slots
@@ -137,12 +139,14 @@ class FlatModel:
         Raises:
             InputError: naming the parameter.
         """
+        self.sharders.reshard()
         for bucket, places in self._places:
             base = bucket.flat.data_ptr()
-            for held, attribute, parameter, offset in places:
-                is_there = parameter.data_ptr() == base + offset or not parameter.numel()
-                if not is_there or held.get(attribute) is not parameter:
-                    self._refuse_moved()
+            for held, attribute, slot, offset in places:
+                values = slot.values
+                is_there = values.data_ptr() == base + offset or not values.numel()
+                if not is_there or held.get(attribute) is not slot.parameter:
+                    self._refuse_moved(rank)
         for parts, name, module in self._parts:
             if parts.get(name) is not module:
                 self._refuse_lost(rank)
@@ -150,17 +154,18 @@ class FlatModel:
         for parameter, name in self._frozen.items():
             if parameter.requires_grad:
                 raise InputError(
-                    f"model: parameter {name!r} was frozen when DistributedOptimizer was made and is trainable now, so "
-                    "it would be trained without being averaged; wrap first and then freeze it for as long as you like"
+                    f"model: parameter {name!r} of worker {rank} was frozen when DistributedOptimizer was made and is "
+                    "trainable now, so it would be trained without being averaged; wrap first and then freeze it for "
+                    "as long as you like"
                 )
 
         for index, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
             for parameter in group["params"]:
                 if id(parameter) not in self._trained:
                     raise InputError(
-                        f"optimizer: group {index} holds a parameter of shape {list(parameter.shape)} that the model "
-                        "did not have when DistributedOptimizer was made, so it would be trained without being "
-                        "averaged; change the model first, then wrap"
+                        f"optimizer: group {index} of worker {rank} holds a parameter of shape "
+                        f"{list(parameter.shape)} that the model did not have when DistributedOptimizer was made, so "
+                        "it would be trained without being averaged; change the model first, then wrap"
                     )
 
     def _refuse_lost(self, rank: int) -> None:
@@ -175,25 +180,25 @@ class FlatModel:
                 )
         self._parts = _parts_of(self.model)
 
-    def _refuse_moved(self) -> None:
+    def _refuse_moved(self, rank: int) -> None:
         for bucket in self.buckets:
             base, width = bucket.flat.data_ptr(), bucket.dtype.itemsize
             for slot in bucket.slots:
                 for module, attribute in slot.owners:
                     if module._parameters.get(attribute) is not slot.parameter:  # noqa: SLF001 - as above
                         raise InputError(
-                            f"model: parameter {slot.names[0]!r} was replaced by another after DistributedOptimizer "
-                            "was made, so it would be trained without being averaged; "
+                            f"model: parameter {slot.names[0]!r} of worker {rank} was replaced by another after "
+                            "DistributedOptimizer was made, so it would be trained without being averaged; "
                             f"{wrapped_by(module) or 'change the model first, then wrap'}"
                         )
-                if not slot.parameter.numel():
+                if not slot.values.numel():
                     continue  # nothing is stored, so nothing can have moved
-                if slot.parameter.data_ptr() != base + slot.start * width or slot.parameter.dtype != bucket.dtype:
+                if slot.values.data_ptr() != base + slot.start * width or slot.values.dtype != bucket.dtype:
                     usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that"
                     who = wrapped_by(slot.owners[0][0])
                     raise InputError(
-                        f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
-                        f"was made{f'; {who}' if who else f' ({usual}); do it before'}"
+                        f"model: the storage of parameter {slot.names[0]!r} of worker {rank} was replaced after "
+                        f"DistributedOptimizer was made{f'; {who}' if who else f' ({usual}); do it before'}"
                     )
 
     def refuse_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
@@ -215,7 +220,7 @@ class FlatModel:
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
-                shape = "×".join(map(str, slot.parameter.shape)) or "scalar"
+                shape = "×".join(map(str, slot.values.shape)) or "scalar"
                 lines.append(
                     f"{'='.join(slot.names)} {shape} {bucket.dtype} {bucket.device.type} strides {slot.stride}"
                 )
@@ -251,9 +256,9 @@ class FlatModel:
 
                 def fetch(parameter: torch.nn.Parameter = slot.parameter, key: str = key) -> torch.Tensor | None:
                     value = optimizer.state[parameter].get(key) if parameter in optimizer.state else None
-                    return value if isinstance(value, torch.Tensor) else None
+                    return local(value) if isinstance(value, torch.Tensor) else None
 
-                _ride([bucket], f"{slot.names[0]}:{key}", slot.parameter, broadcast=False, fetch=fetch)
+                _ride([bucket], f"{slot.names[0]}:{key}", slot.values, broadcast=False, fetch=fetch)
 
 
 def _ride(
@@ -299,25 +304,24 @@ def _parts_of(model: torch.nn.Module) -> list[tuple[dict[str, torch.nn.Module | 
 
 def _flatten(
     entries: Sequence[tuple[tuple[str, ...], tuple[tuple[torch.nn.Module, str], ...], torch.nn.Parameter]],
+    sharders: Sharders,
     *,
     fragment: int,
 ) -> Bucket:
-    first = entries[0][2]
-    starts, size = [], 0
-    for _, _, parameter in entries:
-        starts.append(size)
-        size = aligned(size + parameter.numel(), first.dtype)
-    flat = torch.zeros(size, dtype=first.dtype, device=first.device)
-    bucket = Bucket(first.device, first.dtype, size, flat, length=size, fragment=fragment)
+    slots, size = [], 0
+    for names, owners, parameter in entries:
+        # Dense tensors keep their strides (channels_last stays channels_last); others become contiguous.
+        stride = torch.empty_like(local(parameter), memory_format=torch.preserve_format).stride()
+        slots.append(sharders.slot(Slot(names, parameter, owners, size, tuple(stride))))
+        size += slots[-1].room
+        size = aligned(size, parameter.dtype)
+    device, dtype = entries[0][2].device, entries[0][2].dtype
+    flat = torch.zeros(size, dtype=dtype, device=device)
+    bucket = Bucket(device, dtype, size, flat, slots, length=size, fragment=fragment)
     with torch.no_grad():
-        for (names, owners, parameter), start in zip(entries, starts, strict=True):
-            # Dense tensors keep their strides (channels_last stays channels_last); others become contiguous.
-            stride = torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
-            view = torch.as_strided(flat, parameter.shape, stride, start)
-            view.copy_(parameter)
-            slot = Slot(names, parameter, owners, start, tuple(stride))
-            parameter.data = slot.window(flat)
-            bucket.slots.append(slot)
+        for slot in slots:
+            slot.view(flat).copy_(slot.values)
+            slot.put(flat)
     return bucket
 
 
@@ -347,11 +351,15 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise InputError(f"model: parameter {name!r} is not initialised yet; run one forward pass, then wrap")
+        if parameter.is_meta:
+            raise InputError(
+                f"model: parameter {name!r} is on the meta device and has no numbers; call model.to_empty(device=...), "
+                "initialise it and make the optimizer, then wrap"
+            )
         if parameter.is_complex() or not parameter.is_floating_point():
             raise InputError(f"model: parameter {name!r} is {parameter.dtype}; only real floating point is averaged")
-        if hasattr(parameter, "device_mesh"):
-            raise InputError(f"model: parameter {name!r} is sharded (DTensor); only whole parameters are averaged")
-    if any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules()):
+    managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
+    if managed and not any(map(is_sharded, model.parameters())):  # not by fully_shard
         raise InputError(
             "model: is sharded by FullyShardedDataParallel; pass the bare module, whose parameters are whole"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import chain
 from time import perf_counter
 
 import numpy as np
@@ -12,13 +13,13 @@ import torch
 
 from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.profile.codecs import measure_codecs
-from partreduce.runtime.profile.fit import fit_hardware, predicted_seconds
+from partreduce.runtime.profile.fit import Fit, fit_hardware, predicted_seconds
 from partreduce.runtime.profile.measure import Measurement, measure_phases, settle
 from partreduce.runtime.profile.phases import calibration_phases, random_phases
 from partreduce.runtime.transport.rendezvous import default_world
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware
+from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Static
@@ -93,7 +94,7 @@ def profile(
     say("measuring the codecs")
     coded = measure_codecs(reached, model_bytes=model_bytes, repetitions=repetitions, device=where)
     base = replace(base, codec=coded)
-    fit = fit_hardware(measured, cluster, base)
+    fit = _fitted(reached, measured, cluster, base, where)
     checked = timed([(phase, model_bytes) for phase in unseen], "checking the fit on")
     predictions = [predicted_seconds(measured, cluster, fit.hardware) for measured in checked]
     return Profile(replace(cluster, hardware=fit.hardware), tuple(zip(checked, predictions, strict=True)), fit.errors)
@@ -102,6 +103,23 @@ def profile(
 def _prepare(world: World, cluster: Cluster, phases: Sequence[Phase]) -> None:
     """Make all groups at once, through a schedule that holds every phase."""
     world.prepare(Schedule("profile", cluster.shape(), Static(phases=GroupPhases(tuple(phases)))))
+
+
+def _fitted(
+    world: World, measured: Sequence[Measurement], cluster: Cluster, base: Hardware, device: torch.device
+) -> Fit:
+    """Rank 0's fit, told to all: a fit takes seconds of one core, which workers of one node would take in turn."""
+    known = torch.zeros(6 + len(measured), dtype=torch.float64, device=device)
+    if world.rank == 0:
+        fit = fit_hardware(measured, cluster, base)
+        links = [
+            (link.latency, link.seconds_per_byte) for link in (fit.hardware.inside, fit.hardware.bus, fit.hardware.nic)
+        ]
+        known += torch.tensor([*chain(*links), *fit.errors], dtype=torch.float64, device=device)
+    world.everyone().all_reduce(known).wait()  # the others add zeros
+    figures = known.tolist()
+    inside, bus, nic = (Link(*figures[i : i + 2]) for i in (0, 2, 4))
+    return Fit(replace(base, inside=inside, bus=bus, nic=nic), tuple(figures[6:]))
 
 
 def _with_compute(world: World, step: Callable[[], object], model_bytes: int, device: torch.device) -> Hardware:

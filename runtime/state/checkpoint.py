@@ -1,4 +1,4 @@
-"""Checkpoint: all workers save together at the end of a round, and go on later as if nothing had happened.
+"""Checkpoint: all workers save together in the same round, and go on later as if nothing had happened.
 
 A checkpoint is a folder `round-00000041` with one safetensors file for each worker and, once all of them are safe on
 the disk, a manifest that names every file's SHA-256. A folder without a manifest does not count. Files are written
@@ -44,7 +44,7 @@ class Resumed:
 def save_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, extra: object = None, keep: int = 2
 ) -> Path:
-    """Save this worker's part of the run; all workers call it after the same round. Returns the folder.
+    """Save this worker's part of the run; all workers call it in the same round. Returns the folder.
 
     Holds parameters, buffers, optimizer state, random states (torch, CUDA, NumPy, Python), the step count and what the
     strategy remembers. Needs memory for two copies of all that. Of this run, and of those that it resumed from, the
@@ -58,8 +58,8 @@ def save_checkpoint(
         keep: how many checkpoints stay.
 
     Raises:
-        InputError: in the middle of a round (only outer steps may be saved there), at different rounds, or `extra` is
-            not JSON.
+        InputError: inside a round of more than one step, where workers average on request, by a quorum or with drift
+            correction; at different rounds; or `extra` is not JSON.
         FileProblem: a worker could not write; the same sentence on all of them, and the run may go on.
         PeerLostError: a worker is gone or does not call it.
     """
@@ -69,8 +69,10 @@ def save_checkpoint(
     ending.guard(optimizer.engine.gather)
     run = optimizer.run
     if optimizer.steps % run.pace and not optimizer.runner.saves_inside_rounds:
+        last = (optimizer.round + 1) * run.pace
         raise InputError(
-            f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.pace} steps; save after the last one"
+            f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.pace} steps, which this schedule "
+            f"cannot go on from; call it where optimizer.steps % {run.pace} == 0, next at step {last}"
         )
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
@@ -163,6 +165,11 @@ def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str
     """The directory as a path, where both arguments are what they should be and stand in their order."""
     if not hasattr(optimizer, "ending"):
         raise InputError(f"{who}: optimizer is a {type(optimizer).__name__}; pass the DistributedOptimizer first")
+    if optimizer.run.flat.sharders.shards:
+        raise InputError(
+            f"{who}: the model is sharded, and files of ours hold whole ones; save each replica by "
+            "torch.distributed.checkpoint (docs/how-to/sharded-models.md)"
+        )
     if not isinstance(directory, (str, os.PathLike)) or "\0" in str(directory):
         raise InputError(f"{who}: directory is {str(directory)[:80]!r}, a {type(directory).__name__}; pass a path")
     return Path(directory)

@@ -82,6 +82,8 @@ class CorrectedMeans(GroupMeans):
     steps after means, since all workers met.
     """
 
+    saves_inside_rounds = False
+
     def __init__(self, run: Run, optimizer: torch.optim.Optimizer, alpha: float) -> None:
         super().__init__(run, averaging=Averaging.MEAN, overlap=False)
         self.optimizer, self.alpha = optimizer, alpha

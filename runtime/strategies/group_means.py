@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Reduction
@@ -12,14 +14,19 @@ from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Furthe
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 
+ROUND_START = "round start"
+
 
 class GroupMeans(ParameterRunner):
     """x ← x + relax · (mean − x) over `schedule.group_of(rank, round)` after the last step of each round.
 
     With overlap the mean is that of snapshots taken when the round began, and it runs while the round computes:
     x_{k+1} = W_k x_k + u_k(x_k). With step-normalised averaging a member's progress of the round is first multiplied by
-    the members' mean pace and divided by its own. Snapshots cost one more copy of the parameters for each of the two.
+    the members' mean pace and divided by its own. Snapshots cost one more copy of the parameters for each of the two,
+    and so does a checkpoint inside a round, which holds where the round began.
     """
+
+    saves_inside_rounds = True
 
     def __init__(self, run: Run, *, averaging: Averaging, overlap: bool) -> None:
         super().__init__(run)
@@ -33,10 +40,11 @@ class GroupMeans(ParameterRunner):
         self._pending: Reduction | None = None
         self._waited = False
         self._started = -1
+        self._is_inside = False
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
         """Remember where the round began; in the very first round also start its operation."""
-        self.are_equal = False
+        self.are_equal, self._is_inside = False, True
         if first and self._started < round_:
             self._begin_round(step, round_)
 
@@ -44,6 +52,7 @@ class GroupMeans(ParameterRunner):
         """Run or complete the round's group operation and commit it."""
         if self._started < round_:
             self._begin_round(step, round_)
+        self._is_inside = False
         group = self._group(round_)
         if self.normalises and group is not None:
             self._normalise(group)
@@ -122,6 +131,7 @@ class GroupMeans(ParameterRunner):
             self._pending.release()
         self._pending = None
         self._started = -1
+        self._is_inside = False
         return ""
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:
@@ -129,9 +139,39 @@ class GroupMeans(ParameterRunner):
         is_measured = self.overlap or (self.normalises and not first)
         return ADDS_PROGRESS if is_measured and self._started >= round_ else ""
 
-    def resume(self, step: int, round_: int) -> None:
-        """Start the operation that was in flight when a checkpoint was saved: from the buffers as they were then."""
+    def state(self) -> dict[str, torch.Tensor]:
+        """Where the round began, inside one whose end depends on it."""
+        if not (self._is_inside and self.needs_round_start):
+            return {}
+        starts = self._snapshots if self.overlap else self._starts
+        named = {f"{ROUND_START}/{index}": start for index, start in enumerate(starts)}
+        for index, riding in enumerate(self._piggybacked):
+            named |= {f"{ROUND_START}/{index}/{at}": one for at, one in enumerate(riding) if one is not None}
+        return named
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        if not all(name.startswith(ROUND_START) for name in state):
+            super().load_state(state)
+        buckets = self.run.flat.buckets
+        state = {name: tensor.to(buckets[0].device, copy=True) for name, tensor in state.items()}
+        starts = [state[f"{ROUND_START}/{index}"] for index in range(len(buckets))]
         if self.overlap:
+            self._snapshots = starts
+            self._piggybacked = [
+                [state.get(f"{ROUND_START}/{index}/{at}") for at in range(len(bucket.piggybacked))]
+                for index, bucket in enumerate(buckets)
+            ]
+        else:
+            self._starts = starts
+        self._is_inside = True
+
+    def resume(self, step: int, round_: int) -> None:
+        """Start the operation that was in flight when a checkpoint was saved: from what it was begun with."""
+        if self._is_inside:
+            self._started = round_
+        if self.overlap and self._is_inside:
+            self._begin_sum_again(step, round_)
+        elif self.overlap:
             self._begin_round(step, round_)
 
     def _group(self, round_: int) -> Group | None:
@@ -152,6 +192,27 @@ class GroupMeans(ParameterRunner):
             self._piggybacked = [snapshot_piggybacked(bucket) for bucket in buckets]
             self._pending = self._start_sum(step, round_, group)
             self._waited = False
+
+    def _begin_sum_again(self, step: int, round_: int) -> None:
+        """Start the operation of a round that was loaded inside, as `_begin_round` did where the round began."""
+        group = self._group(round_)
+        if group is None:
+            return
+        buckets = self.run.flat.buckets
+        now = [(bucket.flat.detach().clone(), snapshot_piggybacked(bucket)) for bucket in buckets]
+        self._put(zip(self._snapshots, self._piggybacked, strict=True))
+        self._pending = self._start_sum(step, round_, group)
+        self._waited = False
+        self._put(now)
+
+    def _put(self, values: Iterable[tuple[torch.Tensor, list[torch.Tensor | None]]]) -> None:
+        """Write every bucket's parameters and what rides along; what did not exist then counts as zero in a sum."""
+        with torch.no_grad():
+            for bucket, (flat, riding) in zip(self.run.flat.buckets, values, strict=True):
+                bucket.flat.copy_(flat)
+                for tensor, value in zip(bucket.piggybacked, riding, strict=True):
+                    if (live := tensor.fetch()) is not None:
+                        live.copy_(torch.zeros_like(live) if value is None else value)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
         return self.run.reducer.begin(self.name, step, round_, group, lag=int(self.overlap))

@@ -1,4 +1,4 @@
-"""Strategy `neighbor`: weighted averaging over a graph, fixed or one per round (D-PSGD, SGP's graphs, MATCHA, …)."""
+"""Strategy `neighbor`: weighted averaging over a graph, fixed or one per round (D-PSGD, …)."""
 
 from __future__ import annotations
 

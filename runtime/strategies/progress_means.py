@@ -40,7 +40,7 @@ from partreduce.runtime.averaging.common_start import common_start
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
-from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.runtime.strategies.group_means import ROUND_START, GroupMeans
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
 from partreduce.topo.strategies.base import Averaging
@@ -71,7 +71,7 @@ class ProgressMeans(GroupMeans):
         return super().drain()
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {} if self.reference is None else self.reference.state()
+        return {} if self.reference is None else super().state() | self.reference.state()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         """Put back what `state` gave.
@@ -79,7 +79,11 @@ class ProgressMeans(GroupMeans):
         Raises:
             InputError: it is another strategy's.
         """
-        self.reference = Reference.restored(state, self.run.reducer.buckets)
+        start = {name: tensor for name, tensor in state.items() if name.startswith(ROUND_START)}
+        if start:
+            super().load_state(start)
+        rest = {name: tensor for name, tensor in state.items() if name not in start}
+        self.reference = Reference.restored(rest, self.run.reducer.buckets)
         self._starts_made = self.reference.starts
 
     def _begin_round(self, step: int, round_: int) -> None:

@@ -31,7 +31,6 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from partreduce.topo.strategies.axes import CodecScope, Form
 
-RUNNABLE = (Form.RING, Form.HIERARCHICAL)
 SMALL_BYTES = 1024
 """Shorter tensors, such as tags, go around the ring of the whole group: three stages would only add latencies."""
 PART_BYTES = 8 * 2**20
@@ -43,16 +42,12 @@ def chosen_form(form: Form | str, device: torch.device) -> Form:
 
     Raises:
         InputError: no such form.
-        MissingFeatureError: gloo has no such operation, or the parameters lie on a GPU.
+        MissingFeatureError: the parameters lie on a GPU.
     """
     try:
         chosen = Form(form)
     except ValueError:
-        raise InputError(f"form: {form!r} is not one of {', '.join(one.value for one in RUNNABLE)}") from None
-    if chosen not in RUNNABLE:
-        raise MissingFeatureError(
-            f"form: {chosen.value!r} can be planned but not run, gloo has none; use ring or hierarchical"
-        )
+        raise InputError(f"form: {form!r} is not one of {', '.join(one.value for one in Form)}") from None
     if chosen is Form.HIERARCHICAL and device.type == "cuda":
         raise MissingFeatureError(
             "form: 'hierarchical' runs on CPU over gloo only; leave form at ring, NCCL picks its own algorithm"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from partreduce.schedulers.constructions import fixed, shifts, sizes
+from partreduce.schedulers.constructions import fixed, sizes
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.topo.graphs.classic import complete, grid, ring, star, torus
 from partreduce.topo.graphs.directed import exponential
@@ -189,19 +189,6 @@ GRAPHS = (
         figures="W^L = J exactly, although ‖W − J‖₂ = 1 for L > 1",
     ),
     _graph(
-        name="kautz",
-        summary="The largest directed graphs for their degree and diameter; no weight on oneself.",
-        source="Kautz 1968; weights as for de Bruijn graphs",
-        make=fixed.kautz_graph,
-        refuse=sizes.kautz_size,
-        parameters=(
-            Parameter(name="degree", minimum=2, maximum=64, help="edges a worker; auto: the smallest that fits"),
-        ),
-        condition="n = d^D + d^(D−1), D ≥ 2",
-        degree="d",
-        figures="|λ₂| = 1/d; ‖W^t − J‖₂ = 1 for t < D, then d^−(t−D+1)",
-    ),
-    _graph(
         name="random-regular",
         summary="Every worker has the same number of random neighbours: nearly the largest gap for its degree.",
         source="Friedman 2008 (near-Ramanujan); pairing model of Bollobás 1980",
@@ -215,52 +202,5 @@ GRAPHS = (
         condition="n·d even, d < n",
         degree="d",
         figures="second singular value about (1 + 2√(d−1))/(d + 1)",
-    ),
-    _graph(
-        name="erdos-renyi",
-        summary="Every pair of workers is joined with the same probability.",
-        source="Erdős and Rényi 1959",
-        make=fixed.weighed(fixed.erdos_renyi_of_size),
-        refuse=fixed.erdos_renyi_refusal,
-        parameters=(
-            Parameter(
-                name="probability",
-                kind="float",
-                minimum=0,
-                maximum=1,
-                help="of each edge; auto: 2 ln n / n (at most 1)",
-            ),
-            SEED,
-            WEIGHTS,
-        ),
-        condition="probability above ln n / n",
-        degree="about 2 ln n",
-        figures="constant gap with high probability",
-    ),
-    _graph(
-        name="d-equistatic",
-        summary="A few random cyclic shifts at once (directed): a gap that does not shrink with n.",
-        source="Song et al., Communication-efficient topologies for decentralized learning, NeurIPS 2022",
-        make=partial(shifts.equistatic, undirected=False),
-        refuse=shifts.equistatic_refusal,
-        parameters=(
-            Parameter(name="num_shifts", minimum=1, help="M, shifts drawn; auto: ⌈ln n⌉"),
-            SEED,
-        ),
-        degree="M",
-        figures="‖W − J‖₂ < ε with probability 1 − p for M = 8 ln(2n/p)/(3ε²)",
-    ),
-    _graph(
-        name="u-equistatic",
-        summary="A few random cyclic shifts at once (undirected): a gap that does not shrink with n.",
-        source="Song et al., Communication-efficient topologies for decentralized learning, NeurIPS 2022",
-        make=partial(shifts.equistatic, undirected=True),
-        refuse=shifts.equistatic_refusal,
-        parameters=(
-            Parameter(name="num_shifts", minimum=1, help="M, shifts drawn; auto: ⌈ln n⌉"),
-            SEED,
-        ),
-        degree="2M",
-        figures="‖W − J‖₂ < ε with probability 1 − p for M = 8 ln(2n/p)/(3ε²)",
     ),
 )

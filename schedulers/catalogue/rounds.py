@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import base_graph, matcha, moshpit, shifts, sizes
+from partreduce.schedulers.constructions import base_graph, moshpit, shifts, sizes
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.schedulers.rules import grids
 
-ROUNDS = Parameter(
-    name="rounds", default=16, minimum=1, maximum=10_000, help="rounds drawn; they repeat after the last"
-)
 K = Parameter(name="k", default=1, minimum=1, maximum=64, help="most partners of a worker in a round")
 
 PER_ROUND = (
@@ -47,18 +44,6 @@ PER_ROUND = (
         figures="exact (contraction 0); k = 1: 5 rounds for n = 5 and 7, 11 for 100",
     ),
     Entry(
-        name="simple-base-k-plus-1",
-        summary="As base-k-plus-1 without its use of small prime factors; never shorter.",
-        source="Takezawa et al., Beyond exponential graph, NeurIPS 2023",
-        kind="rounds",
-        make=base_graph.simple_base_k_plus_1,
-        refuse=base_graph.base_refusal,
-        parameters=(K,),
-        degree="≤ k",
-        period="≤ 2 log_{k+1} n + 2",
-        figures="exact (contraction 0)",
-    ),
-    Entry(
         name="moshpit-grid",
         summary="Averages along the axes of a grid that may have empty cells: any n, exact when the grid is full.",
         source="Ryabinin et al., Moshpit SGD, NeurIPS 2021",
@@ -88,103 +73,5 @@ PER_ROUND = (
         degree="g − 1",
         period="phases",
         figures="expected factor of the squared distance per phase: (n − g)/(g(n − 1)) when g divides n",
-    ),
-    Entry(
-        name="od-equidyn",
-        summary="One random shift a round, directed: one message a worker and a rate that does not depend on n.",
-        source="Song et al., Communication-efficient topologies for decentralized learning, NeurIPS 2022",
-        kind="rounds",
-        make=shifts.od_equidyn,
-        refuse=shifts.equidyn_refusal,
-        parameters=(
-            ROUNDS,
-            SEED,
-        ),
-        degree="1",
-        period="rounds",
-        figures="expected factor of the squared distance per round: 1/2 − 1/(2n)",
-    ),
-    Entry(
-        name="ou-equidyn",
-        summary="One random matching of workers a fixed distance apart a round: undirected, one partner each.",
-        source="Song et al., Communication-efficient topologies for decentralized learning, NeurIPS 2022",
-        kind="rounds",
-        make=shifts.ou_equidyn,
-        refuse=shifts.equidyn_refusal,
-        parameters=(
-            ROUNDS,
-            SEED,
-        ),
-        degree="1",
-        period="rounds",
-        figures="a rate that does not depend on n",
-    ),
-    Entry(
-        name="matcha",
-        summary="Random matchings of a graph, those that matter for consensus more often, within a traffic budget.",
-        source="Wang et al., MATCHA: speeding up decentralized SGD via matching decomposition sampling, 2019",
-        kind="rounds",
-        make=matcha.matcha,
-        refuse=matcha.matcha_refusal,
-        parameters=(
-            Parameter(
-                name="graph",
-                kind="text",
-                default="ring",
-                choices=("ring", "torus", "erdos-renyi", "complete"),
-                help="the graph that is decomposed",
-            ),
-            Parameter(
-                name="budget",
-                kind="float",
-                default=0.5,
-                minimum=0,
-                maximum=1,
-                help="share of the matchings active a round",
-            ),
-            ROUNDS,
-            SEED,
-        ),
-        condition="n ≤ 500, base graph connected",
-        degree="budget × number of matchings on average",
-        period="rounds",
-        figures="expected factor ρ = ‖E[WᵀW] − J‖₂, minimised over α",
-    ),
-    Entry(
-        name="sgp",
-        summary="Exponential hops forward and back in turn: directed, one message a round, any n.",
-        source="Assran et al., Stochastic gradient push for distributed deep learning, ICML 2019",
-        kind="rounds",
-        make=shifts.sgp,
-        refuse=shifts.sgp_refusal,
-        parameters=(
-            Parameter(
-                name="variant",
-                kind="text",
-                default="alternating",
-                choices=("alternating", "bipartite"),
-                help="alternating: ±2^k; bipartite: ±(1 + 2^k), even ranks with odd ranks",
-            ),
-        ),
-        condition="any n; bipartite: n even",
-        degree="1",
-        period="up to 2⌈log₂ n⌉",
-    ),
-    Entry(
-        name="gossipgrad",
-        summary="Dissemination in log₂ n rounds; shuffled virtual ranks spread what each worker learns.",
-        source="Daily et al., GossipGraD: scalable deep learning using gossip communication, 2018",
-        kind="rounds",
-        make=shifts.gossipgrad,
-        refuse=shifts.gossipgrad_refusal,
-        parameters=(
-            Parameter(
-                name="sweeps", default=2, minimum=1, maximum=1000, help="sweeps in a period; the first is unshuffled"
-            ),
-            SEED,
-        ),
-        degree="1",
-        period="sweeps × ⌈log₂ n⌉",
-        figures="exact for n = 2^c",
     ),
 )

@@ -25,27 +25,21 @@ Ints = npt.NDArray[np.int64]
 
 
 def base_k_plus_1(cluster: Cluster, k: int) -> Static | Neighbor:
-    """The shorter of Simple Base-(k+1) and its product with a hyper-cuboid."""
-    return _strategy(base(cluster.num_workers, k))
+    """The shorter of Simple Base-(k+1) and its product with a hyper-cuboid.
 
-
-def simple_base_k_plus_1(cluster: Cluster, k: int) -> Static | Neighbor:
-    """Parts of n by its digits in base k + 1."""
-    return _strategy(simple_base(cluster.num_workers, k))
+    Groups with relaxed pairs where every round allows it (always for k = 1), weighted edges otherwise.
+    """
+    exchanges = base(cluster.num_workers, k)
+    phases = [as_phase(exchange) for exchange in exchanges]
+    if all(phase is not None for phase in phases):
+        return Static(phases=GroupPhases(tuple(phase for phase in phases if phase is not None)))
+    return Neighbor(rounds=tuple(as_round(exchange) for exchange in exchanges))
 
 
 def base_refusal(cluster: Cluster, k: int) -> str | None:
     """A worker has at most n − 1 partners."""
     count = cluster.num_workers
     return None if k < count else f"k {k} partners need more than {k} workers; the largest k here is {count - 1}"
-
-
-def _strategy(exchanges: list[Exchange]) -> Static | Neighbor:
-    """Groups with relaxed pairs where every round allows it (always for k = 1), weighted edges otherwise."""
-    phases = [as_phase(exchange) for exchange in exchanges]
-    if all(phase is not None for phase in phases):
-        return Static(phases=GroupPhases(tuple(phase for phase in phases if phase is not None)))
-    return Neighbor(rounds=tuple(as_round(exchange) for exchange in exchanges))
 
 
 @dataclass(frozen=True, slots=True)

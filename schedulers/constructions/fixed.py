@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from math import log
 
 from partreduce.schedulers.constructions import sizes
-from partreduce.schedulers.constructions.matcha import likely_connected
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs.base import Graph
 from partreduce.topo.graphs.classic import hypercube
 from partreduce.topo.graphs.clustered import clustered
-from partreduce.topo.graphs.directed import de_bruijn, kautz
+from partreduce.topo.graphs.directed import de_bruijn
 from partreduce.topo.graphs.hop import hop_figure_21
-from partreduce.topo.graphs.random_graphs import erdos_renyi
 from partreduce.topo.graphs.weights import constant, weigh
 from partreduce.topo.strategies.neighbor import Neighbor
 
@@ -101,13 +98,6 @@ def de_bruijn_graph(cluster: Cluster, base: int | None) -> Neighbor:
     return Neighbor(rounds=(constant(de_bruijn(chosen, length), Fraction(1, chosen)),))
 
 
-def kautz_graph(cluster: Cluster, degree: int | None) -> Neighbor:
-    """Weight 1/degree on every edge, none on oneself."""
-    shape = sizes.kautz_shape(cluster.num_workers, degree)
-    assert shape is not None
-    return Neighbor(rounds=(constant(kautz(*shape), Fraction(1, shape[0])),))
-
-
 def random_regular_refusal(cluster: Cluster, degree: int, **_: object) -> str | None:
     """Degree < n and n·degree even."""
     count = cluster.num_workers
@@ -116,17 +106,4 @@ def random_regular_refusal(cluster: Cluster, degree: int, **_: object) -> str | 
     if count * degree % 2:
         near = degree + 1 if degree + 1 < count else degree - 1
         return f"{count} workers of degree {degree} have half an edge too many; use an even degree such as {near}"
-    return None
-
-
-def erdos_renyi_of_size(num_workers: int, probability: float | None, seed: int) -> Graph:
-    """Of the given probability, else one that very likely connects."""
-    return erdos_renyi(num_workers, likely_connected(num_workers) if probability is None else probability, seed)
-
-
-def erdos_renyi_refusal(cluster: Cluster, probability: float | None, **_: object) -> str | None:
-    """Too small a probability leaves the graph in pieces."""
-    threshold = log(cluster.num_workers) / cluster.num_workers
-    if probability is not None and probability < 0.5 * threshold:
-        return f"probability {probability:g} leaves the graph in pieces; use more than ln n / n = {threshold:.4f}"
     return None

@@ -16,9 +16,6 @@ Refusal = Callable[..., str | None]
 MAX_BASE = 64
 """De Bruijn graphs with more edges a worker than this are not chosen by themselves."""
 
-MAX_PERIOD_EDGES = 10**8
-"""Edges in a period of drawn rounds: more would fill the memory."""
-
 
 def at_least(least: int, otherwise: str) -> Refusal:
     """N ≥ `least`; `otherwise` is the sentence."""
@@ -107,24 +104,3 @@ def exponent(number: int, base: int) -> int | None:
 def smallest_base(number: int) -> int:
     """The smallest base of which the number is a power; the number itself at worst."""
     return next(d for d in divisors(number) if d > 1 and exponent(number, d))
-
-
-def kautz_size(cluster: Cluster, degree: int | None) -> str | None:
-    """N = d^D + d^(D−1), for the given degree d if there is one."""
-    count = cluster.num_workers
-    if kautz_shape(count, degree):
-        return None
-    larger = next(m for m in range(count + 1, 64 * count + 100) if kautz_shape(m, degree))
-    wanted = "d" if degree is None else str(degree)
-    return f"{count} is not {wanted}^D + {wanted}^(D−1) with D ≥ 2; the next number that is: {larger}"
-
-
-def kautz_shape(num_workers: int, degree: int | None) -> tuple[int, int] | None:
-    """(degree, diameter) with n = d^D + d^(D−1) and D ≥ 2, the smallest degree first; None if there is none."""
-    for d in (degree,) if degree is not None else range(2, 65):
-        count, diameter = d + 1, 1
-        while count < num_workers:
-            count, diameter = count * d, diameter + 1
-        if count == num_workers and diameter >= 2:
-            return d, diameter
-    return None

@@ -1,6 +1,5 @@
 """Schedules from other tools' files and from networkx graphs; what they say is verified like any other schedule."""
 
-from partreduce.schedulers.imports.bluefog import one_peer as one_peer
 from partreduce.schedulers.imports.load import formats as formats
 from partreduce.schedulers.imports.load import import_schedule as import_schedule
 from partreduce.schedulers.imports.networkx_graphs import from_networkx as from_networkx

@@ -1,4 +1,4 @@
-"""Square matrices: .npy, .csv and Matrix Market. Rows that sum to 1 are mixing weights, 0/1 entries are edges."""
+"""Square matrices in NumPy's files. Rows that sum to 1 are mixing weights, 0/1 entries are edges."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy.typing as npt
 from partreduce.schedulers.imports.base import Imported, from_edges
 from partreduce.schedulers.imports.exact import exact
 from partreduce.topo.errors import DocumentError, ScheduleError
-
-MAX_WORKERS = 20_000
 
 
 def read_npy(data: bytes, source: str) -> Imported:
@@ -35,47 +33,6 @@ def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
     except (ValueError, EOFError, OSError, SyntaxError) as error:
         raise DocumentError("document", f"is not a NumPy array file: {' '.join(str(error).split())}", source) from None
     return array
-
-
-def read_csv(data: bytes, source: str) -> Imported:
-    """Rows of numbers, separated by commas, semicolons or blanks.
-
-    Raises:
-        DocumentError: a cell that is no number, or no square matrix.
-        ScheduleError: entries that are neither edges nor shares.
-    """
-    rows: list[list[float]] = []
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), start=1):
-        words = line.split("#", 1)[0].replace(",", " ").replace(";", " ").split()
-        if not words:
-            continue
-        try:
-            rows.append([float(word) for word in words])
-        except ValueError:
-            raise DocumentError(f"line {number}", "has a cell that is not a number", source) from None
-        if len(rows[-1]) != len(rows[0]):
-            raise DocumentError(f"line {number}", f"has {len(rows[-1])} cells, the first has {len(rows[0])}", source)
-    return of_matrix(np.array(rows, dtype=np.float64), source)
-
-
-def read_mtx(data: bytes, source: str) -> Imported:
-    """A Matrix Market file.
-
-    Raises:
-        DocumentError: not such a file, or no square matrix.
-        ScheduleError: entries that are neither edges nor shares.
-    """
-    from scipy.io import mmread
-
-    try:
-        matrix = mmread(BytesIO(data))
-    except (ValueError, TypeError, OSError, OverflowError) as error:
-        raise DocumentError(
-            "document", f"is not a Matrix Market file: {' '.join(str(error).split())}", source
-        ) from None
-    if max(matrix.shape) > MAX_WORKERS:
-        raise DocumentError("document", f"is {matrix.shape[0]}x{matrix.shape[1]}; at most {MAX_WORKERS} rows", source)
-    return of_matrix(matrix if isinstance(matrix, np.ndarray) else matrix.toarray(), source)
 
 
 def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> Imported:

@@ -1,4 +1,4 @@
-"""Edges as lines of text: plain edge lists, and decentralizepy's files, whose first line says how many workers.
+"""Edges as lines of text.
 
 `#` starts a comment. What networkx writes by itself is read too: `0 1 {}` and `0 1 {'weight': 0.25}`.
 """
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
-from partreduce.schedulers.imports.base import EdgeTable, Imported, from_edges
-from partreduce.schedulers.imports.exact import say
+from partreduce.schedulers.imports.base import EdgeTable, Imported
 from partreduce.topo.document.reader import decode
 from partreduce.topo.errors import DocumentError
 
@@ -78,54 +77,6 @@ def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> Impor
                 _rank(str(name), table.place(e), source)  # refuses the first one that is no number
     largest = max(rank for rank in table.nodes if isinstance(rank, int))
     return replace(table, nodes=range(largest + 1)).weighted()
-
-
-def read_decentralizepy_edges(data: bytes, source: str) -> Imported:
-    """`n`, then `a b` a line; every edge is undirected, whether it is listed once or in both directions.
-
-    Raises:
-        DocumentError: another form, or a rank that is not below n.
-    """
-    count, lines = _header(data, source)
-    pairs = []
-    for number, words in lines:
-        if len(words) != 2:
-            raise DocumentError(f"line {number}", f"has {len(words)} words; an edge has two ranks", source)
-        pairs.append((_below(words[0], number, count, source), _below(words[1], number, count, source)))
-    return from_edges(count, pairs, None, directed=False)
-
-
-def read_decentralizepy_adjacency(data: bytes, source: str) -> Imported:
-    """`n`, then one line for each rank: whom it sends to, as decentralizepy reads it; nobody need send back.
-
-    Raises:
-        DocumentError: another form, or a rank that is not below n.
-    """
-    count, lines = _header(data, source)
-    if len(lines) != count:
-        raise DocumentError(
-            "document", f"lists the neighbours of {len(lines)} workers; its first line says {count}", source
-        )
-    pairs = [(i, _below(word, number, count, source)) for i, (number, words) in enumerate(lines) for word in words]
-    listed = {(a, b) for a, b in pairs if a != b}
-    one_way = sum((b, a) not in listed for a, b in listed)
-    if one_way:
-        say(f"{one_way} of {len(listed)} edges go one way: the list of a worker says whom it sends to")
-    return from_edges(count, pairs, None, directed=True)
-
-
-def _header(data: bytes, source: str) -> tuple[int, list[tuple[int, list[str]]]]:
-    lines = list(lines_of(data, source))
-    if not lines or len(lines[0][1]) != 1:
-        raise DocumentError("line 1", "is not the number of workers, which stands alone in the first line", source)
-    return _rank(lines[0][1][0], "line 1", source), lines[1:]
-
-
-def _below(word: str, number: int, count: int, source: str) -> int:
-    value = _rank(word, f"line {number}", source)
-    if value >= count:
-        raise DocumentError(f"line {number}", f"rank {value} is out of range; ranks are 0..{count - 1}", source)
-    return value
 
 
 def _is_rank(word: str) -> bool:

@@ -10,9 +10,8 @@ from pathlib import PurePath
 from typing import Any
 
 from partreduce.schedulers.entry import hint
-from partreduce.schedulers.imports import adjacency, diloco, edge_lists, networkx_graphs, schedule_files
+from partreduce.schedulers.imports import adjacency, diloco, edge_lists, matrix_stack, networkx_graphs
 from partreduce.schedulers.imports.base import Imported, round_of, schedule
-from partreduce.schedulers.imports.bluefog import one_peer_rounds
 from partreduce.schedulers.imports.exact import notes as gathering
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.descriptors import descriptor_to_read
@@ -27,26 +26,13 @@ _GRAPHS: dict[str, Callable[..., Imported]] = {
     "graphml": networkx_graphs.read_graphml,
     "edge-list": edge_lists.read_edge_list,
     "npy": adjacency.read_npy,
-    "csv": adjacency.read_csv,
-    "mtx": adjacency.read_mtx,
-    "decentralizepy-edges": edge_lists.read_decentralizepy_edges,
-    "decentralizepy-adj": edge_lists.read_decentralizepy_adjacency,
 }
 _SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "matrix-stack": schedule_files.read_matrix_stack,
-    "base-graph": schedule_files.read_base_graph,
-    "matcha": schedule_files.read_matcha,
+    "matrix-stack": matrix_stack.read_matrix_stack,
     "maxtext": diloco.read_maxtext,
     "torchft": diloco.read_torchft,
 }
-_BY_SUFFIX = {
-    ".graphml": "graphml",
-    ".xml": "graphml",
-    ".npy": "npy",
-    ".csv": "csv",
-    ".mtx": "mtx",
-    ".adj": "decentralizepy-adj",
-}
+_BY_SUFFIX = {".graphml": "graphml", ".xml": "graphml", ".npy": "npy"}
 
 
 def formats() -> list[str]:
@@ -60,7 +46,6 @@ def import_schedule(
     format: str | None = None,  # noqa: A002 - the word that users expect
     cluster: Cluster | None = None,
     weights: str = "metropolis",
-    one_peer: bool = False,
     notes: list[str] | None = None,
     rows: list[tuple[str, str, str]] | None = None,
     **options: object,
@@ -72,11 +57,10 @@ def import_schedule(
         format: one of `formats()`; recognised by suffix and content when absent.
         cluster: where the workers run; without it every worker has a node of its own.
         weights: how a graph without weights is weighed.
-        one_peer: run BlueFog's one-peer rule over the graph instead of all edges in each round.
         notes: sentences are appended that say what was not taken as it stands, such as a repaired rounding error.
         rows: what the settings of DiLoCo do is appended, as (name, value, meaning), and (claim, status, why); before
             a refusal, too.
-        **options: of the format: `directed` (edge-list), `k` (base-graph), `budget`, `rounds`, `seed` (matcha).
+        **options: of the format: `directed` (edge-list).
 
     Raises:
         FileProblem: the file cannot be read.
@@ -87,7 +71,7 @@ def import_schedule(
     """
     with gathering() as gathered:
         try:
-            imported = _imported(path, format, cluster, weights, options, one_peer=one_peer)
+            imported = _imported(path, format, cluster, weights, options)
         finally:
             if rows is not None:
                 rows += gathered.rows
@@ -102,15 +86,13 @@ def _imported(
     cluster: Cluster | None,
     weights: str,
     options: dict[str, object],
-    *,
-    one_peer: bool,
 ) -> Schedule:
     refuse_unknown(weights)  # also where the file has weights of its own, so that a mistyped name is not passed over
     data = read_bytes(path)
     # What is connected to a descriptor has no name that says anything; the schedule's name is made from this one.
     name = PurePath(path).name if descriptor_to_read(path) is None else "imported"
     chosen = _sniff(data, name) if format_ is None else format_
-    if chosen == "npy" and schedule_files.is_stack(data, name):
+    if chosen == "npy" and matrix_stack.is_stack(data, name):
         chosen = "matrix-stack"
     if chosen == "partreduce":
         return parse_schedule(data)
@@ -127,12 +109,7 @@ def _imported(
         return _SCHEDULES[chosen](data, name, cluster=cluster, **options)
     try:
         imported = _GRAPHS[chosen](data, name, **options)
-        if one_peer:
-            imported.graph.require_connected()
-            rounds = one_peer_rounds(imported.graph)
-        else:
-            rounds = [round_of(imported, weights)]
-        return schedule(PurePath(name).stem, rounds, cluster)
+        return schedule(PurePath(name).stem, [round_of(imported, weights)], cluster)
     except ScheduleError as error:
         raise ScheduleError(f"{name}: {error}") from None
 
@@ -145,16 +122,12 @@ def _sniff(data: bytes, name: str) -> str:
         return "torchft" if re.search(rb"^sync_every\s*:", data, re.MULTILINE) else "maxtext"
     if data.startswith(b"\x93NUMPY"):
         return "npy"
-    if data.startswith(b"%%MatrixMarket"):
-        return "mtx"
     text = data.lstrip()
     if suffix == ".json" or text[:1] in (b"{", b"["):
         return _sniff_json(data, name)
     if text[:1] == b"<":
         return "graphml"
     first = next((words for _, words in edge_lists.lines_of(data, name)), []) if text else []
-    if len(first) == 1:
-        return "decentralizepy-edges"
     if len(first) in (2, 3):
         return "edge-list"
     raise ScheduleError(f"{name}: its format is not recognised; give format=, one of {', '.join(formats())}")
@@ -162,19 +135,14 @@ def _sniff(data: bytes, name: str) -> str:
 
 def _sniff_json(data: bytes, name: str) -> str:
     value = parse_json(data, source=name)
-    if isinstance(value, list) or (isinstance(value, dict) and "matchings" in value):
-        return "matcha"
     if isinstance(value, dict):
         for key, format_ in (
             ("format", "partreduce"),
             ("w_list", "matrix-stack"),
-            ("n_nodes", "base-graph"),
             ("nodes", "node-link"),
             ("sync_every", "torchft"),
             ("diloco_sync_period", "maxtext"),
         ):
             if key in value:
                 return format_
-    raise InputError(
-        f"{name}: JSON without `nodes`, `n_nodes`, `matchings` or `format`; give format=, one of {', '.join(formats())}"
-    )
+    raise InputError(f"{name}: JSON without `nodes`, `w_list` or `format`; give format=, one of {', '.join(formats())}")

@@ -59,8 +59,6 @@ class Level:
 
 def share(size: int, form: Form) -> float:
     """The least part of the model that a crossing group of `size` workers moves through each NIC it crosses."""
-    if form is Form.TREE:
-        return 2.0
     flat = 2 * (size - 1) / size
     return min(flat, 1.0) if form is Form.HIERARCHICAL else flat
 

@@ -96,7 +96,8 @@ def test_a_parameter_unfrozen_after_wrapping_is_refused(ranks, place):
         _, optimizer = wrapped(world, AllReduce(pace=2), model=model)
         model[1].weight.requires_grad_(requires_grad=True)
         action = optimizer.mean_model().__enter__ if place == "mean_model" else getattr(optimizer, place)
-        with pytest.raises(InputError, match=r"'1.weight' was frozen .* wrap first and then freeze"):
+        said = rf"'1.weight' of worker {world.rank} was frozen .* wrap first and then freeze"
+        with pytest.raises(InputError, match=said):
             action()
         model[1].weight.requires_grad_(requires_grad=False)
         optimizer.finish()
@@ -125,7 +126,7 @@ def test_a_parameter_that_the_optimizer_was_given_later_is_refused(ranks):
         stranger = torch.nn.Parameter(torch.zeros(3))
         optimizer.param_groups = [*optimizer.param_groups, {**optimizer.param_groups[0], "params": [stranger]}]
         assert optimizer.optimizer.param_groups is optimizer.param_groups
-        with pytest.raises(InputError, match="group 1 holds a parameter of shape"):
+        with pytest.raises(InputError, match=f"group 1 of worker {world.rank} holds a parameter of shape"):
             optimizer.step()
 
     ranks.run(2, work)

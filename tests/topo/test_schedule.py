@@ -120,7 +120,6 @@ def test_values_of_an_axis_that_a_kind_does_not_take_are_refused():
     for strategy, words in (
         (Generated(when=Late()), "when: strategy 'generated' has no late averaging"),
         (AllReduce(when=Late(2)), "when.late: is 2; an averaging is late by 1 round"),
-        (AllReduce(how=How(form=Form.TREE)), "how.form: is tree; strategy 'allreduce' travels as ring or hierarchical"),
         (Server(how=How(form=Form.HIERARCHICAL)), "how.form: is hierarchical; strategy 'server' travels as ring"),
     ):
         with pytest.raises(ScheduleError, match=words):

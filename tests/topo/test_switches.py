@@ -38,7 +38,6 @@ def test_a_group_on_both_sides_of_a_switch_loads_its_uplink_as_a_nic():
     assert seconds((0, 4)) == [2.0], "across racks the uplink is the slowest"
     assert seconds((0, 2), (1, 5)) == [2.0, 2.0], "the pair inside shares node 0's NIC, the other waits for the uplink"
     assert seconds(range(8)) == pytest.approx([2 * 7 / 8 / 0.5])
-    assert seconds(range(8), form=Form.TREE) == [2 / 0.5]
     assert seconds(range(8), form=Form.HIERARCHICAL) == pytest.approx([2 * 3 / 4 / 0.5])
 
 

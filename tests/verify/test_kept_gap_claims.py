@@ -26,7 +26,7 @@ from partreduce.verify.base import Status
 from partreduce.verify.gaps import capacities_of, gaps
 from partreduce.verify.without_backup import Closing
 
-MATRICES = {"doubly-stochastic", "contraction", "consensus-distance", "drift-worker", "limit"}
+MATRICES = {"doubly-stochastic", "contraction", "consensus-distance"}
 PAPER = {
     "standard": Gap(),
     "parallel": Gap(max_ig=4, order=Order.PARALLEL),

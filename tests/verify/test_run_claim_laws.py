@@ -8,7 +8,6 @@ from __future__ import annotations
 from fractions import Fraction
 from random import Random
 
-import numpy as np
 import pytest
 
 from benchmarks.forgery import runs
@@ -18,8 +17,7 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.axes import Late
-from partreduce.verify import Status, after_a_loss, meetings, staleness
-from partreduce.verify.after_a_loss import prove_after_a_loss
+from partreduce.verify import Status, meetings, staleness
 from partreduce.verify.memory import prove_memory
 from partreduce.verify.staleness import prove_meetings
 
@@ -103,32 +101,8 @@ def test_each_prover_says_what_a_run_of_a_small_schedule_shows(make):
             assert ("that has a bound" in queues.explanation) == (-1 in capacities)
             free = f"{capacities.count(-1)} of {len(capacities)} edges have none"
             assert (free in queues.explanation) == (-1 in capacities)
-        seen |= {(age.status, keeps), loss_of(schedule, raw, listed, matrices)}
-    assert {(Status.FOLLOWS, True), Status.PROVED, Status.REFUTED, Status.NOT_PROVED} <= seen
-
-
-def loss_of(schedule, raw, listed, matrices):
-    """The status of the claim about a loss, where some value is agreed on before it; None elsewhere."""
-    n = schedule.num_workers
-    if listed is None:
-        tame = all((w >= 0).all() and (w.diagonal() > 1e-12).all() for w in matrices)
-    else:
-        tame = all(0 <= relax < 2 for phase in listed for _, relax in phase)
-    if tame and not runs.converges(np.linalg.multi_dot([*matrices[::-1], np.eye(n)])):
-        return None
-    loss = prove_after_a_loss(schedule)
-    assert loss.is_property
-    assert speaks(loss)
-    assert (loss.status is Status.NOT_PROVED) == (not tame)
-    if tame and n > 2:
-        agree = [runs.survivors_agree(raw, listed, n, lost) for lost in range(n)]
-        assert (loss.status is Status.PROVED) == all(agree)
-        if loss.status is Status.REFUTED:
-            lost = loss.witness.get("worker", loss.witness.get("local_rank"))
-            assert not agree[lost]
-            cut_off = loss.witness.get("workers") or loss.witness.get("local_ranks") or loss.witness["others"]
-            assert lost not in cut_off
-    return loss.status
+        seen.add((age.status, keeps))
+    assert {(Status.FOLLOWS, True), (Status.NOT_PROVED, True), (Status.NOT_PROVED, False)} <= seen
 
 
 def test_who_never_hears_of_whom_is_said():
@@ -136,13 +110,6 @@ def test_who_never_hears_of_whom_is_said():
     assert age.explanation == "worker 0 never hears of worker 1, on whatever way."
     (age, *_) = prove_meetings(rule((2,), 3, (Block((0, 1), (0,)), Block((2,), (0,)))))
     assert age.explanation == "local rank 2 never hears of local rank 0, on whatever way."
-
-
-def test_a_worker_whose_loss_cuts_a_graph_is_shown_with_both_sides():
-    edges = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
-    claim = prove_after_a_loss(graph(4, [(u, v, Fraction(1, 4)) for u, v in edges]))
-    assert claim.witness == {"worker": 1, "root": 2, "reached": [2, 3], "others": [0]}
-    assert "worker 2 does not lead to {0}" in claim.explanation
 
 
 LIMITS = [
@@ -159,19 +126,6 @@ def test_what_would_take_too_long_is_not_proved_and_said(monkeypatch, module, li
     assert claims[name].status is Status.NOT_PROVED
     assert "over a second" in claims[name].explanation
     assert speaks(claims[name])
-
-
-@pytest.mark.parametrize(("limit", "size", "schedule"), [
-    ("MAX_MEMBERS", 7, explicit(4, [[0, 1], [2, 3]], [[0, 1, 2]])),
-    ("MAX_VISITS", 6 * (6 + 6), graph(6, shift(6, Fraction(1, 3)))),
-])  # fmt: skip
-def test_a_loss_is_followed_up_to_a_size(monkeypatch, limit, size, schedule):
-    monkeypatch.setattr(after_a_loss, limit, size)
-    assert prove_after_a_loss(schedule).status is not Status.NOT_PROVED
-    monkeypatch.setattr(after_a_loss, limit, size - 1)
-    claim = prove_after_a_loss(schedule)
-    assert claim.status is Status.NOT_PROVED
-    assert f"up to {size - 1} " in claim.explanation
 
 
 def test_limits_are_the_last_that_is_followed(monkeypatch):

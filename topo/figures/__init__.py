@@ -1,9 +1,8 @@
-"""Figures of a schedule: contraction, consensus distance, drift, spectral gaps."""
+"""Figures of a schedule: contraction, consensus distance, drift, Hop's spectral gap."""
 
 from partreduce.topo.figures.base import Drift as Drift
 from partreduce.topo.figures.base import Figure as Figure
 from partreduce.topo.figures.base import Figures as Figures
-from partreduce.topo.figures.base import Gaps as Gaps
 from partreduce.topo.figures.base import Kind as Kind
 from partreduce.topo.figures.base import PipelineFigures as PipelineFigures
 from partreduce.topo.figures.decomposition import FigureLimits as FigureLimits
@@ -16,9 +15,8 @@ from partreduce.topo.figures.evaluate import radius as radius
 from partreduce.topo.figures.exact import ExactClass as ExactClass
 from partreduce.topo.figures.exact import exact_class_matrices as exact_class_matrices
 from partreduce.topo.figures.exact import exact_consensus_distance as exact_consensus_distance
+from partreduce.topo.figures.hop_gap import hop_gap as hop_gap
 from partreduce.topo.figures.pipeline import decay as decay
 from partreduce.topo.figures.pipeline import noise_factor as noise_factor
 from partreduce.topo.figures.pipeline import pipeline_figures as pipeline_figures
 from partreduce.topo.figures.pipeline import stability_limit as stability_limit
-from partreduce.topo.figures.spectral_gaps import GapKind as GapKind
-from partreduce.topo.figures.spectral_gaps import spectral_gap as spectral_gap

@@ -63,15 +63,6 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class Gaps:
-    """The three spectral gaps."""
-
-    hop: Figure
-    slem: Figure
-    sigma: Figure
-
-
-@dataclass(frozen=True, slots=True)
 class PipelineFigures:
     """What the lateness of gradients costs, for plain SGD on a quadratic loss (`topo.figures.pipeline`)."""
 
@@ -96,7 +87,7 @@ class Figures:
     radius: Figure
     consensus_distance: Figure
     drift: Drift
-    spectral_gap: Gaps
+    hop_gap: Figure
     contraction_per_start: tuple[float, ...] = field(default=())
     pipeline: PipelineFigures | None = None
 
@@ -108,9 +99,7 @@ class Figures:
             "consensus_distance": self.consensus_distance,
             "drift.worker": self.drift.worker,
             "drift.node": self.drift.node,
-            "spectral_gap.hop": self.spectral_gap.hop,
-            "spectral_gap.slem": self.spectral_gap.slem,
-            "spectral_gap.sigma": self.spectral_gap.sigma,
+            "hop_gap": self.hop_gap,
         }
         if self.pipeline is not None:
             named["pipeline.stability_limit"] = self.pipeline.stability_limit

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Literal
 
 from partreduce.topo.errors import InputError, ScheduleError, UnknownError
-from partreduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
+from partreduce.topo.figures.base import Drift, Figure, Figures, Kind, absent
 from partreduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
 from partreduce.topo.figures.growth import refuse_growth
+from partreduce.topo.figures.hop_gap import hop_gap
 from partreduce.topo.figures.large import Large
 from partreduce.topo.figures.late_distance import is_small, late_distance_like, late_distance_of
 from partreduce.topo.figures.pipeline import pipeline_figures
-from partreduce.topo.figures.rate import ZERO, contraction_of, contraction_per_start, radius_of
+from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.retimed import Retimed
 from partreduce.topo.figures.sectors import Sectors, spectral_norms
-from partreduce.topo.figures.spectral_gaps import GapKind, spectral_gap
 from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import is_doubly_stochastic, period_product
 from partreduce.topo.schedule import Schedule
@@ -127,16 +127,15 @@ def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
     except UnknownError as error:
         return _none(schedule, f"not found: {error}")
     first = _contraction(schedule, sectors, 0)
-    spectral = _radius(sectors, first)
     return Figures(
         period=period,
         num_workers=schedule.num_workers,
         num_distinct_phases=distinct,
         contraction=first,
-        radius=spectral,
+        radius=_radius(sectors, first),
         consensus_distance=_consensus_distance(sectors),
         drift=Drift(_drift(sectors, "worker"), _drift(sectors, "node")),
-        spectral_gap=_gaps(schedule, first, spectral),
+        hop_gap=_hop(schedule),
         contraction_per_start=_per_start(sectors),
         pipeline=pipeline_figures(schedule),
     )
@@ -157,8 +156,7 @@ def _none(schedule: Schedule, reason: str) -> Figures:
         distinct: int | None = schedule.num_distinct_phases()
     except ScheduleError:
         distinct = None
-    gaps = Gaps(nothing, nothing, nothing)
-    return Figures(period, schedule.num_workers, distinct, nothing, nothing, nothing, Drift(nothing, nothing), gaps)
+    return Figures(period, schedule.num_workers, distinct, nothing, nothing, nothing, Drift(nothing, nothing), nothing)
 
 
 def _contraction(schedule: Schedule, sectors: Sectors | Large, start: int) -> Figure:
@@ -197,29 +195,13 @@ def _steady(value: float, sectors: Sectors) -> Figure:
     return Figure(value, Kind.EXACT, sectors.how)
 
 
-def _gaps(schedule: Schedule, first: Figure, spectral: Figure) -> Gaps:
-    return Gaps(_hop(schedule), _one_minus(spectral, "radius"), _one_minus(first, "contraction"))
-
-
-def _one_minus(figure: Figure, name: str) -> Figure:
-    if figure.value is None:
-        return figure
-    return replace(
-        figure,
-        value=0.0 if abs(1 - figure.value) < ZERO else 1 - figure.value,
-        how=f"1 - {name} of the period product: {figure.how}",
-        lower=None if figure.upper is None else 1 - figure.upper,
-        upper=None if figure.lower is None else 1 - figure.lower,
-    )
-
-
 def _hop(schedule: Schedule) -> Figure:
     """Hop defines its gap for one fixed graph; a schedule whose partners change has none."""
     graphs = schedule.strategy.graphs
     if len(graphs) != 1:
         return absent("not defined: the hop gap belongs to a fixed graph, and here the partners change with the phase")
     try:
-        return Figure(spectral_gap(graphs[0], GapKind.HOP), Kind.EXACT, "eigenvalues of the graph")
+        return Figure(hop_gap(graphs[0]), Kind.EXACT, "eigenvalues of the graph")
     except InputError as error:
         return absent(f"not found: {error}")
 

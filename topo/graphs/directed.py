@@ -1,4 +1,4 @@
-"""Directed graphs with few edges a worker and a short way between any two: exponential, de Bruijn, Kautz."""
+"""Directed graphs with few edges a worker and a short way between any two: exponential and de Bruijn."""
 
 from __future__ import annotations
 
@@ -28,15 +28,3 @@ def de_bruijn(base: int, length: int) -> Graph:
     i = np.arange(count, dtype=np.int64)
     others = [(base * i + a) % count for a in range(base)]
     return Graph.directed(count, np.tile(i, base), np.concatenate(others))
-
-
-def kautz(degree: int, diameter: int) -> Graph:
-    """Edges i → −(degree·i + a) mod n, a = 1..degree, over n = degree^diameter + degree^(diameter−1) workers.
-
-    The largest known directed graphs of a given degree and diameter. With weight 1/degree and none on oneself,
-    |λ₂| = 1/degree and ‖W^t − J‖₂ = 1 for t < diameter, then degree^−(t−diameter+1). Source: Kautz 1968.
-    """
-    count = degree**diameter + degree ** (diameter - 1)
-    i = np.arange(count, dtype=np.int64)
-    others = [-(degree * i + a) % count for a in range(1, degree + 1)]
-    return Graph.directed(count, np.tile(i, degree), np.concatenate(others))

@@ -1,4 +1,4 @@
-"""Random graphs, drawn from a seed until one is connected: random regular and Erdős–Rényi."""
+"""Random regular graphs, drawn from a seed until one is connected."""
 
 from __future__ import annotations
 
@@ -54,40 +54,3 @@ def _complement(graph: Graph) -> Graph:
     n = np.int64(graph.num_workers)
     keep = ~np.isin(full.targets * n + full.sources, graph.targets * n + graph.sources)
     return Graph(graph.num_workers, full.sources[keep], full.targets[keep])
-
-
-def erdos_renyi(num_workers: int, probability: float, seed: int) -> Graph:
-    """A connected graph in which each pair of workers is joined with the same probability. O(n + edges) expected.
-
-    Connected with high probability from (1+ε)·ln n / n on. Source: Erdős and Rényi, On random graphs I, 1959.
-
-    Raises:
-        ScheduleError: no connected graph was found.
-    """
-    rng = np.random.default_rng(seed)
-    for _ in range(TRIES):
-        graph = _independent_edges(num_workers, probability, rng)
-        if graph.is_connected:
-            return graph
-    threshold = np.log(num_workers) / num_workers
-    raise ScheduleError(
-        f"probability: no connected graph at {probability:g} over {num_workers} workers in {TRIES} draws; "
-        f"use more than ln n / n = {threshold:.4f}"
-    )
-
-
-def _independent_edges(count: int, probability: float, rng: np.random.Generator) -> Graph:
-    """Skip geometrically from edge to edge of the list of all pairs, so that absent edges cost nothing."""
-    total = count * (count - 1) // 2
-    if probability >= 1:
-        positions = np.arange(total, dtype=np.int64)
-    else:
-        expected = total * probability
-        steps = rng.geometric(probability, size=int(expected + 6 * np.sqrt(expected) + 16)).astype(np.float64)
-        floats = np.cumsum(steps) - 1
-        positions = floats[floats < total].astype(np.int64)  # (edges,): numbers of pairs, ascending
-    # Pair number p is (row, column) with row > column: row is the greatest r with r(r−1)/2 ≤ p.
-    row = ((1 + np.sqrt(1 + 8 * positions.astype(np.float64))) / 2).astype(np.int64)
-    row -= row * (row - 1) // 2 > positions
-    row += (row + 1) * row // 2 <= positions
-    return Graph.undirected(count, row, positions - row * (row - 1) // 2)

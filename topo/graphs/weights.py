@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.graphs.base import Graph
-from partreduce.topo.graphs.fastest import fastest
 from partreduce.topo.round import Round
 
 MAX_SPECTRUM_WORKERS = 3000
@@ -109,5 +108,4 @@ METHODS: dict[str, Callable[[Graph], Round]] = {
     "metropolis": metropolis,
     "uniform": uniform,
     "best-constant": best_constant,
-    "fastest": fastest,
 }

@@ -162,7 +162,6 @@ class Form(Choice):
     """How a group carries out its all-reduce (costs: `topo.timing.cost`)."""
 
     RING = "ring"
-    TREE = "tree"
     HIERARCHICAL = "hierarchical"
 
 

@@ -1,4 +1,4 @@
-"""Strategy `neighbor`: weighted averaging over a graph, fixed or one graph per round (D-PSGD, SGP, MATCHA, …)."""
+"""Strategy `neighbor`: weighted averaging over a graph, fixed or one graph per round (D-PSGD, …)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ and of all uplinks on the longer one of its two ways, up from the source or down
 
     form           bytes through a NIC   latencies                       reference
     ring           2(k−1)/k · b          2(k−1)                          Patarasuk and Yuan, 2009
-    tree           2b                    2⌈log₂ k⌉                       pipelined double tree, Sanders et al., 2009
     hierarchical   2(m−1)/m · b          2(l−1) inside + 2(m−1) across   reduce-scatter inside, shards across m nodes
 
 `hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the ring

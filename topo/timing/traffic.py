@@ -1,13 +1,12 @@
-"""What one operation of a group moves, as shares of its payload: rings, trees, stages, all_to_all, and coded sums.
+"""What one operation of a group moves, as shares of its payload: rings, stages, all_to_all, and coded sums.
 
-Through a NIC, or the uplink of a switch, an operation sends in one of two ways. What goes around in a ring (or up and
-down a tree) leaves every place that it crosses once, whatever number of its members is there. What every member sends
-to every other (all_to_all) leaves a place that holds h of k members as often as there are pairs of one here and one
-elsewhere: h(k−h) pieces of 1/k of the payload.
+Through a NIC, or the uplink of a switch, an operation sends in one of two ways. What goes around in a ring
+leaves every place that it crosses once, whatever number of its members is there. What every member sends to every other
+(all_to_all) leaves a place that holds h of k members as often as there are pairs of one here and one elsewhere: h(k−h)
+pieces of 1/k of the payload.
 
     operation, k members on m nodes         through a NIC with h of them          latencies         inside a node
     ring                                    2(k−1)/k                              2(k−1)            2(k−1)/k
-    tree                                    2                                     2⌈log₂ k⌉         2
     hierarchical, l on each node            2(m−1)/m                              2(l−1) + 2(m−1)   2(l−1)/l
     all_to_all                              h(k−h)/k                              k−1               (h−1)/k
     8 bits                                  w(h(k−h)/k + (k−1)/k)                 2(k−1)            w((h−1)/k + (k−1)/k)
@@ -27,7 +26,6 @@ prototype over gloo sent 2.20 and 0.84.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, log2
 
 import numpy as np
 import numpy.typing as npt
@@ -107,9 +105,8 @@ class Traffic:
 def of_sum(shape: Shape, form: str, coding: Coding = PLAIN) -> Traffic:
     """The traffic of a sum over each group, in this form and coding. O(groups)."""
     k, m, few, split = shape.members, shape.num_nodes.astype(float), shape.inside, shape.is_split(form)
-    tree, none = form == "tree" and not coding.exchanged, np.zeros(len(k))
-    hops = 2.0 * np.array([ceil(log2(size)) for size in shape.sizes.tolist()]) if tree else 2 * (k - 1)
-    whole = np.full(len(k), 2.0) if tree else hops / k
+    none, hops = np.zeros(len(k)), 2 * (k - 1)
+    whole = hops / k
     across = np.where(split, 2 * (m - 1) / m, whole)
     inside = np.where(few > 1, np.where(split, 2 * (few - 1) / few, whole), 0.0)
     plain = Traffic(

@@ -9,16 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .claims import (
-    after_a_loss,
     consensus,
     consensus_distance,
     contraction,
-    drift,
     exact_consensus,
-    limit,
     membership,
     outer_steps,
-    spectral_gap,
 )
 from .facts.conflict_free import confirm_disjoint
 from .refusal import confirm, confirm_equal, require
@@ -46,9 +42,6 @@ class Claim(NamedTuple):
     modes: frozenset[Mode] = MATRICES
 
 
-DRIFT_MEMBERS = ("at_most", "squared", "bits", "state")
-GAP_MEMBERS = ("at_least", "less_than", "measure")
-
 CLAIMS: dict[str, Claim] = {
     "membership": Claim(membership.check, ("answers",), MATRICES | {"own anchors"}),
     "outer-consensus": Claim(outer_steps.check, ("squared", "weights"), frozenset({"own anchors"})),
@@ -58,18 +51,10 @@ CLAIMS: dict[str, Claim] = {
     "contraction/pivots": Claim(contraction.check_by_pivots, ("squared",)),
     "contraction/factor": Claim(contraction.check_by_factor, ("squared",)),
     "contraction/norms": Claim(contraction.check_by_norms, ("squared",)),
-    "limit": Claim(limit.check, ("weights", "error", "rate", "form", "floor")),
     "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance"), STEPS),
-    "drift-worker": Claim(drift.check, DRIFT_MEMBERS, STEPS),
-    "drift-node": Claim(drift.check, DRIFT_MEMBERS, STEPS),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ()),
     "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
     "exact-consensus-probable": Claim(exact_consensus.check_probable, ()),
-    "consensus-after-a-loss/order": Claim(after_a_loss.check_by_order, ("order",), STEPS),
-    "consensus-after-a-loss/roots": Claim(after_a_loss.check_by_roots, ("roots",)),
-    "spectral-gap-hop": Claim(spectral_gap.check, GAP_MEMBERS),
-    "spectral-gap-slem": Claim(spectral_gap.check, GAP_MEMBERS),
-    "spectral-gap-sigma": Claim(spectral_gap.check, GAP_MEMBERS),
 }
 """Every claim by its name, or its name and method."""
 

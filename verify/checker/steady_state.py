@@ -1,4 +1,4 @@
-"""What workers add between two averagings, how far that keeps them apart: the ground of consensus distance, drift.
+"""What workers add between two averagings, how far that keeps them apart: the ground of consensus distance.
 
 **The model.** A round of worker i has `pace` steps. With P the largest pace a round has P equal instants: at instant
 s < P worker i has made ⌊s·pace/P⌋ of its steps and nothing is averaged yet; at instant P it has made all, and W acts.
@@ -52,13 +52,12 @@ MAX_MATRIX_BITS = 2**30
 class Steps(NamedTuple):
     """What the places (workers, or local ranks of a rule) do between averages; P = `instants` is the largest pace.
 
-    Round t averages the progress `push[t]` and the variance `noise[t]`: the paces, or with step-normalised averages
-    pace·f and pace·f², where f is the mean pace of the place's group divided by its own.
+    Round t averages the variance `noise[t]`: the paces, or with step-normalised averages pace·f², where f is the mean
+    pace of the place's group divided by its own.
     """
 
     paces: list[int]
     instants: int
-    push: list[list[Fraction]]
     noise: list[list[Fraction]]
 
     def made(self, s: int) -> list[int]:
@@ -116,7 +115,7 @@ def read_steps(schedule: Schedule, work: Work) -> Steps:
     work.spend(200 * (instants + schedule.period) * width)
     means = [_means(schedule, t, paces) for t in range(schedule.period)]
     noise = [[mean * mean / pace for mean, pace in zip(row, paces, strict=True)] for row in means]
-    return Steps(paces, instants, means, noise)
+    return Steps(paces, instants, noise)
 
 
 def _means(schedule: Schedule, t: int, paces: Sequence[int]) -> list[Fraction]:
@@ -153,13 +152,10 @@ def classes_with_counts(schedule: Schedule, place: str) -> list[tuple[list[int],
     return [(digits, counts[pattern(frozenset(digits))]) for digits in listed]
 
 
-def rounded_after_phase(
-    schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix, *, both_sides: bool
-) -> IntegerMatrix:
-    """W·X, or W·X·Wᵀ for a symmetric X, for the W of phase t on a class; entries are rounded to the nearest integer."""
+def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> IntegerMatrix:
+    """W·X·Wᵀ for a symmetric X and the W of phase t on a class; entries are rounded to the nearest integer."""
     rows, scale = after_phase(schedule, t, digits, rows)
-    if both_sides:
-        rows, factor = after_phase(schedule, t, digits, list(map(list, zip(*rows, strict=True))))
-        scale *= factor
+    rows, factor = after_phase(schedule, t, digits, list(map(list, zip(*rows, strict=True))))
+    scale *= factor
     twice = 2 * scale
     return [[(2 * entry + scale) // twice for entry in row] for row in rows]

@@ -1,6 +1,7 @@
 """A part of the fault campaign, the same in each run: all kinds, and the faults whose end no busy machine can change.
 
-How long a run takes to notice is measured by the campaign, not here: tests run beside one another.
+How long a run takes to notice is measured by the campaign, not here: tests run beside one another. So the timeout is
+long: a generator that is started again has that long for it.
 
 A cell that fails is run again with `python -m benchmarks.faults.run --cell NAME`; `make faults` runs them at random.
 """
@@ -23,6 +24,7 @@ CELLS = (
     "static late/exception/run/1",
     "allreduce late/SIGKILL launcher/run/1",
     "allreduce pace 2/kill worker/run/1",
+    "outer/kill worker/run/1",
     "quorum of three/kill worker/run/1",
     "hierarchical/SIGTERM launcher twice/run/2",
     "neighbor/kill worker/torchrun/1",
@@ -45,7 +47,7 @@ def test_faults_end_in_time_named_right_and_leave_nothing_behind():
     cells = [name for name in CELLS if name.rsplit("/", 1)[0] in possible]
     arguments = [part for name in cells for part in ("--cell", name)]
     done = subprocess.run(
-        [*children.module("benchmarks.faults.run"), "--slack", "40", *arguments],
+        [*children.module("benchmarks.faults.run"), "--timeout", "20", "--slack", "40", *arguments],
         env=children.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -58,11 +58,17 @@ def judged(tmp_path):
 WITH_REFERENCE = [name for name, kind in KINDS.items() if kind.law == "reference"]
 
 
-@pytest.mark.parametrize("name", WITH_REFERENCE)
+@pytest.mark.parametrize("name", [name for name in WITH_REFERENCE if name != "outer"])
 def test_the_reference_alone_keeps_every_sum_of_progress(name):
     states = KINDS[name].states(STEPS)
     steps = np.maximum(np.arange(STEPS + 1) - KINDS[name].lag, 0)
     assert np.allclose(states.mean(axis=1), steps[:, None] / WORKERS)
+
+
+def test_the_reference_of_outer_steps_is_nesterovs():
+    """Movements are 3/4 a round; its momentum is 3/4, then 0.9 · 3/4 + 3/4 = 1.425."""
+    first = 0.7 * (0.75 + 0.9 * 0.75)
+    assert np.allclose(KINDS["outer"].states(6)[[3, 6]][:, 2], [[first], [first + 0.7 * (0.75 + 0.9 * 1.425)]])
 
 
 @pytest.mark.parametrize("name", WITH_REFERENCE)

@@ -4,21 +4,25 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import compact
-from benchmarks.lab.contestants import RECOMMENDED, contestants
+from benchmarks.lab import rehearse as rehearse_module
+from benchmarks.lab.campaign import Campaign, Experiment
+from benchmarks.lab.contestants import contestants
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import Network, why_not
 from benchmarks.lab.predict import Point, predicted
 from benchmarks.lab.redraw import main as redraw
-from benchmarks.lab.rehearse import RATES
+from benchmarks.lab.rehearse import known_rates, rates_key
 from benchmarks.lab.results import page, published
 from benchmarks.lab.setting import MODEL_BYTES, Setting, settings
 from benchmarks.lab.table import Row, baseline, block
+from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 
@@ -176,7 +180,6 @@ def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path, store
     from benchmarks.lab.job import Job
     from benchmarks.lab.measure import read_cell
     from benchmarks.lab.tasks import read_data, write_data
-    from partreduce.schedulers.registry import build
 
     cluster = Cluster.regular(2, 2)
     write_data("digits", tmp_path / "digits.npz")
@@ -243,9 +246,46 @@ def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
     assert unseen > 0.75, "chance is 0.5"
 
 
-@pytest.mark.parametrize("case", ["digits", "text"])
-def test_the_planners_contestant_trains_at_its_rehearsed_rate(case):
-    """Under a name that the rates do not have it would train at the middle of the grid, without a word."""
-    planner = lambda *_: None  # noqa: E731 - nothing is planned here
-    (contestant,) = (c for c in contestants(planner, planner) if c.name == RECOMMENDED)
-    assert contestant.rehearsed_as in json.loads(RATES.read_text())[case]
+def test_rates_are_those_of_the_schedule_and_not_of_its_name(tmp_path, monkeypatch):
+    """A recommendation of yesterday under the same name says nothing of today's: it is rehearsed anew."""
+    monkeypatch.setattr("benchmarks.lab.rehearse.RATES", tmp_path / "rates.json")
+    monkeypatch.setitem(rehearse_module.CASES, "digits", 4)
+    cluster, setting = Cluster.regular(1, 2), replace(PLAIN, steps=4)
+    campaign = Campaign(Experiment(settings=(setting,), shape=(1, 2), contestants=("node-then-all 3",)), None, 0.0)
+    (contestant,) = campaign.contestants
+    campaign.fitting(setting)
+    (known,) = known_rates("digits, 2 workers")
+    assert known == rates_key(contestant, contestant.make(cluster, setting))
+    assert known != rates_key(contestant, build("node-then-all", cluster, node_rounds=4))
+    assert known.startswith("node-then-all 3 ")
+    assert campaign._by_rate(setting, contestant) == known_rates("digits, 2 workers")[known] != {}
+
+
+def test_what_is_sent_in_another_form_takes_the_steps_of_the_same_mathematics():
+    campaign = Campaign(Experiment(settings=(PLAIN,), shape=(4, 4), everybody=True), None, 0.0)
+    by_name = {contestant.name: contestant for contestant in campaign.contestants}
+    steps = campaign._by_rate(PLAIN, by_name["flat ring"])
+    assert steps == campaign._by_rate(PLAIN, by_name["hierarchical"]) == campaign._by_rate(PLAIN, by_name["DDP"]) != {}
+
+
+@pytest.mark.lab
+@pytest.mark.processes
+def test_a_cell_ends_at_its_loss_or_at_the_limit_of_all():
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    from benchmarks.lab.standing import standing
+
+    setting = replace(PLAIN, compute=0.01, steps=4)
+    reachable = Experiment(settings=(setting,), shape=(2, 2), contestants=("flat ring",), rate=0.4, target=1.5)
+    endless = replace(reachable, settings=(replace(setting, steps=10_000),), target=0.0, limit=2.0)
+    with standing(2) as lab:
+        reached, cut = (Campaign(experiment, lab, time.monotonic() + 100) for experiment in (reachable, endless))
+        for campaign in (reached, cut):
+            campaign.prepare()
+            (contestant,) = campaign.fitting(campaign.experiment.setting)
+            campaign._cell(campaign.experiment.setting, contestant, 0)
+    (cell,) = reached.cells
+    assert cell.measured.reached(1.5), "four steps were too few, so it took more"
+    assert cell.measured.steps[0] > 4
+    (cell,) = cut.cells
+    assert cell.measured.ended == "time"

@@ -166,7 +166,7 @@ def test_the_text_says_why_the_fastest_is_not_taken() -> None:
     assert plain is not None
     near = replace(plain, step_seconds=1.01 * fastest.time / plain.steps_ratio, communication=0.0)
     said = " ".join(reasons(near, [*options, near], asked))
-    assert f"{fastest.name} is predicted to be 1.01 times as fast as it: within 2% the simpler one is taken" in said
+    assert f"{fastest.name} is predicted to be 1.01 times as fast as it; within 2% it is chosen because it is" in said
     other = named(options, "prague-figure-10")
     assert "as fast as the best plain alternative" in " ".join(reasons(other, options, asked))
 

@@ -161,16 +161,11 @@ def test_a_slow_worker_appears_as_waiting() -> None:
     assert not any(option.name.startswith("paced") for option in competitors(job(), until=0.0))
 
 
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [(Form.HIERARCHICAL, "form hierarchical, which runs over gloo"), (Form.TREE, "planned but not run")],
-)
-def test_a_form_other_than_the_ring_is_named(form: Form, words: str) -> None:
-    asked = job(form=form)
+def test_a_form_other_than_the_ring_is_named() -> None:
+    words, asked = "form hierarchical, which runs over gloo", job(form=Form.HIERARCHICAL)
     chosen = recommend(competitors(asked, until=0.0), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
-    expected = Form.RING if form is Form.TREE else form
-    assert chosen.schedule.strategy.how.form is expected, "the file says how it is to be run"
+    assert chosen.schedule.strategy.how.form is Form.HIERARCHICAL, "the file says how it is to be run"
 
 
 def test_a_million_workers_are_planned_from_rules_alone() -> None:
@@ -214,7 +209,8 @@ def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_figures() -> None:
 
 @pytest.mark.parametrize(("cluster", "rounds"), [("6x1", 3), ("5x1", 4), ("3,3", 3), ("2x4", 3)])
 def test_exact_objective_finds_the_fewest_rounds_of_pairs(cluster: str, rounds: int) -> None:
-    found = plan(job(cluster, objective=Objective.EXACT, max_group=2))
+    asked = job(cluster, objective=Objective.EXACT, max_group=2)
+    found = plan(replace(asked, time_limit=None, effort=2.0))  # counted work: a busy machine proves as much
     assert found.recommendation.is_exact
     assert found.recommendation.period == rounds
     assert found.recommendation.status == "optimal"

@@ -76,18 +76,18 @@ def test_swap_exchanges_the_arrays_without_changing_shapes_or_ties():
         flat.check(0)
 
 
-def test_moved_and_replaced_parameters_are_named():
+def test_moved_and_replaced_parameters_are_named_with_the_worker():
     model = torch.nn.Linear(2, 2)
     flat = flat_of(model)
     flat.check(0)
     model.double()
-    with pytest.raises(InputError, match=r"'weight' was replaced after .*\(model\.to\(\)"):
-        flat.check(0)
+    with pytest.raises(InputError, match=r"'weight' of worker 3 was replaced after .*\(model\.to\(\)"):
+        flat.check(3)
     model = torch.nn.Linear(2, 2)
     flat = flat_of(model)
     model.bias = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(InputError, match="'bias' was replaced by another"):
-        flat.check(0)
+    with pytest.raises(InputError, match="'bias' of worker 2 was replaced by another"):
+        flat.check(2)
 
 
 def test_a_whole_layer_that_was_replaced_is_named_with_the_worker():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from helpers.warm import WARM
-from partreduce.runtime.profile import Measurement, fit_hardware
+from partreduce.runtime.profile import Measurement, fit_hardware, profile
 from partreduce.runtime.profile.fit import predicted_seconds
 from partreduce.runtime.profile.phases import calibration_phases, random_phases
 from partreduce.runtime.profile.surroundings import num_rails, slurm_words, switches_of
@@ -109,6 +110,23 @@ def test_addresses_without_switches_name_none(address: str) -> None:
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
     return WARM.run("partreduce", "measure", *arguments, environment=clean | environment)
+
+
+def test_one_worker_fits_and_all_know_its_figures(ranks, monkeypatch) -> None:
+    """Where sixteen workers share two cores, sixteen fits at once took longer than the measurement."""
+    fits = []
+
+    def fit(measured, cluster, base):
+        fits.append(fit_hardware(measured, cluster, base))
+        return fits[-1]
+
+    monkeypatch.setattr(sys.modules[profile.__module__], "fit_hardware", fit)
+    cluster = Cluster.regular(2, 2)
+    profiles = ranks.run(4, lambda world: profile(cluster, model_bytes=4096, repetitions=2, num_checks=2, world=world))
+    links = [(p.cluster.hardware.inside, p.cluster.hardware.bus, p.cluster.hardware.nic) for p in profiles]
+    (fitted,) = fits
+    assert links == [(fitted.hardware.inside, fitted.hardware.bus, fitted.hardware.nic)] * 4
+    assert [p.fit_errors for p in profiles] == [fitted.errors] * 4
 
 
 @pytest.mark.processes

@@ -7,6 +7,7 @@ import os
 import random
 import selectors
 import signal
+from fractions import Fraction
 
 import pytest
 import torch
@@ -18,8 +19,11 @@ from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import MANIFEST, read_manifest
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import DocumentError, FileProblem, InputError
+from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Late, Pairwise, Server
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Pairwise, Round, Server, Static
+from partreduce.topo.strategies.axes import Codec, How
+from partreduce.topo.strategies.base import Averaging
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +91,10 @@ def everyone(n, **options):
     return Schedule("everyone", Cluster.regular(1, n), AllReduce(**options))
 
 
-def make(world, plan, value=None, *, width=4):
+def make(world, plan, value=None, *, width=4, momentum=0.5, initial="keep", **options):
     model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width))
-    inner = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
-    optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world, initial="keep")
+    inner = torch.optim.SGD(model.parameters(), lr=0.5, momentum=momentum)
+    optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world, initial=initial, **options)
     with torch.no_grad():
         for tensor in [*model.parameters(), model[1].running_mean]:
             tensor.fill_(float(world.rank if value is None else value))
@@ -253,14 +257,58 @@ def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n
         assert (old_size, old_round, steps) == (3, 4, 2)
 
 
-def test_inside_a_round_saving_is_refused(ranks, tmp_path):
-    def work(world):
-        model, optimizer = make(world, everyone(2, pace=2))
-        train(model, optimizer, 3)
-        save_checkpoint(optimizer, tmp_path)
+PAIRS = GroupPhases(tuple(Phase.from_groups(3, groups) for groups in ([[0, 1]], [[1, 2]], [[0, 1, 2]])))
+RING = (Round.from_edges(3, [(i, (i + d) % 3, Fraction(1, 3)) for i in range(3) for d in (1, 2)]),)
+INT8 = How(codec=Codec.INT8, block=32)
+INSIDE = {
+    "lockstep": AllReduce(pace=4),
+    "groups": Static(phases=PAIRS, pace=4),
+    "late": Static(phases=PAIRS, pace=4, when=Late()),
+    "paced": Static(phases=PAIRS, pace=(4, 2, 4), averaging=Averaging.STEP_NORMALISED),
+    "paced, late": Static(phases=PAIRS, pace=(4, 2, 4), averaging=Averaging.STEP_NORMALISED, when=Late()),
+    "codec": AllReduce(pace=4, how=INT8),
+    "codec, late": AllReduce(pace=4, how=INT8, when=Late()),
+    "codec, paced": AllReduce(pace=(4, 2, 4), how=INT8, averaging=Averaging.STEP_NORMALISED),
+    "neighbours": Neighbor(rounds=RING, pace=4),
+    "neighbours, late": Neighbor(rounds=RING, pace=4, when=Late()),
+}
 
-    for error in ranks.run(2, work, catch=InputError):
-        assert "step 3 lies inside a round of 2 steps" in str(error)
+
+@pytest.mark.parametrize("kind", INSIDE)
+@pytest.mark.parametrize("inside", [1, 3])
+def test_a_run_saved_inside_a_round_goes_on_bit_for_bit(ranks, tmp_path, kind, inside):
+    """An epoch may end anywhere: what the rest of the round needs lies in the file."""
+    plan = Schedule(kind, Cluster.regular(1, 3), INSIDE[kind])
+
+    def run(world):
+        model, optimizer = make(world, plan, initial="broadcast")
+        resumed = load_checkpoint(optimizer, tmp_path)
+        pace = plan.pace_of(world.rank)
+        saved_at = 2 * pace + max(1, inside * pace // 4)
+        for step in range(optimizer.steps, 5 * pace):
+            for parameter in model.parameters():
+                parameter.grad = parameter.detach().sin() + (step % 5) * (world.rank + 1) / 7
+            model[1].running_mean += (world.rank + step) / 3
+            optimizer.step()
+            if resumed is None and step + 1 == saved_at:
+                save_checkpoint(optimizer, tmp_path)
+        assert resumed is None or resumed.steps == saved_at
+        return [tensor.tolist() for tensor in [*model.parameters(), *model.buffers()]]
+
+    whole = ranks.run(3, run)
+    assert ranks.run(3, run) == whole
+
+
+def test_where_a_round_cannot_be_saved_inside_the_next_step_that_can_is_named(ranks, tmp_path):
+    def work(world):
+        model, optimizer = make(world, everyone(2, pace=3), momentum=0.0, drift_correction=1.0)
+        train(model, optimizer, 4)
+        with pytest.raises(InputError, match=r"step 4 lies inside a round of 3 .*steps % 3 == 0, next at step 6"):
+            save_checkpoint(optimizer, tmp_path)
+        train(model, optimizer, 2)
+        assert save_checkpoint(optimizer, tmp_path).name == "round-00000002"
+
+    ranks.run(2, work)
 
 
 def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_goes_on(ranks, tmp_path, monkeypatch):

@@ -303,7 +303,6 @@ def test_workers_with_other_forms_are_named(ranks):
     [
         ("star", "cpu", InputError, "form: 'star' is not one of ring, hierarchical"),
         (None, "cpu", InputError, "form: None is not one of ring, hierarchical"),
-        ("tree", "cpu", MissingFeatureError, "gloo has none; use ring or hierarchical"),
         ("hierarchical", "cuda", MissingFeatureError, "leave form at ring, NCCL picks its own"),
     ],
 )

@@ -202,9 +202,8 @@ BROKEN = [
     (
         changed(RULE, ["strategy", "how"], {"form": "star"}),
         "strategy.how.form",
-        "it must be 'ring', 'tree' or 'hierarchical'",
+        "it must be 'ring' or 'hierarchical'",
     ),
-    (changed(RULE, ["strategy", "how"], {"form": "tree"}), "strategy.how.form", "travels as ring or hierarchical"),
     (changed(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalised'"),
     (changed(RULE, ["strategy", "pace"], 0), "strategy.pace", "is 0; it must be >= 1"),
     (changed(RULE, ["strategy", "pace"], "fast"), "strategy.pace", 'is "fast"; it must be an integer'),

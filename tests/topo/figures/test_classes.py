@@ -391,10 +391,3 @@ def test_limits_choose_the_method() -> None:
     schedule = Schedule("grid", Cluster.parse("8x8"), Static(phases=GroupPhases(phases)))
     assert "dense" in contraction(schedule).how
     assert "Lanczos" in contraction(schedule, limit=FigureLimits(dense_workers=10)).how
-
-
-def test_a_gap_of_nothing_is_no_rounding_error():
-    """Groups inside nodes only: the largest eigenvalue is 1 up to rounding, and the gap is not negative."""
-    inside = Static(phases=RulePhases((2,), ((Block((0, 1)),),) * 4))
-    gap = figures(Schedule("s", Cluster.regular(2, 2), inside)).spectral_gap
-    assert (gap.slem.value, gap.sigma.value) == (0, 0)

@@ -215,7 +215,7 @@ def test_fourier_path_on_irregular_nodes_and_large_rings() -> None:
     big = Round(n, sources.reshape(-1).astype(np.int32), targets, (third,), np.zeros(2 * n, dtype=np.int32))
     found = figures(Schedule("ring", Cluster.regular(n, 1), Neighbor(rounds=(big,))))
     assert found.contraction.value == pytest.approx((1 + 2 * math.cos(2 * math.pi / n)) / 3, abs=1e-12)
-    assert found.spectral_gap.hop.value == pytest.approx(1 - math.cos(2 * math.pi / n), abs=1e-12)
+    assert found.hop_gap.value == pytest.approx(1 - math.cos(2 * math.pi / n), abs=1e-12)
     assert "Fourier" in found.contraction.how
 
 
@@ -263,7 +263,7 @@ def test_two_joined_rings_of_5000_have_their_closed_form() -> None:
     assert found.contraction.value == pytest.approx(exact, abs=1e-13)
     assert found.contraction.value == pytest.approx((3 + 2 * math.cos(4 * math.pi / (n // 2))) / 5, abs=1e-13)
     assert found.consensus_distance.value == pytest.approx((1 / (1 - np.sort(values**2, axis=None)[:-1]) - 1).sum() / n)
-    assert found.spectral_gap.hop.value == pytest.approx((1 - math.cos(4 * math.pi / (n // 2))) / 2, abs=1e-13)
+    assert found.hop_gap.value == pytest.approx((1 - math.cos(4 * math.pi / (n // 2))) / 2, abs=1e-13)
     random = Neighbor(rounds=(weigh(random_regular(600, degree=4, seed=0)),))
     found = figures(Schedule("unlike", Cluster.regular(600, 1), random))
     assert found.contraction.kind is Kind.ESTIMATE, "a graph that looks different from each worker"

@@ -1,4 +1,4 @@
-"""Topologies, their weights and their matchings against closed forms and printed figures."""
+"""Topologies and their weights against closed forms and printed figures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from helpers.golden import GOLDEN
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.graphs import Graph
-from partreduce.topo.graphs import fastest as fastest_module
 from partreduce.topo.graphs import weights as weights_module
 from partreduce.topo.graphs.classic import complete, grid, hypercube, ring, star, torus
-from partreduce.topo.graphs.directed import de_bruijn, exponential, kautz
+from partreduce.topo.graphs.directed import de_bruijn, exponential
 from partreduce.topo.graphs.hop import double_ring, hop_figure_21, ring_based
-from partreduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
-from partreduce.topo.graphs.random_graphs import erdos_renyi, random_regular
+from partreduce.topo.graphs.random_graphs import random_regular
 from partreduce.topo.graphs.weights import METHODS, best_constant_weight, constant, weigh
 
 
@@ -121,17 +119,6 @@ def test_de_bruijn_reaches_the_exact_mean(base, length):
     assert norm(np.linalg.matrix_power(matrix, length)) == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize(("degree", "diameter"), [(2, 2), (2, 3), (3, 2), (3, 3)])
-def test_kautz_norms(degree, diameter):
-    graph = kautz(degree, diameter)
-    assert set(graph.in_degrees().tolist()) == {degree}
-    matrix = dense(constant(graph, Fraction(1, degree)))
-    for t in range(1, diameter + 4):
-        wanted = 1 if t < diameter else degree ** -(t - diameter + 1)
-        assert norm(np.linalg.matrix_power(matrix, t)) == pytest.approx(wanted, abs=1e-9)
-    assert nx.diameter(graph.to_networkx()) == diameter
-
-
 @pytest.mark.parametrize(("n", "degree"), [(6, 5), (6, 4), (7, 4), (8, 2), (9, 6), (64, 6), (501, 4)])
 def test_random_regular_is_regular_connected_and_repeatable(n, degree):
     graph = random_regular(n, degree, seed=3)
@@ -139,14 +126,6 @@ def test_random_regular_is_regular_connected_and_repeatable(n, degree):
     assert graph.is_connected
     assert graph == random_regular(n, degree, seed=3)
     assert n < 60 or graph != random_regular(n, degree, seed=4)
-
-
-def test_erdos_renyi_has_the_expected_number_of_edges():
-    counts = [len(erdos_renyi(60, 0.3, seed)) // 2 for seed in range(40)]
-    assert abs(np.mean(counts) - 0.3 * 60 * 59 / 2) < 4 * (60 * 59 / 2 * 0.21 / 40) ** 0.5
-    assert erdos_renyi(12, 1.0, 0) == complete(12)
-    with pytest.raises(ScheduleError, match=r"ln n / n = 0\.0"):
-        erdos_renyi(200, 0.001, 0)
 
 
 def test_large_graphs_are_vectorised():
@@ -169,7 +148,7 @@ GRAPHS = st.builds(
 ).filter(lambda graph: graph.is_connected)
 
 
-@pytest.mark.parametrize("method", ["metropolis", "best-constant", "fastest"])
+@pytest.mark.parametrize("method", ["metropolis", "best-constant"])
 @given(graph=GRAPHS)
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_weights_are_exactly_doubly_stochastic_and_contract(method, graph):
@@ -180,50 +159,12 @@ def test_weights_are_exactly_doubly_stochastic_and_contract(method, graph):
         assert dense(round_).min() >= -1e-12
 
 
-@given(graph=GRAPHS)
-@settings(max_examples=15, deadline=None, derandomize=True)
-def test_fastest_is_not_slower_than_metropolis(graph):
-    assert norm(dense(weigh(graph, "fastest"))) <= norm(dense(weigh(graph, "metropolis"))) + 1e-5
-
-
-def test_fastest_equals_a_general_solver():
-    import warnings
-
-    graph = Graph.from_networkx(nx.gnp_random_graph(7, 0.5, seed=4))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the solver library warns about its own dependencies
-        import cvxpy as cp
-
-        weights = cp.Variable((7, 7), symmetric=True)
-        absent = 1 - graph.adjacency() - np.eye(7)
-        program = cp.Problem(
-            cp.Minimize(cp.sigma_max(weights - 1 / 7)),
-            [weights >= 0, cp.sum(weights, axis=1) == 1, cp.multiply(absent, weights) == 0],
-        )
-        program.solve(solver=cp.CLARABEL)
-    assert norm(dense(weigh(graph, "fastest"))) == pytest.approx(program.value, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("graph", "optimum"),
-    [
-        (Graph.undirected(2, [0], [1]), 0.0),
-        (complete(6), 0.0),
-        (ring(4), 1 / 3),  # edge weight 1/3: eigenvalues 1 − (2 − 2cos)/3
-        (ring(5), 5**-0.5),
-        (star(5), 3 / 4),  # every leaf keeps 1 − 1/4, the hub nothing
-        (Graph.undirected(4, [0, 1, 2], [1, 2, 3]), 2**-0.5),  # the path: edge weight 1/2 (Boyd, Diaconis, Sun, Xiao)
-    ],
-)
-def test_fastest_against_closed_forms(graph, optimum):
-    assert norm(dense(weigh(graph, "fastest"))) == pytest.approx(optimum, abs=1e-5)
-
-
-def test_best_constant_is_optimal_on_edge_transitive_graphs():
+def test_best_constant_beats_every_other_constant():
     for graph in (ring(7), hypercube(3), complete(5)):
-        assert norm(dense(weigh(graph, "best-constant"))) == pytest.approx(
-            norm(dense(weigh(graph, "fastest"))), abs=1e-5
-        )
+        best = norm(dense(weigh(graph, "best-constant")))
+        for factor in (Fraction(99, 100), Fraction(101, 100)):
+            other = Fraction(best_constant_weight(graph)).limit_denominator(10**6) * factor
+            assert best < norm(dense(constant(graph, other)))
     assert best_constant_weight(hypercube(3)) == pytest.approx(2 / (2 + 6))
 
 
@@ -231,13 +172,10 @@ def test_weights_refuse_in_one_line():
     with pytest.raises(ScheduleError, match=r"^edge 0→1: has no reverse"):
         weigh(Graph.directed(3, [0, 1, 2, 0], [1, 2, 0, 2]), "metropolis")
     two = Graph.undirected(4, [0, 2], [1, 3])
-    for method in ("best-constant", "fastest"):
-        with pytest.raises(ScheduleError, match="workers 0 and 2 do not reach each other"):
-            weigh(two, method)
+    with pytest.raises(ScheduleError, match="workers 0 and 2 do not reach each other"):
+        weigh(two, "best-constant")
     with pytest.raises(ScheduleError, match="is not one of metropolis"):
         weigh(ring(4), "best")
-    with pytest.raises(ScheduleError, match="1000 edges"):
-        weigh(complete(60), "fastest")
     with pytest.raises(ScheduleError, match="3000 workers"):
         weigh(ring(3001), "best-constant")
     with pytest.raises(ScheduleError, match=r"edge 0→5: ranks are 0\.\.3"):
@@ -248,86 +186,11 @@ def test_every_way_to_weigh_a_graph_is_in_the_table():
     """A function Graph → Round is a method, and has its row under its own name."""
     methods = {
         name.replace("_", "-"): function
-        for module in (weights_module, fastest_module)
-        for name, function in inspect.getmembers(module, inspect.isfunction)
+        for name, function in inspect.getmembers(weights_module, inspect.isfunction)
         if list(inspect.signature(function).parameters) == ["graph"]
         and inspect.signature(function).return_annotation == "Round"
     }
     assert methods == METHODS
-
-
-@given(graph=GRAPHS)
-@settings(max_examples=30, deadline=None, derandomize=True)
-def test_matchings_make_up_the_graph(graph):
-    listed = matchings(graph)
-    assert sum(len(m) for m in listed) == len(graph)
-    assert all(m.in_degrees().max() == 1 for m in listed)
-    union = Graph.directed(
-        graph.num_workers, np.concatenate([m.sources for m in listed]), np.concatenate([m.targets for m in listed])
-    )
-    assert union == graph
-
-
-def test_matcha_on_two_workers():
-    """One pair, active with probability p: E[W²] off the mean is 1 − p + p(1−2α)², least at α = 1/2."""
-    alpha, rho = mixing_weight([complete(2)], np.array([0.3]))
-    assert alpha == pytest.approx(0.5, abs=1e-6)
-    assert rho == pytest.approx(0.7, abs=1e-9)
-
-
-@pytest.mark.parametrize("graph", [ring(6), hypercube(3), torus(3, 4), complete(5)])
-def test_matcha_with_full_budget_is_the_best_constant_weight(graph):
-    listed = matchings(graph)
-    probabilities = activation(listed, 1.0)
-    assert set(probabilities.tolist()) == {1.0}
-    alpha, rho = mixing_weight(listed, probabilities)
-    assert alpha == pytest.approx(best_constant_weight(graph), abs=1e-6)
-    assert rho == pytest.approx(norm(dense(constant(graph, Fraction(alpha)))) ** 2, abs=1e-9)
-
-
-@pytest.mark.parametrize("budget", [0.25, 0.5, 0.8])
-def test_matcha_equals_a_general_solver(budget):
-    import warnings
-
-    graph = Graph.undirected(6, [0, 0, 1, 2, 2, 3, 4], [1, 2, 2, 3, 5, 4, 5])
-    listed = matchings(graph)
-    probabilities = activation(listed, budget)
-    laplacians = [m.laplacian() for m in listed]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the solver library warns about its own dependencies
-        import cvxpy as cp
-
-        p = cp.Variable(len(listed))
-        mean = sum(p[j] * laplacians[j] for j in range(len(listed)))
-        program = cp.Problem(
-            cp.Maximize(cp.lambda_sum_smallest(mean, 2)), [p >= 0, p <= 1, cp.sum(p) <= budget * len(listed)]
-        )
-        program.solve(solver=cp.CLARABEL)
-        gap = np.linalg.eigvalsh(np.tensordot(probabilities, laplacians, 1))[1]
-        assert gap == pytest.approx(program.value, abs=1e-5)
-        bar = np.tensordot(probabilities, laplacians, 1)
-        tilde = np.tensordot(probabilities * (1 - probabilities), laplacians, 1)
-        s, a, b = cp.Variable(), cp.Variable(), cp.Variable()
-        second = cp.Problem(
-            cp.Minimize(s),
-            [(1 - s) * np.eye(6) - 2 * a * bar - 1 / 6 + b * (bar @ bar + 2 * tilde) << 0, cp.square(a) <= b],
-        )
-        second.solve(solver=cp.CLARABEL)
-    alpha, rho = mixing_weight(listed, probabilities)
-    assert rho == pytest.approx(second.value, abs=1e-5)
-    assert alpha == pytest.approx(float(a.value), abs=1e-2)
-
-
-def test_matcha_samples_are_active_as_often_as_asked():
-    listed = matchings(ring(6))
-    probabilities = np.array([0.3, 0.8])
-    rounds = sample(listed, probabilities, Fraction(1, 3), 2000, np.random.default_rng(0))
-    for matching, p in zip(listed, probabilities, strict=True):
-        edge = (int(matching.sources[0]), int(matching.targets[0]))
-        share = np.mean([any((s, t) == edge for s, t, _ in round_.edges()) for round_ in rounds])
-        assert abs(share - p) < 0.05
-    with pytest.raises(ScheduleError, match="share of the matchings"):
-        activation(listed, 0.0)
 
 
 @given(st.integers(2, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=40))

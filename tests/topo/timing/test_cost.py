@@ -62,7 +62,6 @@ def test_latency_counts_the_hops_of_each_form():
     hardware = Hardware(inside=Link(1.0, 0.0), nic=Link(10.0, 0.0), model_bytes=1)
     phase = Phase.from_groups(8, [range(8)])
     assert group_seconds(phase, cluster, hardware).tolist() == [14.0]
-    assert group_seconds(phase, cluster, hardware, form=Form.TREE).tolist() == [6.0]
     two = Cluster.regular(2, 4)
     assert group_seconds(phase, two, hardware).tolist() == [140.0]
     assert group_seconds(phase, two, hardware, form=Form.HIERARCHICAL).tolist() == [6.0 + 20.0]
@@ -214,4 +213,3 @@ def test_a_schedule_costs_what_its_own_form_costs():
     assert communication(formed, hardware) == asked != communication(ring, hardware)
     assert communication(formed, hardware, form=Form.RING) == communication(ring, hardware)
     assert cycle_time(formed, hardware).per_step == cycle_time(ring, hardware, form=Form.HIERARCHICAL).per_step
-    assert ring.travelling(Form.TREE) is ring

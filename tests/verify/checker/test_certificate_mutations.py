@@ -19,7 +19,7 @@ from benchmarks.forgery.attempt import (
     single_claims,
 )
 from benchmarks.forgery.corruptions import aimed_entry, aimed_payload, aimed_schedule, blind
-from benchmarks.forgery.oracle import STEADY, Truth, is_true
+from benchmarks.forgery.oracle import Truth, is_true
 from benchmarks.forgery.schedules import SCHEDULES
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
@@ -31,12 +31,17 @@ COUNT = int(os.environ.get("PARTREDUCE_TEST_FORGERIES", "300"))
 CASES = entries_by_kind()
 PAYLOADS = ("pipeline", "coded-rule", "coded", "tables", "tables-apart")
 """Schedules for what they send, whose groups are those of others."""
-# STEADY: the checks take milliseconds, so fewer of them are made here, and more in test_steady_state_claims.py.
+# consensus-distance: the checks take milliseconds, so fewer of them are made here, and more in
+# test_steady_state_claims.py.
 
 
 @pytest.mark.parametrize("kind", sorted(CASES))
 def test_corrupted_certificates_are_refused_or_still_true(kind):
-    slow = ("contraction/factor", "contraction/norms", *STEADY)  # the matrices of the first two have 50 rows
+    slow = (
+        "contraction/factor",
+        "contraction/norms",
+        "consensus-distance",
+    )  # the matrices of the first two have 50 rows
     count = COUNT // 4 if kind in slow else COUNT
     draw = random.Random(f"certificate {kind}")
     cases = CASES[kind]
@@ -85,7 +90,7 @@ def test_certificates_of_another_schedule_are_refused_or_still_true(name):
         changed += 1
         truth = None
         for entry, single in single_claims(moved_to(certificate, read)):
-            if entry["claim"] in STEADY and changed % 10:
+            if entry["claim"] == "consensus-distance" and changed % 10:
                 continue
             if objection(read, single) is None:
                 accepted += 1

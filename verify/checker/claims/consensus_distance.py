@@ -94,7 +94,7 @@ class _Period(NamedTuple):
             total += (steps.instants - 1) * _trace(covariance, digits) / self.unit + inside
             if not schedule.is_late:
                 covariance = _with_diagonal(covariance, noises[t])
-            covariance = rounded_after_phase(schedule, t, digits, covariance, both_sides=True)
+            covariance = rounded_after_phase(schedule, t, digits, covariance)
             covariance = _with_diagonal(covariance, [(size + 1) // 2] * size)
             if schedule.is_late:
                 covariance = _with_diagonal(covariance, noises[t])

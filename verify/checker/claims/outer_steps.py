@@ -22,6 +22,7 @@ are disjoint, which `conflict-free` confirms. It says nothing of where gradients
 
 from __future__ import annotations
 
+from itertools import chain
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     for number, (digits, given) in enumerate(zip(listed, weights, strict=True)):
         at = f"{place}.weights[{number}]"
         numbers = as_integers(given, at, -MAX_WEIGHT, MAX_WEIGHT)
-        confirm(len(numbers) == size * (size + 1) // 2, at, len(numbers), f"a triangle of {size} rows")
+        confirm(2 * len(numbers) == size * (size + 1), at, len(numbers), f"a triangle of {size} rows")
         firsts = [row * (row + 1) // 2 for row in range(size)]
         weight = [[numbers[firsts[max(i, j)] + min(i, j)] for j in range(size)] for i in range(size)]
         confirm_semidefinite([[p - (i == j) for j, p in enumerate(row)] for i, row in enumerate(weight)], at, work)
@@ -77,7 +78,7 @@ def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> tuple
     for t in range(schedule.period):
         rows, factor = _after_round(schedule, t, digits, rows)
         scale *= factor
-        bits = max(scale, *map(max, rows), -min(map(min, rows))).bit_length()
+        bits = max(scale, *map(abs, chain(*rows))).bit_length()
         require(bits < MAX_ENTRY_BITS, work.place, "numbers too long for this check")
         work.spend(4 * half * half * (32 + bits // 32))
     if digits:

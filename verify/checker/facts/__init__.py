@@ -22,7 +22,6 @@ from . import (
     queues,
     quorum,
     quorum_groups,
-    rounds,
     staleness,
     stochastic,
     tables,
@@ -71,7 +70,6 @@ FACTS: dict[Mode, dict[str, Stated]] = {
     "rounds": {
         **SUMS,
         "deadlock-free": deadlock_free.numbers,
-        "rounds": rounds.numbers,
         "staleness": staleness.numbers,
         "end": end.numbers,
         "queues": queues.numbers,
@@ -118,7 +116,6 @@ FACTS: dict[Mode, dict[str, Stated]] = {
 OF_THE_FILE = {
     "doubly-stochastic",
     "unit-sums",
-    "rounds",
     "codec-error",
     "memory",
     "one-route",
