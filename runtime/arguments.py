@@ -8,6 +8,9 @@ from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from partreduce.runtime.transport.worlds import World
 
 LONGEST_TIMEOUT = 1e9
 """Seconds, which is 30 years: beyond, torch's own deadlines overflow."""
@@ -42,6 +45,28 @@ def checked_model(model: torch.nn.Module) -> torch.nn.Module:
             f"model: is a {type(model).__name__}; pass the torch.nn.Module whose parameters the optimizer trains"
         )
     return model
+
+
+def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | None:
+    """The dimension of a mesh along which the replicas lie, if one was given.
+
+    Raises:
+        InputError: something else, or several dimensions.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if mesh is None:
+        return None
+    if not isinstance(mesh, DeviceMesh):
+        raise InputError(f'mesh: is a {type(mesh).__name__}; pass a DeviceMesh\'s dimension, mesh["dp_replicate"]')
+    if mesh.ndim != 1:
+        dims = ", ".join(mesh.mesh_dim_names or ()) or "without names"
+        raise InputError(
+            f'mesh: has {mesh.ndim} dimensions ({dims}); pass the one that holds the replicas, mesh["dp_replicate"]'
+        )
+    if world is not None:
+        raise InputError("mesh: says how to reach the other replicas, and so does world=; leave one of the two out")
+    return mesh
 
 
 def checked_steps(saved: object) -> int:

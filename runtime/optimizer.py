@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
-from partreduce.runtime.arguments import checked_model, checked_steps, checked_timeout
+from partreduce.runtime.arguments import checked_mesh, checked_model, checked_steps, checked_timeout
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.foreign import refuse_foreign_optimizer
 from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.shards import replica_of
+from partreduce.runtime.data.sampler import by_pace
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
@@ -76,6 +79,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             default.
         codec: how sums are written on the wire: `none`, `float16`, `bfloat16` or `int8`; the schedule's by default.
         world: how to reach the others; found from the process group or the launcher's environment by default.
+        mesh: for sharded models: the mesh's dimension along which replicas lie, `mesh["dp_replicate"]`. Workers of the
+            schedule are then replicas, and each rank averages its local shards with the ranks of that dimension.
 
     Raises:
         HandshakeError: workers differ; all of them name the rank and the field.
@@ -98,6 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         form: str | None = None,
         codec: str | None = None,
         world: World | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         self.reasons: tuple[str, ...] = ()
         """Why each table goes its way, where `partreduce.parallelize` chose."""
@@ -108,21 +114,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.schedule = read_schedule(schedule)
         policies = Policies.chosen(buffers, optimizer_state, initial)
         policies.refuse_combinations(self.optimizer, self.schedule)
-        tables = Tables() if is_alone(world) else find_tables(model, self.optimizer, self.schedule)
-        flat = FlatModel(model, self.optimizer, policies.buffers, policies.optimizer_state, layout_of(tables))
+        replica = replica_of(model, checked_mesh(mesh, world), self.schedule, drift_correction)
+        alone = is_alone(world, mesh)
+        tables = Tables() if alone else find_tables(model, self.optimizer, self.schedule)
+        flat = FlatModel(
+            model,
+            self.optimizer,
+            policies.buffers,
+            policies.optimizer_state,
+            layout_of(tables),
+            fragments=self.schedule.strategy.what.fragments,
+        )
         device = flat.buckets[0].device
         facts = facts_of(self.schedule, flat, self.optimizer, policies)
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
-        facts["form"] = group_form.value
         plan = with_codec(self.schedule, group_form, codec, device)
         policies.refuse_apart(plan)
         alpha = chosen_alpha(drift_correction, plan, self.optimizer)
         facts |= {
+            "form": group_form.value,
             "codec": fact_of(plan.strategy.how),
             "drift correction": "none" if alpha is None else f"{alpha:.12g}",
         }
-        agreed = agree(facts, flat.layout(), world, device, timeout)
-        alone = isinstance(agreed.world, AloneWorld)
+        agreed = agree(facts, flat.layout(), world, device, timeout, mesh=mesh, replica=replica)
         if alone:
             say_alone(self.schedule)
             reached = agreed.world
@@ -132,7 +146,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
-        heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process, lifelines=agreed.lifelines)
+        heartbeat = Heartbeat(
+            reached.store,
+            reached.rank,
+            agreed.key,
+            beats=own_process,
+            lifelines=agreed.lifelines,
+            paces=self.schedule.paces(),
+        )
         with _connecting(reached, heartbeat):
             if not alone:
                 _prepare(reached, plan, heartbeat, own_process=own_process)
@@ -191,12 +212,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.engine.skipped
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loader, without one for each step that this worker skips, so that N batches end in step N.
+        """The batches of a loader that this worker trains on, so that all workers end at the same round.
 
-        For schedules whose workers may skip; elsewhere it passes on what it gets. What is still to be dropped at the
-        end of one loader is dropped from the next.
+        Give it loaders of equally many batches on all workers, such as those of `shard`'s parts. Where paces differ, a
+        worker of pace p takes p batches for each P of its loader, P being the largest pace; a RoundSampler has dealt
+        by pace already. Where workers skip steps, one batch is left out for each, so that N batches end in step N;
+        what is still to be dropped at the end of one loader is dropped from the next. Elsewhere it passes on all.
         """
-        for batch in loader:
+        for batch in by_pace(loader, self.schedule, self.rank):
             if not self.engine.drops_batch():
                 yield batch
 

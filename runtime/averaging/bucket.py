@@ -36,19 +36,39 @@ class Slot:
     start: int
     stride: tuple[int, ...]
 
+    @property
+    def values(self) -> torch.Tensor:
+        """This worker's numbers of the parameter."""
+        return self.parameter
+
+    @property
+    def room(self) -> int:
+        """How many numbers of an array belong to the parameter."""
+        return self.parameter.numel()
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """The gradient of `values`."""
+        return self.parameter.grad
+
+    def put_gradient(self, values: torch.Tensor | None) -> None:
+        self.parameter.grad = values
+
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """This parameter's part of an array that is laid out as the bucket."""
-        return torch.as_strided(flat, self.parameter.shape, self.stride, flat.storage_offset() + self.start)
+        return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """As `view`, with a storage that ends where the parameter does.
+        """This parameter's numbers of an array, one after the other, with a storage that ends where they do.
 
         What writes storages (`torch.save`, safetensors) then writes this parameter and not the whole array.
         """
-        count = self.parameter.numel()
-        part = from_dlpack(to_dlpack(flat[self.start : self.start + count]))
-        window: torch.Tensor = torch.as_strided(part, self.parameter.shape, self.stride)
+        window: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return window
+
+    def put(self, flat: torch.Tensor) -> None:
+        """Let an array hold this parameter from now on."""
+        self.parameter.data = self.window(flat).as_strided(self.parameter.shape, self.stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +118,8 @@ class Bucket:
     slots: list[Slot] = field(default_factory=list)
     piggybacked: list[Piggybacked] = field(default_factory=list)
     length: int = 0
+    fragment: int = 0
+    """Of the model's fragments the one that it belongs to."""
     note: torch.Tensor | None = None
     """Numbers that averages of parameters carry along, from the place of presence on, and average (see `carry`)."""
     _spare: list[torch.Tensor] = field(default_factory=list)
@@ -180,7 +202,7 @@ class Bucket:
             self._spare.append(old)
         self.flat = array[: self.size]
         for slot in self.slots:
-            slot.parameter.data = slot.window(self.flat)
+            slot.put(self.flat)
 
 
 class Reduction:

@@ -78,7 +78,7 @@ class CodedPart:
         end = 0
         for slot in self.bucket.slots:
             self.array[end : slot.start].zero_()
-            end = slot.start + slot.parameter.numel()
+            end = slot.start + slot.values.numel()
         self.array[end : self.bucket.size].zero_()
 
 
@@ -157,5 +157,5 @@ def _peak(values: torch.Tensor) -> float:
 
 def _worst(slots: Sequence[Slot], array: torch.Tensor) -> tuple[str, float]:
     """The parameter with the largest number, and that number."""
-    peaks = [(slot.names[0], float(slot.view(array).abs().max())) for slot in slots if slot.parameter.numel()]
+    peaks = [(slot.names[0], float(slot.view(array).abs().max())) for slot in slots if slot.values.numel()]
     return max(peaks, key=lambda found: found[1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot, align
 from partreduce.runtime.averaging.foreign import wrapped_by
 from partreduce.runtime.averaging.load_watch import count_loads
 from partreduce.runtime.averaging.optimizer_state import state_keys
+from partreduce.runtime.averaging.shards import Sharders, is_sharded, local
 from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.fragments import Fragments, assign
 
 
 class BufferPolicy(StrEnum):
@@ -43,6 +46,7 @@ class FlatModel:
         buffers: what happens to floating-point buffers.
         state: what happens to the optimizer's state.
         apart: parameters that are exchanged another way, with a line for each that says what they are.
+        fragments: into which parts it is cut, of which each has buckets of its own.
 
     Raises:
         InputError: a model that cannot be laid out flat, or an optimizer with foreign parameters.
@@ -55,9 +59,12 @@ class FlatModel:
         buffers: BufferPolicy,
         state: StatePolicy,
         apart: Mapping[torch.nn.Parameter, str] | None = None,
+        *,
+        fragments: Fragments = 1,
     ) -> None:
         _refuse_wrapped(model)
         self.model = model
+        self.sharders = Sharders(model)
         self._apart = dict(apart or {})
         _refuse_several_devices(model, self._apart)
         named = _named_parameters(model)
@@ -68,9 +75,12 @@ class FlatModel:
         if not trainable:
             besides = " besides its tables" if self._apart else ""
             raise InputError(f"model: has no trainable parameter{besides}; nothing could be averaged")
+        numbers = assign(fragments, [(names, p.numel()) for names, _, p in trainable])
+        keys = [(number, p.device, p.dtype) for number, (_, _, p) in zip(numbers, trainable, strict=True)]
         self.buckets: list[Bucket] = []
-        for key in dict.fromkeys((p.device, p.dtype) for _, _, p in trainable):
-            self.buckets.append(_flatten([entry for entry in trainable if (entry[2].device, entry[2].dtype) == key]))
+        for key in dict.fromkeys(sorted(keys, key=itemgetter(0))):
+            same = [entry for entry, its in zip(trainable, keys, strict=True) if its == key]
+            self.buckets.append(_flatten(same, self.sharders, fragment=key[0]))
         self.buffer_buckets: list[Bucket] = []
         """Buckets of buffers alone, for the mean model, when they do not ride along with every operation."""
         local = buffers is BufferPolicy.LOCAL
@@ -87,7 +97,7 @@ class FlatModel:
             (
                 bucket,
                 [
-                    (module._parameters, name, slot.parameter, slot.start * bucket.dtype.itemsize)  # noqa: SLF001 - named_parameters() walks the whole model
+                    (module._parameters, name, slot, slot.start * bucket.dtype.itemsize)  # noqa: SLF001 - named_parameters() walks the whole model
                     for slot in bucket.slots
                     for module, name in slot.owners
                 ],
@@ -99,10 +109,14 @@ class FlatModel:
         self.loads = count_loads(model)
         """How often `load_state_dict` was called on the model or a part of it."""
 
+    def fragment(self, number: int) -> list[Bucket]:
+        """The buckets of a fragment; buffers ride in the first of their device and dtype."""
+        return [bucket for bucket in self.buckets if bucket.fragment == number]
+
     @property
-    def frozen(self) -> list[torch.nn.Parameter]:
+    def frozen(self) -> list[torch.Tensor]:
         """The parameters that were not trainable at wrapping, which all workers have alike and nobody averages."""
-        return list(self._frozen)
+        return [local(parameter) for parameter in self._frozen]
 
     def slots(self) -> list[Slot]:
         return self._slots
@@ -125,11 +139,13 @@ class FlatModel:
         Raises:
             InputError: naming the parameter.
         """
+        self.sharders.reshard()
         for bucket, places in self._places:
             base = bucket.flat.data_ptr()
-            for held, attribute, parameter, offset in places:
-                is_there = parameter.data_ptr() == base + offset or not parameter.numel()
-                if not is_there or held.get(attribute) is not parameter:
+            for held, attribute, slot, offset in places:
+                values = slot.values
+                is_there = values.data_ptr() == base + offset or not values.numel()
+                if not is_there or held.get(attribute) is not slot.parameter:
                     self._refuse_moved(rank)
         for parts, name, module in self._parts:
             if parts.get(name) is not module:
@@ -175,9 +191,9 @@ class FlatModel:
                             "DistributedOptimizer was made, so it would be trained without being averaged; "
                             f"{wrapped_by(module) or 'change the model first, then wrap'}"
                         )
-                if not slot.parameter.numel():
+                if not slot.values.numel():
                     continue  # nothing is stored, so nothing can have moved
-                if slot.parameter.data_ptr() != base + slot.start * width or slot.parameter.dtype != bucket.dtype:
+                if slot.values.data_ptr() != base + slot.start * width or slot.values.dtype != bucket.dtype:
                     usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that"
                     who = wrapped_by(slot.owners[0][0])
                     raise InputError(
@@ -204,7 +220,7 @@ class FlatModel:
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
-                shape = "×".join(map(str, slot.parameter.shape)) or "scalar"
+                shape = "×".join(map(str, slot.values.shape)) or "scalar"
                 lines.append(
                     f"{'='.join(slot.names)} {shape} {bucket.dtype} {bucket.device.type} strides {slot.stride}"
                 )
@@ -234,15 +250,15 @@ class FlatModel:
             for keys in [state_keys(optimizer, group)]
             for p in group["params"]
         }
-        for slot in [slot for bucket in self.buckets for slot in bucket.slots]:
+        for bucket, slot in [(one, slot) for one in self.buckets for slot in one.slots]:
             self._riding[slot.parameter] = kept.get(slot.parameter, others)
             for key in self._riding[slot.parameter]:
 
                 def fetch(parameter: torch.nn.Parameter = slot.parameter, key: str = key) -> torch.Tensor | None:
                     value = optimizer.state[parameter].get(key) if parameter in optimizer.state else None
-                    return value if isinstance(value, torch.Tensor) else None
+                    return local(value) if isinstance(value, torch.Tensor) else None
 
-                _ride(self.buckets, f"{slot.names[0]}:{key}", slot.parameter, broadcast=False, fetch=fetch)
+                _ride([bucket], f"{slot.names[0]}:{key}", slot.values, broadcast=False, fetch=fetch)
 
 
 def _ride(
@@ -288,23 +304,24 @@ def _parts_of(model: torch.nn.Module) -> list[tuple[dict[str, torch.nn.Module | 
 
 def _flatten(
     entries: Sequence[tuple[tuple[str, ...], tuple[tuple[torch.nn.Module, str], ...], torch.nn.Parameter]],
+    sharders: Sharders,
+    *,
+    fragment: int,
 ) -> Bucket:
-    first = entries[0][2]
-    starts, size = [], 0
-    for _, _, parameter in entries:
-        starts.append(size)
-        size = aligned(size + parameter.numel(), first.dtype)
-    flat = torch.zeros(size, dtype=first.dtype, device=first.device)
-    bucket = Bucket(first.device, first.dtype, size, flat, length=size)
+    slots, size = [], 0
+    for names, owners, parameter in entries:
+        # Dense tensors keep their strides (channels_last stays channels_last); others become contiguous.
+        stride = torch.empty_like(local(parameter), memory_format=torch.preserve_format).stride()
+        slots.append(sharders.slot(Slot(names, parameter, owners, size, tuple(stride))))
+        size += slots[-1].room
+        size = aligned(size, parameter.dtype)
+    device, dtype = entries[0][2].device, entries[0][2].dtype
+    flat = torch.zeros(size, dtype=dtype, device=device)
+    bucket = Bucket(device, dtype, size, flat, slots, length=size, fragment=fragment)
     with torch.no_grad():
-        for (names, owners, parameter), start in zip(entries, starts, strict=True):
-            # Dense tensors keep their strides (channels_last stays channels_last); others become contiguous.
-            stride = torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
-            view = torch.as_strided(flat, parameter.shape, stride, start)
-            view.copy_(parameter)
-            slot = Slot(names, parameter, owners, start, tuple(stride))
-            parameter.data = slot.window(flat)
-            bucket.slots.append(slot)
+        for slot in slots:
+            slot.view(flat).copy_(slot.values)
+            slot.put(flat)
     return bucket
 
 
@@ -334,11 +351,15 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise InputError(f"model: parameter {name!r} is not initialised yet; run one forward pass, then wrap")
+        if parameter.is_meta:
+            raise InputError(
+                f"model: parameter {name!r} is on the meta device and has no numbers; call model.to_empty(device=...), "
+                "initialise it and make the optimizer, then wrap"
+            )
         if parameter.is_complex() or not parameter.is_floating_point():
             raise InputError(f"model: parameter {name!r} is {parameter.dtype}; only real floating point is averaged")
-        if hasattr(parameter, "device_mesh"):
-            raise InputError(f"model: parameter {name!r} is sharded (DTensor); only whole parameters are averaged")
-    if any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules()):
+    managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
+    if managed and not any(map(is_sharded, model.parameters())):  # not by fully_shard
         raise InputError(
             "model: is sharded by FullyShardedDataParallel; pass the bare module, whose parameters are whole"
         )

@@ -37,7 +37,7 @@ def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) 
     Raises:
         InputError: a gradient is sparse.
     """
-    gradients = [slot.parameter.grad for slot in slots]
+    gradients = [slot.gradient for slot in slots]
     if absent := frozenset([place for place, gradient in enumerate(gradients) if gradient is None]):
         for place in absent:
             targets[place].zero_()
@@ -45,7 +45,7 @@ def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) 
     present = [gradient for gradient in gradients if gradient is not None]
     for gradient in present:
         if gradient.layout is not torch.strided:
-            name = next(slot.names[0] for slot in slots if slot.parameter.grad is gradient)
+            name = next(slot.names[0] for slot in slots if slot.gradient is gradient)
             raise InputError(f"gradient of {name!r}: is sparse; use sparse=False in its embedding")
     if present and present[0].device.type == "cuda":
         torch._foreach_copy_(targets, present)
@@ -107,11 +107,11 @@ def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []
     for index, (slot, average) in enumerate(zip(bucket.slots, bucket.views(sums), strict=True)):
-        gradient = slot.parameter.grad
+        gradient = slot.gradient
         if index in absent and presence[index] == 0:
-            slot.parameter.grad = None
+            slot.put_gradient(None)
         elif gradient is None:
-            slot.parameter.grad = average.clone()
+            slot.put_gradient(average.clone())
         else:
             gradients.append(gradient)
             averages.append(average)
@@ -140,5 +140,5 @@ def unscale(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
 
 def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
     """Whether the averaged gradients, equal on all workers, are finite; all skip the step otherwise."""
-    gradients = [slot.parameter.grad for bucket in buckets for slot in bucket.slots]
+    gradients = [slot.gradient for bucket in buckets for slot in bucket.slots]
     return all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)

@@ -53,6 +53,7 @@ def own_values_kept(flat: FlatModel) -> Iterator[None]:
     try:
         yield
     finally:
+        flat.sharders.reshard()
         with torch.no_grad():
             for tensor, value in zip(_values(flat), own, strict=True):  # a commit may have swapped the arrays
                 tensor.copy_(value)

@@ -18,8 +18,7 @@ from partreduce.runtime.liveness.lifelines import Lifelines, closed_notes
 from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import own_time
-from partreduce.runtime.transport.notes import CHANGES, DEATHS, NOT_STARTED, Notes
-from partreduce.runtime.transport.store_line import root_store
+from partreduce.runtime.transport.notes import CHANGES, NOT_STARTED, Deaths, Notes
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.topo.errors import StoreLostError
 
@@ -40,16 +39,30 @@ SKIPPED = (
     "a worker that skips steps has their batches left when the others have ended; loop over "
     "`optimizer.batches(loader)`, and where the workers' data lengths differ, inside `with optimizer.join():`"
 )
+PACED = (
+    "the schedule has workers take {} to {} steps a round; loop over `optimizer.batches(loader)`, which ends all of "
+    "them at the same round, and where the workers' data lengths differ, inside `with optimizer.join():`"
+)
 
 
 class Heartbeat:
     """What one worker notes for the others and reads of theirs; every method tolerates a store that is gone."""
 
-    def __init__(self, store: Store, rank: int, key: str, *, beats: bool, lifelines: Lifelines | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        key: str,
+        *,
+        beats: bool,
+        lifelines: Lifelines | None = None,
+        paces: Iterable[int] = (),
+    ) -> None:
         self.rank = rank
-        self._notes, self._deaths = Notes(store, f"heartbeat/{key}"), Notes(root_store(store), DEATHS)
+        self._notes, self._deaths = Notes(store, f"heartbeat/{key}"), Deaths(store)
         self._closed, self._lifelines = closed_notes(store, key), lifelines
-        self.unequal = UNEQUAL
+        different = sorted({int(pace) for pace in paces})
+        self.unequal = PACED.format(different[0], different[-1]) if len(different) > 1 else UNEQUAL
         """Why workers end after different numbers of rounds, and the way out."""
         self._together = ""
         """What this worker does that is no round, and all have to do; empty in rounds."""
@@ -219,7 +232,7 @@ class Heartbeat:
         from it: exit codes, and workers that gave up.
         """
         others = [rank for rank in members if rank != self.rank]
-        deaths = {rank: self._get(self._deaths, str(rank)) for rank in others}
+        deaths = {rank: self._death(rank) for rank in others}
         for rank, death in deaths.items():
             if death is not None and "signal" in death:
                 return f"worker {rank} {death}"
@@ -279,7 +292,7 @@ class Heartbeat:
                 if self._place == "gathering" and number == self._gatherings and what != mine:
                     return (
                         f"worker {rank} is in {what} after {reached} rounds and this worker {self.rank} in {mine}: all "
-                        "workers call the same in the same order"
+                        "workers call the same in the same order, none of it under `if rank == 0`"
                     )
         return None
 
@@ -290,7 +303,7 @@ class Heartbeat:
             for rank in members
             if rank != self.rank
             and (
-                self._get(self._deaths, str(rank)) is not None
+                self._death(rank) is not None
                 or self._get(self._closed, str(rank)) is not None
                 or any(self.read(kind, rank) is not None for kind in ("left", "failed"))
             )
@@ -377,6 +390,10 @@ class Heartbeat:
             except (RuntimeError, StoreLostError):
                 return
             self._stop.wait(BEAT_SECONDS)
+
+    def _death(self, rank: int) -> str | None:
+        death: str | None = self._try(lambda: self._deaths.of(rank))
+        return death
 
     def _get(self, notes: Notes, key: str) -> str | None:
         text: str | None = self._try(lambda: notes.read(key))

@@ -19,7 +19,7 @@ import time
 import weakref
 
 from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes
+from partreduce.runtime.transport.notes import CHANGES, Deaths, Notes
 from partreduce.runtime.transport.own_host import own_host
 from partreduce.runtime.transport.store_line import root_store
 from partreduce.runtime.transport.torch_api import Store, TCPStore
@@ -60,7 +60,7 @@ class Lifelines:
     def __init__(self, store: Store, rank: int, size: int, key: str, place: tuple[str, bool]) -> None:
         self.rank, self.size = rank, size
         self._notes, self._closed = Notes(store, f"lifeline/{key}"), closed_notes(store, key)
-        self._last_words, self._deaths = Notes(store, f"heartbeat/{key}"), Notes(root_store(store), DEATHS)
+        self._last_words, self._deaths = Notes(store, f"heartbeat/{key}"), Deaths(store)
         host, is_v6 = place
         self._listener = socket.create_server(
             (host, 0), family=socket.AF_INET6 if is_v6 else socket.AF_INET, backlog=BACKLOG
@@ -141,7 +141,7 @@ class Lifelines:
         end = time.monotonic() + LAST_WORD_SECONDS
         while time.monotonic() < end:
             said = any(self._last_words.read(f"{kind}/{rank}") is not None for kind in LAST_WORDS)
-            if said or self._deaths.read(str(rank)) is not None:
+            if said or self._deaths.of(rank) is not None:
                 return
             time.sleep(LAST_WORD_SECONDS / 4)
         self._closed.propose(

@@ -165,6 +165,11 @@ def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str
     """The directory as a path, where both arguments are what they should be and stand in their order."""
     if not hasattr(optimizer, "ending"):
         raise InputError(f"{who}: optimizer is a {type(optimizer).__name__}; pass the DistributedOptimizer first")
+    if optimizer.run.flat.sharders.shards:
+        raise InputError(
+            f"{who}: the model is sharded, and files of ours hold whole ones; save each replica by "
+            "torch.distributed.checkpoint (docs/how-to/sharded-models.md)"
+        )
     if not isinstance(directory, (str, os.PathLike)) or "\0" in str(directory):
         raise InputError(f"{who}: directory is {str(directory)[:80]!r}, a {type(directory).__name__}; pass a path")
     return Path(directory)

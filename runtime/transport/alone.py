@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from partreduce.runtime.transport.rendezvous import VARIABLES, place
 from partreduce.runtime.transport.streams import Streams, streams_of
@@ -27,9 +28,9 @@ SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """What other launchers say of their size: with more than one process each would train by itself, unnoticed."""
 
 
-def is_alone(world: World | None) -> bool:
+def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
     """Whether this process is a job of one worker: WORLD_SIZE is 1, or no launcher has set anything."""
-    if world is not None or place()[1] != 1:
+    if world is not None or place(mesh)[1] != 1:
         return False
     if dist.is_initialized() or os.environ.get("WORLD_SIZE"):
         return True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.store_line import line_to, root_store
+from partreduce.runtime.transport.store_line import line_to, processes_of, root_store
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.topo.errors import UnavailableError
 
@@ -97,14 +97,25 @@ class Notes:
         return action(self._store) if self.line is None else self.line.ask(action)
 
 
+class Deaths(Notes):
+    """What the launcher noted of the deaths of the workers that meet in a store."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(root_store(store), DEATHS)
+        self._workers = store
+
+    def of(self, worker: int) -> str | None:
+        """How a worker died, as the rest of a clause; a replica of several processes is gone with any of them."""
+        processes = processes_of(self._workers, worker)
+        deaths = ((rank, self.read(str(rank))) for rank in processes)
+        named = (death if processes == [worker] else f"(its rank {rank}) {death}" for rank, death in deaths if death)
+        return next(named, None)
+
+
 def deaths_of(store: Store, members: Iterable[int]) -> str | None:
     """What the launcher noted of the death of one of these workers, as a clause; None if nothing."""
-    notes = Notes(root_store(store), DEATHS)
-    for rank in members:
-        death = notes.read(str(rank))
-        if death is not None:
-            return f"worker {rank} {death}"
-    return None
+    notes = Deaths(store)
+    return next((f"worker {rank} {death}" for rank in members if (death := notes.of(rank)) is not None), None)
 
 
 def note_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
@@ -113,9 +124,9 @@ def note_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
     Torch's store answers no `set`; a question after it is answered when the note is there, so that not even a kill at
     the next instant loses it.
     """
-    notes = Notes(root_store(store), STAGES)
-    notes.write(str(rank), json.dumps([stage, beat]))
-    notes.has(str(rank))
+    notes, process = Notes(root_store(store), STAGES), str(processes_of(store, rank)[0])
+    notes.write(process, json.dumps([stage, beat]))
+    notes.has(process)
 
 
 def last_stage(store: Store, rank: int) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
 from partreduce.runtime.transport.served_store import let_forks_go_without
-from partreduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, root_store
+from partreduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, processes_of, root_store
 from partreduce.runtime.transport.torch_api import Store, TCPStore, default_store
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, UnavailableError
@@ -24,12 +25,15 @@ STORE_GRACE_SECONDS = 1.0
 """How much longer than the timeout we wait for torch to say by itself that the store does not answer."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-_worlds: dict[str, World] = {}
+_worlds: dict[tuple[str, tuple[int, ...]], World] = {}
+"""By kind of device and, where workers are the replicas of a mesh, the ranks that average."""
 _attempts = 0
 
 
-def place() -> tuple[int, int]:
-    """(rank, number of workers) of this process; (0, 1) outside of any launcher."""
+def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
+    """(rank, number of workers) of this process, or of its replica; (0, 1) outside of any launcher."""
+    if mesh is not None:
+        return mesh.get_local_rank(), mesh.size()
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     size, rank = _number("WORLD_SIZE", 1, least=1), _number("RANK", 0)
@@ -88,15 +92,22 @@ def _settled(store: Store, rank: int, timeout: timedelta) -> Store:
 
 def hosts_store(rank: int, store: Store) -> bool:
     """Whether the store of the run ends with this process, as far as one can know: no launcher serves it."""
-    return rank == 0 and isinstance(root_store(store), TCPStore) and not _by_launcher()
+    return processes_of(store, rank)[0] == 0 and isinstance(root_store(store), TCPStore) and not _by_launcher()
 
 
 def _by_launcher() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def default_world(device: torch.device, timeout: timedelta, check: Callable[[Store, int, int], None]) -> World:
+def default_world(
+    device: torch.device,
+    timeout: timedelta,
+    check: Callable[[Store, int, int], None],
+    mesh: DeviceMesh | None = None,
+) -> World:
     """The world of this process, made once per kind of device; `check` runs before anything that could hang.
+
+    With `mesh`, of one dimension, the workers are its replicas.
 
     Raises:
         InputError: no launcher, or a CUDA run without NCCL.
@@ -108,12 +119,16 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
             f"device: the parameters lie on {device} and this torch has no NCCL; install a build that has it, train on "
             f"the CPU, or set {OVER_GLOO}=1 to average through host memory, which is slow"
         )
-    rank, size = place()
-    if kind in _worlds:
-        check(_worlds[kind].store, rank, size)
-        return _worlds[kind]
+    ranks = () if mesh is None else tuple(mesh.mesh.tolist())
+    rank, size = place(mesh)
+    if (kind, ranks) in _worlds:
+        check(_worlds[kind, ranks].store, rank, size)
+        return _worlds[kind, ranks]
     store = connect_store(timeout)
-    rank, size = place()
+    rank, size = place(mesh)
+    if mesh is not None:
+        processes = {worker: [process] for worker, process in enumerate(ranks)}
+        store = NamedPrefixStore(f"replicas-at-{ranks[0]}", store, processes)
     check(store, rank, size)
     global _attempts  # noqa: PLW0603 - the count belongs to the process, as the worlds do
     _attempts += 1  # counted alike on all workers: a failure here is one of all
@@ -122,7 +137,7 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
     else:
         refuse_shared_gpus(store, rank, size, device, _attempts)
         world = NcclWorld(store, rank, size, timeout, device=device, attempt=_attempts)
-    _worlds[kind] = world
+    _worlds[kind, ranks] = world
     return world
 
 

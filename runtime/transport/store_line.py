@@ -91,11 +91,16 @@ class StoreLine:
 
 
 class NamedPrefixStore(PrefixStore):  # type: ignore[misc]  # torch's stubs do not export it
-    """A PrefixStore that knows its prefix, so that a line to the bare server can use the same keys."""
+    """A PrefixStore that knows its prefix, so that a line to the bare server can use the same keys.
 
-    def __init__(self, prefix: str, below: Store) -> None:
+    Where workers are replicas it knows their `processes`, too: by worker the ranks under which a launcher knows them,
+    first that of the process that meets the others in this store.
+    """
+
+    def __init__(self, prefix: str, below: Store, processes: dict[int, list[int]] | None = None) -> None:
         super().__init__(prefix, below)
         self.prefix, self.below = prefix, below
+        self.processes = processes or {}
 
 
 _lines: dict[tuple[str, int] | int, tuple[StoreLine, Store]] = {}
@@ -147,6 +152,15 @@ def root_store(store: Store) -> Store:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
+
+
+def processes_of(store: Store, worker: int) -> list[int]:
+    """The ranks under which a launcher knows the processes of a worker: one, except where workers are replicas."""
+    while isinstance(store, NamedPrefixStore):
+        if worker in store.processes:
+            return store.processes[worker]
+        store = store.below
+    return [worker]
 
 
 def _named(store: Store) -> tuple[Store, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,13 +12,15 @@ from functools import cache
 from typing import TypeVar
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.liveness.lifelines import Lifelines, lifelines_of
 from partreduce.runtime.transport.alone import AloneWorld, is_alone
-from partreduce.runtime.transport.notes import note_stage
+from partreduce.runtime.transport.notes import Notes, note_stage
 from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.runtime.transport.store_line import NamedPrefixStore
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PartreduceError
@@ -59,7 +62,7 @@ class Policies:
             )
         if average_states and schedule.strategy.when.delays_gradients:
             raise InputError("optimizer_state='average': a quorum averages models alone; use 'local'")
-        if average_states and schedule.strategy.mixes_late:
+        if average_states and (schedule.strategy.mixes_late or schedule.strategy.when.late_steps):
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
     def refuse_apart(self, schedule: Schedule) -> None:
@@ -92,8 +95,13 @@ def agree(
     world: World | None,
     device: torch.device,
     timeout: float,
+    *,
+    mesh: DeviceMesh | None = None,
+    replica: Sequence[int] = (),
 ) -> Agreed:
     """Compare `facts`, and the model's layout behind its hash, over all workers; join the run where no world is given.
+
+    With `mesh` the workers are its replicas, and `replica` are the ranks of this one's processes, this one first.
 
     Raises:
         HandshakeError: workers differ; all of them name the rank and the field.
@@ -101,7 +109,7 @@ def agree(
         InputError: no launcher, or a CUDA run without NCCL.
     """
     details = {"model": layout}
-    if is_alone(world):
+    if is_alone(world, mesh):
         return Agreed(AloneWorld(), "alone")
     if world is not None:
         key = str(world.next_instance())
@@ -116,17 +124,27 @@ def agree(
         key = str(_next_key())  # counted only where the store answered
         note_stage(store, rank, "was in the handshake")
         lifelines = lifelines_of(store, rank, size, key)
+        if replica:
+            Notes(store, "processes").write(str(rank), json.dumps(list(replica)))
         handshake(store, rank, size, facts, details=details, key=key, timeout=timeout)
+        if replica and isinstance(store, NamedPrefixStore):
+            _share_processes(store, size)
         if lifelines is not None:
             lifelines.start()
 
     try:
-        world = default_world(device, timedelta(seconds=timeout), check)
+        world = default_world(device, timedelta(seconds=timeout), check, mesh)
     except PartreduceError:
         if lifelines is not None:
             lifelines.close()
         raise
     return Agreed(world, key, lifelines)
+
+
+def _share_processes(store: NamedPrefixStore, size: int) -> None:
+    """Learn the processes of all replicas, any of whose deaths ends its replica; all have said theirs by now."""
+    notes = Notes(store, "processes")
+    store.processes |= {worker: json.loads(notes.wait_for(str(worker))) for worker in range(size)}
 
 
 def facts_of(

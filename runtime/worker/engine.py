@@ -192,7 +192,13 @@ class Engine(ABC, Generic[AnyRunner]):
             self._loads = flat.loads.count
 
     def _refuse_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:  # noqa: ARG002 - of gradients
-        """Refuse what one worker would decide by itself after its rows' gradients have gone to all."""
+        """Refuse what one process would decide by itself for others that do not."""
+        if self.run.flat.sharders.shards:
+            what = "skip: skips the step on this rank" if skip else "GradScaler: looks for infinities on this rank"
+            raise InputError(
+                f"{what} alone, which has a part of its replica's model; take bfloat16, which needs no scaler, and to "
+                "drop a step call zero_grad() and step() on all ranks"
+            )
         name = next((table.name for table in self.run.tables), "")
         if name and skip:
             raise InputError(

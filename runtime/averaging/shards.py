@@ -1,0 +1,182 @@
+"""Shards: where a model is sharded over the ranks of a replica, each rank's local shards are what a schedule averages.
+
+A worker of the schedule is then a replica, and every rank of one runs the schedule with the ranks that hold the same
+shards of the other replicas. Nothing of a schedule has to know: a `ShardSlot` gives the local numbers of a DTensor for
+those of a parameter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from partreduce.runtime.averaging.bucket import Slot
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor; asked without importing what makes them."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's numbers of a tensor, in their own memory."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() gives a view that autograd follows
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSlot(Slot):
+    """One sharded parameter's place in a bucket; with `held`, what FSDP keeps of it."""
+
+    held: Any = None
+
+    @property
+    def values(self) -> torch.Tensor:
+        return local(self.parameter)
+
+    @property
+    def room(self) -> int:
+        """FSDP gathers shards of one length, so the shorter ones end in zeros that belong to no parameter."""
+        return self.values.numel() if self.held is None else int(self.held.padded_sharded_param_size.numel())
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        gradient = self.parameter.grad
+        return None if gradient is None else local(gradient)
+
+    def put_gradient(self, values: torch.Tensor | None) -> None:
+        parameter: Any = self.parameter
+        if values is not None:
+            values = type(parameter.data).from_local(
+                values,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+        parameter.grad = values
+
+    def put(self, flat: torch.Tensor) -> None:
+        parameter: Any = self.parameter
+        storage = self.window(flat)
+        parameter._local_tensor = storage.as_strided(self.values.shape, self.stride)  # noqa: SLF001 - as FSDP itself does it
+        if self.held is not None:
+            self.held._sharded_param_data = storage  # noqa: SLF001 - as above: it gathers from there
+
+
+class Sharders:
+    """The FSDP modules of a model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules: list[Any] = []
+        self._held: dict[torch.Tensor, Any] = {}
+        self.shards = any(map(is_sharded, model.parameters()))
+        """Whether the model is sharded at all."""
+        if self.shards:
+            from torch.distributed.fsdp import FSDPModule  # only here: it takes a while
+
+            self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        self.reshard()  # a forward pass may have left whole parameters behind
+        for module in self._modules:
+            state = module._get_fsdp_state()  # noqa: SLF001 - torch has no public way to its flat shards
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # noqa: SLF001 - before torch 2.12
+            self._held |= {one.sharded_param: one for group in groups if group is not None for one in group.fsdp_params}
+        if any(one.offload_to_cpu for one in self._held.values()):
+            raise InputError(
+                "model: fully_shard was given an offload_policy, which keeps shards where it needs them; leave it out"
+            )
+
+    def reshard(self) -> None:
+        """Let modules hold their shards again, where a forward pass without a backward pass left them whole.
+
+        What is whole is not gathered again, so the next forward pass would not see what becomes of the shards here.
+        """
+        for module in self._modules:
+            module.reshard()
+
+    def slot(self, slot: Slot) -> Slot:
+        """The slot of a parameter, as a sharded one's where it is sharded."""
+        if not is_sharded(slot.parameter):
+            return slot
+        held = self._held.get(slot.parameter)
+        return ShardSlot(slot.names, slot.parameter, slot.owners, slot.start, slot.stride, held=held)
+
+
+def replica_of(
+    model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedule, drift_correction: object
+) -> list[int]:
+    """The ranks that hold a sharded model together with this one, itself first; empty for whole models.
+
+    Args:
+        model: the model.
+        mesh: the dimension along which the replicas lie.
+        schedule: whose workers are the replicas.
+        drift_correction: as the user asked for it.
+
+    Raises:
+        InputError: shards, or a schedule, that the ranks of one replica cannot average each for itself.
+    """
+    shards = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
+    if mesh is None and shards:
+        name, parameter = next(iter(shards.items()))
+        raise InputError(
+            f"model: parameter {name!r} is sharded (DTensor over {_words(parameter)}); say along which dimension of "
+            'the mesh the replicas lie, whose shards are averaged: DistributedOptimizer(..., mesh=mesh["dp_replicate"])'
+        )
+    if mesh is None:
+        return []
+    if not shards and mesh.size() < dist.get_world_size():
+        raise InputError(
+            f"mesh: has {mesh.size()} of {dist.get_world_size()} ranks, and no parameter of the model is sharded over "
+            'the others; fully_shard(model, mesh=mesh["dp_shard"]) first, or leave mesh= out'
+        )
+    own, replicas, together = dist.get_rank(), set(mesh.mesh.tolist()), set[int]()
+    for name, parameter in shards.items():
+        ranks = set(_mesh_of(parameter).mesh.flatten().tolist())
+        if others := sorted((replicas & ranks) - {own}):
+            raise InputError(
+                f"model: parameter {name!r} lies on rank {others[0]}, too (over {_words(parameter)}), which is of "
+                "another replica by mesh=; give mesh= the replicas' dimension, and fully_shard the other one alone, "
+                'mesh=mesh["dp_shard"], or torch averages over replicas as well'
+            )
+        if type(local(parameter)) is not torch.Tensor:
+            raise InputError(
+                f"model: the shards of parameter {name!r} are of type {type(local(parameter)).__name__}; only plain "
+                "tensors are averaged, so shard it before any other library converts it"
+            )
+        together |= ranks
+    if schedule.strategy.protocol:
+        raise InputError(
+            f"schedule {schedule.name!r}: its workers agree while the job runs ({schedule.strategy.protocol}), and the "
+            "ranks of a sharded replica would agree apart; take fixed rounds: allreduce, static or neighbor, in "
+            "lockstep, late or as a pipeline"
+        )
+    if schedule.strategy.what.apart:
+        raise InputError(
+            f"schedule {schedule.name!r}: what.tables spreads tables over workers, and fully_shard has spread the "
+            "model already; leave one of the two out"
+        )
+    if drift_correction is not None:
+        raise InputError(
+            "drift_correction: weighs a whole model's gradient, of which a rank of a sharded replica has a part; "
+            "leave it out"
+        )
+    return [own, *sorted(together - {own})]
+
+
+def _mesh_of(parameter: Any) -> DeviceMesh:  # noqa: ANN401 - a DTensor, whose module is imported by who has one
+    mesh: DeviceMesh = parameter.device_mesh
+    return mesh
+
+
+def _words(parameter: torch.Tensor) -> str:
+    """The dimensions over which a parameter lies."""
+    mesh = _mesh_of(parameter)
+    return " × ".join(mesh.mesh_dim_names or ()) or f"a mesh of {mesh.size()}"

@@ -1,0 +1,403 @@
+"""Sharded models under our schedules, in real processes; `python -m helpers.sharded_runs` as helpers.scenarios."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from datetime import timedelta
+from fractions import Fraction
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import distribute_tensor
+
+from helpers.scenarios import main, rank, report, reporting
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import save_checkpoint
+from partreduce.runtime.transport.alone import AloneWorld
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.rendezvous import connect_store
+from partreduce.runtime.transport.torch_api import PrefixStore
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Late, Outer, Pipeline, Routes
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import How, Sending
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.static import Static
+
+ROUNDS = 6
+BATCH = 6
+
+
+def phases(n):
+    """Changing pairs, one of which only some workers are in."""
+    groups = [[[0, 1]], [[n - 2, n - 1]], [range(n)]] if n > 2 else [[[0, 1]], []]
+    return GroupPhases(tuple(Phase.from_groups(n, one) for one in groups))
+
+
+def schedules(n):
+    def one(name, strategy):
+        return Schedule(name, Cluster.regular(1, n), strategy)
+
+    outer = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True))
+    ring = Round.from_edges(n, [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)])
+    return {
+        "all-reduce": one("all-reduce", AllReduce()),
+        "layers": one("layers", AllReduce(how=How(sending=Sending.LAYERS))),
+        "every 2": one("every 2", AllReduce(pace=2)),
+        "groups": one("groups", Static(phases=phases(n))),
+        "paces": one("paces", Static(phases=phases(n), pace=tuple(1 + (i % 2) for i in range(n)))),
+        "late": one("late", Static(phases=phases(n), when=Late())),
+        "pipeline": one("pipeline", AllReduce(when=Pipeline())),
+        "outer": one("outer", AllReduce(pace=2, what=outer)),
+        "neighbours": one("neighbours", Neighbor(rounds=(ring,))),
+    }
+
+
+class Block(torch.nn.Module):
+    """A layer whose 7 rows no mesh divides, beside a head with fewer rows than ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(7, 9), torch.nn.Linear(9, 7)
+
+    def forward(self, x):
+        return x + self.two(torch.tanh(self.one(x)))
+
+
+def network(*, tied=False, norm=False):
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(5, 7), Block(), Block(), torch.nn.Linear(7, 1)]
+    if tied:
+        layers[2].one.weight = layers[1].one.weight
+    if norm:
+        layers.insert(1, torch.nn.BatchNorm1d(7, momentum=0.3))
+    return torch.nn.Sequential(*layers)
+
+
+def mesh_of(shape):
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    return init_device_mesh("cpu", shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
+def sharded(mesh, model=None, **options):
+    """The network with a group for each block and one for the rest."""
+    model = network() if model is None else model
+    for part in model:
+        if isinstance(part, Block):
+            fully_shard(part, mesh=mesh["dp_shard"], **options)
+    return fully_shard(model, mesh=mesh["dp_shard"], **options)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def batches(shape, steps):
+    """What each rank of each replica trains on: steps × replicas × shards × samples × numbers."""
+    generator = torch.Generator().manual_seed(11)
+    x = torch.randn(steps, *shape, BATCH, 5, generator=generator)
+    return x, x.sum(-1, keepdim=True).sin()
+
+
+def train(optimizer, model, shape, own, *, norm=None, parts=1, evaluates=False):
+    """The losses of a run of which this process sees the part `own` of each step's data."""
+    losses = []
+    for all_inputs, all_targets in zip(*batches(shape, ROUNDS * optimizer.run.pace), strict=True):
+        # Microbatches are parts of each rank's data, wherever they are put together.
+        inputs = all_inputs[own].reshape(-1, parts, BATCH // parts, 5)
+        targets = all_targets[own].reshape(-1, parts, BATCH // parts, 1)
+        optimizer.zero_grad()
+        losses.append(0.0)
+        for part in range(parts):
+            if hasattr(model, "set_requires_gradient_sync"):
+                model.set_requires_gradient_sync(part == parts - 1)
+            x, y = inputs[:, part].reshape(-1, 5), targets[:, part].reshape(-1, 1)
+            loss = (model(x) - y).square().mean() / parts
+            loss.backward()
+            losses[-1] += loss.item()
+        if norm is not None:
+            optimizer.average_gradients()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+        optimizer.step()
+        if evaluates:
+            model.eval()
+            with torch.no_grad():
+                losses.append(model(torch.ones(1, 5)).item())
+                with optimizer.mean_model():
+                    losses.append(model(torch.ones(1, 5)).item())
+            model.train()
+    optimizer.finish()
+    return losses
+
+
+def numbers(model):
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([p.detach().reshape(-1) for p in whole])
+
+
+def of_replica(losses, mesh):
+    """The losses of a replica, whose ranks each have those of their own data."""
+    mean = torch.tensor(losses, dtype=torch.float64)
+    dist.all_reduce(mean, group=mesh["dp_shard"].get_group())
+    return (mean / mesh["dp_shard"].size()).tolist()
+
+
+def reference(schedule, shape, name, *, make=sgd, build=network, options=None, **training):
+    """The same run of whole models, one process a replica; None on the ranks that are too many."""
+    store = PrefixStore(f"reference {name}", connect_store(timedelta(seconds=60)))
+    if rank() >= shape[0]:
+        return None
+    world = GlooWorld(store, rank(), shape[0], timedelta(seconds=60))
+    model = build()
+    optimizer = DistributedOptimizer(make(model), model, schedule, world=world, timeout=60, **(options or {}))
+    return train(optimizer, model, shape, rank(), **training), numbers(model).tolist()
+
+
+def run(schedule, mesh, *, make=sgd, build=network, shard=sharded, options=None, **training):
+    """A run of sharded replicas: losses of this rank's replica, and its whole model at the end."""
+    shape = tuple(mesh.mesh.shape)
+    model = shard(mesh, build())
+    optimizer = DistributedOptimizer(
+        make(model), model, schedule, mesh=mesh["dp_replicate"], timeout=60, **(options or {})
+    )
+    losses = train(optimizer, model, shape, tuple(mesh.get_coordinate()), **training)
+    return of_replica(losses, mesh), numbers(model).tolist()
+
+
+def same_losses() -> None:
+    """Each schedule with sharded replicas and with whole ones."""
+    shape = tuple(map(int, os.environ["MESH"].split("x")))
+    mesh, found = mesh_of(shape), {}
+    for name, schedule in schedules(shape[0]).items():
+        training = {"norm": 0.3} if name == "all-reduce" else {}
+        found[name] = run(schedule, mesh, **training), reference(schedule, shape, name, **training)
+    report(replica=mesh.get_coordinate()[0], found=found)
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def frozen():
+    model = network()
+    model[2].one.weight.requires_grad_(False)
+    return model
+
+
+def from_meta(mesh, model):
+    """As large models are made: sharded without numbers, which each rank then gives its shards."""
+    with torch.device("meta"):
+        empty = network()
+    empty = sharded(mesh, empty)
+    empty.to_empty(device="cpu")
+    for shard, whole in zip(empty.parameters(), model.parameters(), strict=True):
+        shard.data.copy_(distribute_tensor(whole.data, shard.device_mesh, shard.placements))
+    return empty
+
+
+def left_whole(mesh, model):
+    """Its forward pass leaves the whole parameters until the backward pass."""
+    return sharded(mesh, model, reshard_after_forward=False)
+
+
+def one_group(mesh, model):
+    """FSDP has tied weights in one group only."""
+    return fully_shard(model, mesh=mesh["dp_shard"])
+
+
+FEATURES = {
+    "left whole": {"shard": left_whole},
+    "from meta": {"shard": from_meta},
+    "tied": {"build": lambda: network(tied=True), "shard": one_group},
+    "frozen": {"build": frozen},
+    "adam": {"make": adam},
+    "accumulated": {"parts": 3},
+    "evaluated": {"evaluates": True},
+    "evaluated, left whole": {"evaluates": True, "shard": left_whole},
+    "average states": {"make": adam, "options": {"optimizer_state": "average"}},
+}
+
+
+def mixed(mesh, model):
+    return sharded(mesh, model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+
+
+def by_torch_alone(mesh):
+    """HSDP of torch, in mixed precision: it averages gradients over both dimensions by itself."""
+    model, policy = network(), MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in [*model, model]:
+        if part is model or isinstance(part, Block):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+    optimizer, losses = sgd(model), []
+    for x, y in zip(*batches(tuple(mesh.mesh.shape), ROUNDS), strict=True):
+        own = tuple(mesh.get_coordinate())
+        loss = (model(x[own]) - y[own]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return of_replica(losses, mesh), numbers(model).tolist()
+
+
+def features() -> None:
+    """What users do with a sharded model, against the same with a whole one, averaging gradients and parameters."""
+    mesh, found = mesh_of((2, 2)), {}
+    for name, feature in FEATURES.items():
+        for kind in ("all-reduce", "every 2"):
+            schedule = schedules(2)[kind]
+            if kind == "all-reduce" and "options" in feature:
+                continue
+            whole = {key: value for key, value in feature.items() if key != "shard"}
+            found[f"{name}, {kind}"] = run(schedule, mesh, **feature), reference(schedule, (2, 2), name + kind, **whole)
+    both = run(schedules(2)["all-reduce"], mesh, shard=mixed), by_torch_alone(mesh)
+    report(replica=mesh.get_coordinate()[0], found=found, mixed=both)
+
+
+def killed() -> None:
+    """Rank 3 of 2×2 dies between two steps of a long run."""
+    mesh = mesh_of((2, 2))
+    model = sharded(mesh)
+    optimizer = DistributedOptimizer(sgd(model), model, schedules(2)["groups"], mesh=mesh["dp_replicate"], timeout=60)
+    reporting(lambda: _train_until_killed(model, optimizer))
+
+
+def _train_until_killed(model, optimizer):
+    for step in range(10**6):
+        if step == 5 and rank() == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.ones(2, 5)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+DELAYS = {
+    "fill": (Bucket, "lend"),
+    "sum": (Communicator, "all_reduce"),
+    "commit": (Reducer, "commit"),
+    "step": (torch.optim.SGD, "step"),
+}
+
+
+@contextlib.contextmanager
+def delayed(places):
+    """Random delays before each of these; how often there was one."""
+    rng, count = random.Random(rank()), [0]
+    with contextlib.ExitStack() as patches:
+        for holder, name in map(DELAYS.get, places):
+            before = getattr(holder, name)
+
+            def later(*args, before=before, **kwargs):
+                count[0] += 1
+                time.sleep(rng.random() * 0.02)
+                return before(*args, **kwargs)
+
+            patches.enter_context(mock.patch.object(holder, name, later))
+        yield count
+
+
+def delays() -> None:
+    mesh, found = mesh_of((2, 2)), {}
+    for name, schedule in schedules(2).items():
+        usual, found[name] = run(schedule, mesh), []
+        for places in [*((one,) for one in DELAYS), tuple(DELAYS)]:
+            with delayed(places) as count:
+                same = run(schedule, mesh) == usual
+            found[name].append((places, count[0], same))
+    report(found=found)
+
+
+def _wrapped(model, mesh, schedule=None, **options):
+    return DistributedOptimizer(sgd(model), model, schedule or schedules(2)["all-reduce"], mesh=mesh, **options)
+
+
+def _two_dimensions(mesh):
+    return _wrapped(fully_shard(network(), mesh=mesh), mesh["dp_replicate"])
+
+
+def _converted(mesh):
+    model = sharded(mesh)
+    for parameter in model.parameters():
+        parameter._local_tensor = parameter._local_tensor.as_subclass(type("Eight", (torch.Tensor,), {}))
+    return _wrapped(model, mesh["dp_replicate"])
+
+
+def _on_meta(mesh):
+    with torch.device("meta"):
+        model = network()
+    return _wrapped(sharded(mesh, model), mesh["dp_replicate"])
+
+
+def _offloaded(mesh):
+    return _wrapped(sharded(mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)), mesh["dp_replicate"])
+
+
+def _scaled(mesh):
+    model = sharded(mesh)
+    optimizer = _wrapped(model, mesh["dp_replicate"])
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 5)).sum()).backward()
+    scaler.step(optimizer)
+
+
+REFUSALS = {
+    "no mesh": lambda mesh: _wrapped(sharded(mesh), None),
+    "all dimensions": lambda mesh: _wrapped(sharded(mesh), mesh),
+    "the other dimension": lambda mesh: _wrapped(sharded(mesh), mesh["dp_shard"]),
+    "no mesh at all": lambda mesh: _wrapped(sharded(mesh), "dp_replicate"),
+    "world and mesh": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"], world=AloneWorld()),
+    "HSDP": _two_dimensions,
+    "whole": lambda mesh: _wrapped(network(), mesh["dp_replicate"]),
+    "other number": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"], schedules(4)["groups"]),
+    "on request": lambda mesh: _wrapped(
+        sharded(mesh), mesh["dp_replicate"], Schedule("asked", Cluster.regular(1, 2), Pairwise(active=(0,)))
+    ),
+    "drift correction": lambda mesh: _wrapped(
+        sharded(mesh), mesh["dp_replicate"], schedules(2)["groups"], drift_correction="auto"
+    ),
+    "converted": _converted,
+    "meta": _on_meta,
+    "offloaded": _offloaded,
+    "scaler": _scaled,
+    "skip": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"]).skip(),
+    "checkpoint": lambda mesh: save_checkpoint(_wrapped(sharded(mesh), mesh["dp_replicate"]), "/nowhere"),
+}
+
+
+def refusals() -> None:
+    mesh, said = mesh_of((2, 2)), {}
+    for name, wrong in REFUSALS.items():
+        try:
+            wrong(mesh)
+        except InputError as error:
+            said[name] = str(error)
+    report(said=said)
+
+
+SCENARIOS = {
+    "refusals": (4, refusals),
+    "same losses, 4": (4, same_losses),
+    "same losses, 8": (8, same_losses),
+    "features": (4, features),
+    "killed": (4, killed),
+    "delays": (4, delays),
+}
+
+
+if __name__ == "__main__":
+    main(SCENARIOS)

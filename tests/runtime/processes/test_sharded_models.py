@@ -1,0 +1,117 @@
+"""Models sharded by fully_shard, whose replicas are a schedule's workers (helpers/sharded_runs.py)."""
+
+import re
+
+import pytest
+
+from helpers.children import ROOT
+from helpers.driver import Driver
+from helpers.warm import WARM
+from partreduce import design, write_schedule
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def driver():
+    started = Driver("helpers.sharded_runs")
+    yield started
+    started.close()
+
+
+def answered(driver, name, **environment):
+    answer = driver.run(name, limit=110, environment=environment)
+    assert answer["code"] == 0, answer["output"][-3000:]
+    return answer["reports"]
+
+
+def assert_equal_runs(reports):
+    """What summation order leaves, and no more."""
+    whole = {report["rank"]: {name: pair[1] for name, pair in report["found"].items()} for report in reports}
+    for report in reports:
+        for name, ((losses, numbers), _) in report["found"].items():
+            expected_losses, expected_numbers = whole[report["replica"]][name]
+            assert losses == pytest.approx(expected_losses, abs=2e-6), name
+            assert numbers == pytest.approx(expected_numbers, abs=2e-6), name
+
+
+@pytest.mark.parametrize("mesh", ["2x2", "2x4", "4x2"])
+def test_sharded_replicas_lose_what_whole_workers_lose(driver, mesh):
+    replicas, shards = map(int, mesh.split("x"))
+    reports = answered(driver, f"same losses, {replicas * shards}", MESH=mesh)
+    assert len(reports) == replicas * shards
+    assert_equal_runs(reports)
+
+
+def test_what_users_do_with_sharded_models_is_as_with_whole_ones(driver):
+    reports = answered(driver, "features")
+    assert_equal_runs(reports)
+    for report in reports:
+        (losses, numbers), (expected_losses, expected_numbers) = report["mixed"]
+        assert losses == pytest.approx(expected_losses, abs=0.02)
+        assert numbers == pytest.approx(expected_numbers, abs=0.01)
+
+
+def test_no_delay_changes_a_bit_of_sharded_runs(driver):
+    for report in answered(driver, "delays"):
+        for name, runs in report["found"].items():
+            for places, count, same in runs:
+                assert same, (name, places)
+                assert count, (name, places)
+
+
+def test_what_no_sharded_model_can_do_is_refused_in_one_line(driver):
+    words = {
+        "no mesh": "'0.weight' is sharded (DTensor over dp_shard); say along which dimension",
+        "all dimensions": "mesh: has 2 dimensions (dp_replicate, dp_shard); pass the one",
+        "the other dimension": "too (over dp_shard), which is of another replica by mesh=",
+        "no mesh at all": "mesh: is a str; pass",
+        "world and mesh": "leave one of the two out",
+        "HSDP": "too (over dp_replicate × dp_shard), which is of another replica by mesh=",
+        "whole": "mesh: has 2 of 4 ranks, and no parameter of the model is sharded",
+        "other number": "'groups': is for 4 workers and this run has 2",
+        "on request": "'asked': its workers agree while the job runs (pairwise)",
+        "drift correction": "drift_correction: weighs a whole model's gradient",
+        "converted": "the shards of parameter '0.weight' are of type Eight",
+        "meta": "'0.weight' is on the meta device",
+        "offloaded": "offload_policy",
+        "scaler": "take bfloat16",
+        "skip": "skips the step on this rank alone",
+        "checkpoint": "save each replica by torch.distributed.checkpoint",
+    }
+    for report in answered(driver, "refusals"):
+        assert report["said"].keys() == words.keys()
+        for name, said in report["said"].items():
+            assert words[name] in said
+            assert "\n" not in said
+
+
+def test_a_killed_rank_ends_all_replicas_with_its_name(driver):
+    answer = driver.run("killed", limit=60)
+    assert answer["code"] == 128 + 9
+    assert "worker 3 was killed by signal 9 (SIGKILL)" in answer["output"]
+    named = "worker 1 (its rank 3) was killed by signal 9"
+    assert all(named in error["text"] for error in answer["errors"].values()), answer["output"]
+    assert 1 in answer["errors"], answer["output"]
+
+
+def test_the_script_of_the_page_trains_and_differs_from_an_hsdp_script_by_the_page_s_lines(tmp_path):
+    page = (ROOT / "docs/how-to/sharded-models.md").read_text(encoding="utf-8")
+    (diff,) = re.findall(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    script = (ROOT / "examples/train_sharded.py").read_text(encoding="utf-8")
+    before = script
+    for part in diff.split("\n\n"):
+        lines = part.splitlines()
+        new = "\n".join(line[1:] for line in lines if line[0] in "+ ")
+        assert new in script
+        before = before.replace(new, "\n".join(line[1:] for line in lines if line[0] in "- "))
+    assert "partreduce" not in before.split('"""', 2)[2]
+    write_schedule(tmp_path / "schedule.json", design("1x2", using="local-sgd", every=4))
+    losses = []
+    for name, text in (("theirs.py", before), ("ours.py", script)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        done = WARM.run("partreduce", "run", "--workers", "4", tmp_path / name, tmp_path / "schedule.json", timeout=110)
+        assert done.returncode == 0, done.stderr
+        losses.append(float(re.search(r"loss of the mean model ([\d.]+)", done.stdout)[1]))
+    assert losses[1] < 0.05
+    assert losses[1] < losses[0] + 0.02
