@@ -94,7 +94,7 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
         (place / METADATA).unlink(missing_ok=True)
     try:
         dcp.save(named, checkpoint_id=place, process_group=group)
-    except Exception as error:  # noqa: BLE001 - torch wraps whatever a rank met, on all ranks
+    except (Exception, dcp.CheckpointException) as error:  # noqa: BLE001 - torch tells all ranks what one met
         raise FileProblem(f"{place}: cannot be written: {_first_line(error)}") from None
 
 
@@ -127,7 +127,7 @@ def load(
                 empty = torch.empty_like(parameter, dtype=empty.dtype).detach()
             named[name] = empty
         dcp.load(named, checkpoint_id=place, process_group=group)
-    except Exception as error:  # noqa: BLE001 - as above
+    except (Exception, dcp.CheckpointException) as error:  # noqa: BLE001 - as above
         raise FileProblem(f"{place}: cannot be read: {_first_line(error)}") from None
     tensors = {name.removeprefix(own): tensor for name, tensor in named.items()}
     if not same and (left := [name for name in tensors if f"{own}{name}" in named and name.startswith("strategy/")]):
@@ -169,7 +169,7 @@ def _torchs() -> Any:  # noqa: ANN401 - torch's package of checkpoints, which ta
     return checkpoint
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """What a rank met; torch lists a traceback for each."""
     causes: Any = getattr(error, "failures", {})
     cause = next((one[0] if isinstance(one, tuple) else one for one in causes.values()), error)

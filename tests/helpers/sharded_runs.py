@@ -279,7 +279,7 @@ def checkpoints() -> None:
     mesh, found = mesh_of(shape), {}
     (replica, shard), samples = mesh.get_coordinate(), torch.Generator().manual_seed(12)
     data = torch.randn(4 * ROUNDS, shape[0], 8, 5, generator=samples)[:, replica].tensor_split(shape[1], dim=1)[shard]
-    for name in SAVED:
+    for name in os.environ.get("KINDS", ",".join(SAVED)).split(","):
         directory = Path(os.environ["DIRECTORY"], name)
         own = name == "groups"  # what belongs to a rank alone, and not to its replica: random numbers and statistics
         model = sharded(mesh, network(norm=own))

@@ -103,6 +103,22 @@ def test_a_checkpoint_of_sharded_replicas_resumes_with_as_many_shards_or_another
         for name, (_, numbers, extra) in report["found"].items():
             assert extra is None
             assert numbers == pytest.approx(whole[0]["found"][name][1], abs=2e-6), name
+    for folder in tmp_path.glob("*/round-*/replica-00001"):  # torn, damaged, not of torch
+        kind = folder.parts[-3]
+        if kind == "late":
+            (folder / ".metadata").unlink()
+        else:
+            for path in folder.glob("*.distcp" if kind == "every 2" else ".metadata"):
+                path.write_bytes(path.read_bytes()[:300])
+    words = {
+        "late": "of no checkpoint there all replicas can read their parts",
+        "every 2": "replica-00001: cannot be read: EOFError",
+        "outer": "replica-00001: cannot be read: ",
+    }
+    for report in answered(driver, "checkpoints, 8", MESH="2x4", DIRECTORY=str(tmp_path), KINDS=",".join(words)):
+        for name, said in report["found"].items():
+            assert words[name] in said, name
+            assert "\n" not in said
 
 
 def test_a_killed_rank_ends_all_replicas_with_its_name(driver):
