@@ -35,7 +35,7 @@ optimizer = partreduce.DistributedOptimizer(optimizer, model, sys.argv[1], timeo
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=150)
 
 generator = torch.Generator().manual_seed(optimizer.rank)
-for _ in range(150):
+for _ in optimizer.batches(range(150)):  # all end at the same round
     batch = torch.randint(len(images), (32,), generator=generator)
     loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
     optimizer.zero_grad()

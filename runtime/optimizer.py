@@ -18,6 +18,7 @@ from partreduce.runtime.averaging.foreign import refuse_foreign_optimizer
 from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
+from partreduce.runtime.data.sampler import by_pace
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
@@ -138,7 +139,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
-        heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process, lifelines=agreed.lifelines)
+        heartbeat = Heartbeat(
+            reached.store,
+            reached.rank,
+            agreed.key,
+            beats=own_process,
+            lifelines=agreed.lifelines,
+            paces=self.schedule.paces(),
+        )
         with _connecting(reached, heartbeat):
             if not alone:
                 _prepare(reached, plan, heartbeat, own_process=own_process)
@@ -197,12 +205,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.engine.skipped
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loader, without one for each step that this worker skips, so that N batches end in step N.
+        """The batches of a loader that this worker trains on, so that all workers end at the same round.
 
-        For schedules whose workers may skip; elsewhere it passes on what it gets. What is still to be dropped at the
-        end of one loader is dropped from the next.
+        Give it loaders of equally many batches on all workers, such as those of `shard`'s parts. Where paces differ, a
+        worker of pace p takes p batches for each P of its loader, P being the largest pace; a RoundSampler has dealt
+        by pace already. Where workers skip steps, one batch is left out for each, so that N batches end in step N;
+        what is still to be dropped at the end of one loader is dropped from the next. Elsewhere it passes on all.
         """
-        for batch in loader:
+        for batch in by_pace(loader, self.schedule, self.rank):
             if not self.engine.drops_batch():
                 yield batch
 

@@ -179,7 +179,8 @@ def _names_strings(target: cst.BaseAssignTargetExpression, value: cst.BaseExpres
 def _is_type(value: cst.BaseExpression) -> bool:
     """Whether a module-level assignment names a type: `Outcome = tuple[State, …]`, `Reply = A | B`."""
     names = m.Name() | m.Attribute()
-    generic = m.Name("tuple") | m.Name("dict") | m.Name("list") | m.Name("Callable") | m.Name("Iterator")
+    names_of_types = ("tuple", "dict", "list", "Callable", "Iterator", "Literal")
+    generic = m.OneOf(*map(m.Name, names_of_types))
     union = m.BinaryOperation(left=names | m.BinaryOperation(), operator=m.BitOr(), right=m.Name())
     return m.matches(value, m.Subscript(value=generic) | union | m.Call(func=m.Name("TypeVar")))
 

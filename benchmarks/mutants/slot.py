@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 FLOORS = ("topo", "schedulers", "verify", "runtime", "partreduce", "benchmarks")
 MEMORY = 3 << 30
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported")
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", "--assert=plain", "--tb=no")
+"""Why a test failed is not asked, so nothing is worded."""
 
 
 class FirstFailure:

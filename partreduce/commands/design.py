@@ -31,7 +31,9 @@ def command(
     model_bytes: options.ModelBytes = None,
     settings: options.Settings = None,
     objective: own.ObjectiveName = "balanced",
+    take: own.Take = None,
     data: own.DataName = "shuffled",
+    optimizer: own.OptimizerName = options.ANY,
     drift_correction: own.DriftCorrection = False,
     pilot: own.PilotFile = None,
     most: own.Most = None,
@@ -62,6 +64,7 @@ def command(
     from partreduce.commands.design_search import search
     from partreduce.planner.job import Data, Job, effort_of
     from partreduce.planner.lateness import Lateness
+    from partreduce.planner.steps_model import Optimizer
     from partreduce.schedulers.synthesis.problem import Objective
     from partreduce.topo.document.cluster import load_cluster
     from partreduce.topo.document.pilot import load_pilot
@@ -75,6 +78,7 @@ def command(
         cluster=replace(place, hardware=hardware),
         objective=options.choice(Objective, objective, "--objective"),
         data=options.choice(Data, data, "--data"),
+        take=take,
         drift_correction=drift_correction,
         pilot=None if pilot is None else load_pilot(pilot),
         limits=limits,
@@ -84,6 +88,7 @@ def command(
         gap={options.ANY: None, options.GAP: True}.get(when, False),
         max_queues=queues,
         codec=options.choice_or_any(Codec, codec, "--codec"),
+        optimizer=options.choice_or_any(Optimizer, optimizer, "--optimizer"),
         curvature=curvature,
         disturbance=given.get("disturb"),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
@@ -97,6 +102,8 @@ def command(
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
     facts = None if model is None else _facts_of(model, touched, place)
     assumed = options.assumed(place, given, model_bytes=model_bytes)
+    if job.optimizer is None and job.pilot is None:
+        assumed["--optimizer"] = options.ANY
     if facts is not None:
         assumed.pop("--model-bytes", None)  # the model's own
     search(job, model=facts, assumed=assumed, name=name, output=output, front=front, plot=plot, as_json=as_json)

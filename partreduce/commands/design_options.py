@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting", "exact")
 DATA = ("shuffled", "per-worker", "per-node")
+OPTIMIZERS = (options.ANY, "sgd", "momentum", "adam")
 LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "queues")
 MAX_PERIOD = 512
 
@@ -61,11 +62,28 @@ ObjectiveName = Annotated[
         rich_help_panel=options.LIMITED,
     ),
 ]
+Take = Annotated[
+    str | None,
+    typer.Option(
+        help="Write this schedule of the table, not the recommendation.",
+        metavar="NAME",
+        rich_help_panel=options.LIMITED,
+    ),
+]
 DataName = Annotated[
     str,
     typer.Option(
         help=f"How samples are spread: {', '.join(DATA)}.",
         autocompletion=options.members(*DATA),
+        rich_help_panel=options.MODEL,
+    ),
+]
+OptimizerName = Annotated[
+    str,
+    typer.Option(
+        "--optimizer",
+        help=f"Whose prices of averaging less and late count: {', '.join(OPTIMIZERS)}. AdamW is adam.",
+        autocompletion=options.members(*OPTIMIZERS),
         rich_help_panel=options.MODEL,
     ),
 ]

@@ -148,16 +148,18 @@ def _shown(planned: Plan) -> list[Option]:
 
 
 def _print(planned: Plan, job: Job) -> None:
+    from partreduce.commands.verify import in_plain_words, verdict_words
     from partreduce.console import console, number, seconds, size
     from partreduce.report.table import Column, table
     from partreduce.report.terminal import switch_levels
+    from partreduce.schedulers.synthesis.problem import Status
 
     hardware, shown = job.hardware, _shown(planned)
     queues = [Column("queues", drop=5)] if any(option.facts for option in shown) else []
     rows = table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
-        "schedule", Column("period", drop=6), "comm.", Column("step", drop=3), "distance", Column("drift", drop=2),
+        "schedule", Column("period", drop=6), "comm.", "step", "distance", Column("drift", drop=2),
         "steps", "time", *queues, Column("status", drop=4),
     )  # fmt: skip
     baselines = {id(option) for option in planned.baselines}
@@ -175,8 +177,7 @@ def _print(planned: Plan, job: Job) -> None:
     screen.print(rows)
     screen.print(
         "Per step: communication, whole step with waiting. distance: consensus distance; steps: predicted steps to a "
-        f"loss over All-Reduce's; time: step × steps. {MARK}: baselines, also where others beat them; "
-        "nothing else here beats another in everything."
+        f"loss over All-Reduce's; time: step × steps. {MARK}: baselines; no other is worse than another in everything."
         + (
             " queues: memory of the busiest worker, where neighbours keep a gap or a quorum starts rounds."
             * bool(queues)
@@ -185,9 +186,14 @@ def _print(planned: Plan, job: Job) -> None:
     )
     if len(planned.front) > MAX_ROWS:
         screen.print(f"{len(planned.front)} schedules are on the front; --front FILE writes all of them.", style="dim")
-    screen.print(f"\nRecommendation ({job.objective}): {planned.recommendation.name}", style="bold")
-    screen.print(f"The claims of this schedule: {planned.proof.verdict}. Its seconds and steps are predictions.")
-    screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}). {planned.answer.ended.capitalize()}.")
+    title = f"Recommendation ({job.objective})" if job.take is None else "Taken"
+    screen.print(f"\n{title}: {planned.recommendation.name}", style="bold")
+    schedule, proof = planned.recommendation.schedule, planned.proof
+    screen.print(
+        f"Claims: {verdict_words(proof)}. {in_plain_words(schedule, proof)} Seconds and steps are predictions."
+    )
+    if planned.answer.status is Status.OPTIMAL:
+        screen.print(f"It is optimal: {planned.answer.because}.")
     for sentence in planned.reasons:
         screen.print(f"  • {sentence}")
     for sentence in planned.cautions:

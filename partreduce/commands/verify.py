@@ -10,7 +10,7 @@ from partreduce.commands.options import quantity
 
 if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
-    from partreduce.verify.base import Proof
+    from partreduce.verify.base import Claim, Proof
 
 MARK = {
     "proved": "[green]proved[/]",
@@ -20,7 +20,8 @@ MARK = {
     "not proved": "[yellow]not proved[/]",
 }
 """Proved by a witness; a fact of the file; holding of a program that obeys its protocol's rules; and the other two."""
-
+ASSUMED = "[green]nothing is refuted[/]; what is claimed holds if the program obeys its protocol (assumed)"
+"""The verdict where a schedule may be run, but no claim has a witness."""
 
 OF_GAPS = ("directed", "max_states")
 OF_SCHEDULES = ("certificate", "explain", "cluster", "period", "export", "max_bytes")
@@ -210,8 +211,10 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
     else:
         out.print(
             f"[bold]{escape(schedule.name)}[/] on {schedule.cluster}: {schedule.num_workers} workers, strategy "
-            f"{schedule.strategy.kind}: {MARK[proof.verdict.value]}"
+            f"{schedule.strategy.kind}: {verdict_words(proof)}"
         )
+        if words := in_plain_words(schedule, proof):
+            out.print(words)
     _print_claims(proof)
     if schedule is not None and schedule.strategy.when.word == "pipeline" and schedule.strategy.when.lag > 1:
         out.print(f"[bold]A pipeline of {schedule.strategy.when.lag + 1}[/] was asked for, although {WIDER}.")
@@ -222,7 +225,7 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
         out.print(f"No figures: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
         return
     how = figures["how"]
-    shown = table("Figures", "figure", "value", Column("kind", drop=1))
+    shown = table("Figures, rounded; exact: by a formula, not by sampling", "figure", "value", Column("kind", drop=1))
     for name, value in figures.items():
         if name in {"how", "contraction_per_start"}:
             continue
@@ -235,17 +238,62 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
             out.print(f"[bold]{name}[/]: {escape(label['how'])}")
 
 
+def verdict_words(proof: "Proof") -> str:
+    """The verdict: `proved` where a certificate says so, and else what it rests on."""
+    is_witnessed = proof.verdict.value != "proved" or any(claim.status.value == "proved" for claim in proof.claims)
+    return MARK[proof.verdict.value] if is_witnessed else ASSUMED
+
+
+def in_plain_words(schedule: "Schedule", proof: "Proof") -> str:
+    """What the claims come to for somebody who trains; empty where they say nothing of the kind."""
+    held = {claim.claim: claim for claim in proof.claims if claim.holds}
+    said = [
+        words for name, words in (("conflict-free", "no conflict"), ("deadlock-free", "no deadlock")) if name in held
+    ]
+    bound = _bound_of(held["contraction"]) if "contraction" in held else ""
+    if (alike := held.get("equal-replicas")) and alike.numbers and "rounds" in alike.numbers:
+        said.append(f"all workers hold the same model every {_steps(schedule)}")
+    elif bound:
+        said.append(f"every {_steps(schedule)} at most {bound[2:]} of what the models differ by is left")
+    elif "consensus" in held:
+        said.append("the models are drawn together")
+    return f"{', '.join(said).capitalize()}." if said else ""
+
+
+def _steps(schedule: "Schedule") -> str:
+    paces, rounds = schedule.paces(), schedule.period if schedule.is_mixing else 1
+    least, most = int(paces.min()) * rounds, int(paces.max()) * rounds
+    if most == 1:
+        return "step"
+    steps = f"{most} steps" if least == most else f"{least} to {most} steps"
+    return steps if most == rounds else f"{steps} ({rounds} round{'s' * (rounds > 1)})"
+
+
+def _bound_of(claim: "Claim") -> str:
+    """The number that a claim proves, rounded up; empty where it proves none."""
+    from fractions import Fraction
+
+    from partreduce.console import number
+
+    entry = claim.entry or {}
+    if "squared" in entry and claim.claim == "contraction":
+        return f"≤ {number(float(Fraction(entry['squared'])) ** 0.5)}"
+    return f"≤ {number(float(Fraction(entry['at_most'])))}" if "at_most" in entry else ""
+
+
 def _print_claims(proof: "Proof") -> None:
     from rich.markup import escape
 
     from partreduce.console import console
     from partreduce.report.table import table
 
-    claims = table("Claims", "claim", "status")
+    claims = table("Claims", "claim", "status", "proved")
     for claim in proof.claims:
         aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
-        claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
+        claims.add(escape(claim.claim), MARK[claim.status.value] + aside, _bound_of(claim))
     console().print(claims)
-    if proof.verdict.value == "proved" and proof.assumed:
-        names = ", ".join(proof.assumed)
-        console().print(f"Assumed for {names}: the program obeys its protocol's rules.")
+    if proof.verdict.value == "proved":
+        follow = [claim.claim for claim in proof.claims if claim.status.value == "follows from the rules"]
+        if follow:
+            console().print(f"Assumed for {', '.join(follow)}: the program obeys its protocol's rules.")
+        console().print("Not claimed: how fast a step is, that the loss falls, or where SGD converges to.")

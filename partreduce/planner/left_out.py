@@ -42,6 +42,12 @@ def not_weighed(job: Job) -> list[str]:
             f"quorums of groups are not weighed: a worker keeps {size(memory_of_groups(job))} for them, and max-queues "
             f"is {size(job.max_queues)}"
         )
+    if on_request.is_open(job) and (slow := Slowdown.of(job).slow):
+        them = ", ".join(str(worker) for worker, _ in slow[:4]) + ", …" * (len(slow) > 4)
+        said.append(
+            f"two answers are yours to weigh: leave worker{'s' * (len(slow) > 1)} {them} out, or give a smaller batch "
+            "(docs/how-to/slow-worker.md)"
+        )
     return said
 
 

@@ -21,9 +21,9 @@ class Facts:
     """What is known of an option from its runs in virtual time, and whatever its `kind` of protocol counts there.
 
     `words` say the setting; `memory_bytes` is what the busiest worker keeps beside its parameters; `least_share` is
-    what the least heard worker's gradients count, where an even share is 1. `more` is how many of All-Reduce's steps
-    its lateness may cost beyond `steps_ratio`, as a part of them. `of` names the schedule whose groups start by a
-    quorum, where not all workers are one group.
+    what the least heard worker's gradients count, where an even share is 1; `unheard` lists whose count next to
+    nothing. `more` is how many of All-Reduce's steps its lateness may cost beyond `steps_ratio`, as a part of them.
+    `of` names the schedule whose groups start by a quorum, where not all workers are one group.
 
     Under a quorum `active` workers are in a round on average, whose `gradients` are as much as that many of
     All-Reduce's (steps, of groups); `gradients_per_second` is of all. `age` is the mean of their lateness in rounds,
@@ -40,6 +40,7 @@ class Facts:
     gradients: float
     more: float = 0.0
     of: str = ""
+    unheard: tuple[int, ...] = ()
     active: float = 0.0
     gradients_per_second: float = 0.0
     age: float = 0.0
@@ -137,7 +138,7 @@ class Option:
 
     @property
     def time_at_worst(self) -> float:
-        """As `time`, if lateness costs as much as it may (`StepsModel.late_most`)."""
+        """As `time`, if lateness costs as much as it may."""
         if self.facts is not None:
             more = self.facts.more
         elif self.lateness is Lateness.PIPELINE:
@@ -146,10 +147,24 @@ class Option:
             more = self.averages_more
         return self.step_seconds * (self.steps_ratio + more)
 
+    def time_in(self, case: StepsModel, usual: StepsModel, *, lateness: bool) -> float:
+        """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts."""
+        if not math.isfinite(self.steps_ratio):
+            return math.inf
+        spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
+        gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
+        here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
+        more = here - there
+        if lateness and self.facts is not None:
+            more += self.facts.more
+        elif lateness and self.lateness is Lateness.PIPELINE:
+            more += (case.delay - usual.delay) * self.schedule.strategy.when.lag
+        return self.step_seconds * (self.steps_ratio + more)
+
     @property
     def averages_more(self) -> float:
         """What averages that come a round late may cost more than predicted."""
-        return (self.model.late_most - self.model.late) * self.late_distance if self.late_distance else 0.0
+        return self.model.late_more(self.late_distance) if self.late_distance else 0.0
 
     @property
     def late(self) -> bool:

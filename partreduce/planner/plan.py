@@ -147,7 +147,10 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         options = [option for option in options if not option.schedule.strategy.refuses_tables()]
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
     chosen = _recommend(options, job, searched, clock, rounds)
-    if (part := shorter(chosen, job, lambda one: _fits(one, job, clock, left=_for_proof(clock)))) is not None:
+    if (
+        job.take is None
+        and (part := shorter(chosen, job, lambda one: _fits(one, job, clock, left=_for_proof(clock)))) is not None
+    ):
         options.append(part)
         chosen = part
     say(f"proving {chosen.name}")
@@ -241,10 +244,11 @@ def _prices(pilot: Pilot) -> dict[str, Any]:
 
 
 def _asked_first(answer: Front) -> list[Candidate]:
-    """The search's best, then its front in an order of which every beginning is spread over the whole."""
+    """The search's best, then its front: those on its lower convex hull before the others."""
     from partreduce.schedulers.synthesis.front import scattered
 
-    rest = scattered([candidate for candidate in answer.candidates if candidate is not answer.best])
+    others = [candidate for candidate in answer.candidates if candidate is not answer.best]
+    rest = scattered(others, lambda one: (one.communication_seconds_per_step, one.consensus_distance))
     return rest if answer.best is None else [answer.best, *rest]
 
 

@@ -8,13 +8,25 @@ from fractions import Fraction
 from functools import partial
 
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.gain import TIE, Gain, best_plain, decisive_time, gain, least_time, simplicity, unbeaten
+from partreduce.planner.gain import (
+    TIE,
+    Gain,
+    best_plain,
+    contenders,
+    decisive_time,
+    gain,
+    least_time,
+    regrets,
+    simplicity,
+    unbeaten,
+)
 from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.option import Option
 from partreduce.planner.preference import preference
+from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
-from partreduce.topo.errors import PartreduceError, UnknownError
+from partreduce.topo.errors import InputError, PartreduceError, UnknownError
 from partreduce.topo.strategies.axes import Form
 
 
@@ -26,7 +38,10 @@ def recommend(options: Sequence[Option], job: Job) -> Option:
 
     Raises:
         UnknownError: no option keeps the limits; the message names the nearest one.
+        InputError: the job takes an option that is not there.
     """
+    if job.take is not None:
+        return _taken(options, job.take)
     allowed = permitted(options, job)
     if job.objective is Objective.EXACT:
         exact = [option for option in allowed if option.is_exact]
@@ -39,6 +54,17 @@ def recommend(options: Sequence[Option], job: Job) -> Option:
     least = min(preference(option.costs, job.objective) for option in kept)
     best = [option for option in kept if preference(option.costs, job.objective) == least]
     return min(best, key=lambda option: (simplicity(option), option.status != "optimal", option.name))
+
+
+def _taken(options: Sequence[Option], name: str) -> Option:
+    """The option of a name, the faster one where two forms share it."""
+    named = [option for option in options if option.name == name]
+    if not named:
+        raise InputError(
+            f"--take {name!r}: no schedule of this name was weighed{hint(name, {option.name for option in options})}; "
+            "the table of the same command without --take lists them, and --effort thorough weighs more"
+        )
+    return min(named, key=lambda option: option.time)
 
 
 def permitted(options: Sequence[Option], job: Job) -> list[Option]:
@@ -89,7 +115,8 @@ def gain_of(chosen: Option, options: Sequence[Option], job: Job) -> Gain | None:
 def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     """Why it is recommended, against All-Reduce as a user would otherwise run it. One sentence each."""
     costs = f"it communicates {ms(chosen.communication)} per step and takes {ms(chosen.step_seconds)} per step in all"
-    said = [f"{costs}, of which {ms(chosen.waiting)} are waiting"]
+    waiting = chosen.waiting if chosen.waiting > 1e-6 * chosen.step_seconds else 0.0  # the rest is rounding
+    said = [f"{costs}, of which {ms(waiting)} are waiting"]
     said += _compared(chosen, options, job)
     if chosen.schedule.strategy.averages_gradients and not chosen.late:
         said.append("it averages gradients in every step, which is what other schedules' steps are counted against")
@@ -98,6 +125,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps on {job.data} data "
             f"({chosen.basis} lay within {chosen.steps_ratio_error(job.data):.0%} of the prediction)"
         )
+    said += _paced(chosen)
     if chosen.lateness is Lateness.LATE and not chosen.gap:
         said.append(
             "its averaging runs beside the computing and comes one round late, as its file says; it needs memory for "
@@ -114,11 +142,21 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
             f"{without:.2f} times All-Reduce's steps"
         )
-    if chosen.extrapolated:
-        said.append(
-            "that prediction lies outside the schedules that the model was fitted to: measure before you rely on it"
-        )
     return said
+
+
+def _paced(chosen: Option) -> list[str]:
+    """Who takes fewer steps a round, and the loop that such a schedule needs."""
+    paces = chosen.schedule.paces()
+    most = int(paces.max())
+    if (paces == most).all():
+        return []
+    slow = [f"worker {worker} takes {paces[worker]}" for worker in range(len(paces)) if paces[worker] < most]
+    said = (
+        f"workers take {most} steps a round, {', '.join(slow[:4])}{', …' * (len(slow) > 4)}, so that nobody waits; "
+        "write the training loop as `for batch in optimizer.batches(loader)`, which ends all of them at the same round"
+    )
+    return [said]
 
 
 def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
@@ -132,12 +170,13 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step)"
         )
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
-        said.append(_not_taken(fastest, chosen, job))
+        said.append(_not_taken(fastest, chosen, allowed, job))
     elif chosen.is_plain and fastest is chosen:
         said.append("no schedule that averages over fewer workers is predicted to train faster")
     every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]
-    if every and chosen.time > 0:
-        best = min(every, key=lambda option: option.time)
+    best = min(every, key=lambda option: option.time, default=None)
+    is_said = against is not None and not chosen.is_plain and against.alternative is best
+    if best is not None and chosen.time > 0 and not (is_said and best.is_usual):
         said.append(
             f"All-Reduce in every step would take {best.time / chosen.time:.2f} times as long at its best "
             f"({best.name}, {ms(best.step_seconds)} per step){_beside_usual(best, chosen, options)}"
@@ -155,9 +194,11 @@ def _beside_usual(best: Option, chosen: Option, options: Sequence[Option]) -> st
     )
 
 
-def _not_taken(fastest: Option, chosen: Option, job: Job) -> str:
+def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: Job) -> str:
     """Why the option with the least predicted time is not the recommendation."""
     ratio = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
+    if job.take is not None:
+        return ratio
     worst = decisive_time(fastest, job) / decisive_time(chosen, job)
     if math.isinf(worst):
         return f"{ratio}, but comes late, and under what comes late your pilot's loss did not fall or was no number"
@@ -168,7 +209,15 @@ def _not_taken(fastest: Option, chosen: Option, job: Job) -> str:
             f"{ratio}, but comes late: if that costs as much {most}, it would take {worst:.2f} times as long; --when "
             f"{asked} takes it at its predicted price"
         )
-    return f"{ratio}: within {TIE:.0%} the simpler one is taken, which is {_phases(chosen)}, against {_phases(fastest)}"
+    rivals = contenders([*allowed, chosen], job)
+    worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
+    regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
+    if regret > ours * (1 + TIE):
+        where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"
+        return (
+            f"{ratio}, but {where} it would take {regret:.2f} times as long as the best, and this one {ours:.2f} times"
+        )
+    return f"{ratio}; within {TIE:.0%} it is chosen because it is simpler: {_phases(chosen)}, not {_phases(fastest)}"
 
 
 def _phases(option: Option) -> str:
@@ -187,6 +236,11 @@ def _phases(option: Option) -> str:
 def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list[str]:
     """What was not proved, and what the user should know; `ended` says why the search ended."""
     said = []
+    if chosen.extrapolated:
+        said.append(
+            "it averages less than any schedule that was measured, so that its steps are a guess, and so is how much "
+            "faster it is; `partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
+        )
     if chosen.status == "feasible":
         bound = (
             "" if chosen.bound is None else f" of its class, with a consensus distance of {chosen.bound:.4g} or more,"
@@ -206,7 +260,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
-        slower = job.steps_model.steps_ratio(0.0, drift)
+        slower = job.steps_model.steps_ratio(0.0, drift, gradients=True)
         said.append(
             f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"

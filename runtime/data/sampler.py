@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -11,6 +13,23 @@ from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
+
+Batch = TypeVar("Batch")
+
+
+def by_pace(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
+    """What a worker takes of a loader that is as long as all others': p batches for each P of it, in whole rounds.
+
+    A worker of pace p takes p steps a round, P is the largest pace. All is taken where paces are equal, and where a
+    RoundSampler has dealt by pace.
+    """
+    pace, most = int(schedule.paces()[rank]), int(max(schedule.paces()))
+    sampler = getattr(getattr(loader, "batch_sampler", None) or loader, "sampler", None)
+    if isinstance(sampler, RoundSampler) or all(each == most for each in schedule.paces()):
+        return loader
+    if isinstance(loader, Sized):
+        return islice(loader, len(loader) // most * pace)
+    return (batch for batches in zip(*[iter(loader)] * most, strict=False) for batch in batches[:pace])
 
 
 class RoundSampler(torch.utils.data.Sampler[int]):

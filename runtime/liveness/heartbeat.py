@@ -39,16 +39,30 @@ SKIPPED = (
     "a worker that skips steps has their batches left when the others have ended; loop over "
     "`optimizer.batches(loader)`, and where the workers' data lengths differ, inside `with optimizer.join():`"
 )
+PACED = (
+    "the schedule has workers take {} to {} steps a round; loop over `optimizer.batches(loader)`, which ends all of "
+    "them at the same round, and where the workers' data lengths differ, inside `with optimizer.join():`"
+)
 
 
 class Heartbeat:
     """What one worker notes for the others and reads of theirs; every method tolerates a store that is gone."""
 
-    def __init__(self, store: Store, rank: int, key: str, *, beats: bool, lifelines: Lifelines | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        key: str,
+        *,
+        beats: bool,
+        lifelines: Lifelines | None = None,
+        paces: Iterable[int] = (),
+    ) -> None:
         self.rank = rank
         self._notes, self._deaths = Notes(store, f"heartbeat/{key}"), Deaths(store)
         self._closed, self._lifelines = closed_notes(store, key), lifelines
-        self.unequal = UNEQUAL
+        different = sorted({int(pace) for pace in paces})
+        self.unequal = PACED.format(different[0], different[-1]) if len(different) > 1 else UNEQUAL
         """Why workers end after different numbers of rounds, and the way out."""
         self._together = ""
         """What this worker does that is no round, and all have to do; empty in rounds."""
@@ -278,7 +292,7 @@ class Heartbeat:
                 if self._place == "gathering" and number == self._gatherings and what != mine:
                     return (
                         f"worker {rank} is in {what} after {reached} rounds and this worker {self.rank} in {mine}: all "
-                        "workers call the same in the same order"
+                        "workers call the same in the same order, none of it under `if rank == 0`"
                     )
         return None
 

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,12 @@ from benchmarks.lab import front_picture
 from benchmarks.papers import page, rows
 from partreduce.__main__ import main
 from partreduce.commands import build_app
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Static
+from partreduce.topo.strategies.quorum import Quorum
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,6 +60,41 @@ def test_every_command_of_a_page_is_one_that_exists_with_options_that_exist(text
     for verb, *words in commands(text):
         known = {name for parameter in verbs[verb].params for name in parameter.opts}
         assert [word for word in words if re.match(r"--?[a-z]", word) and word not in known] == [], (verb, words)
+
+
+SETTING = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(90, 4), torch.randn(90, 1))
+model = torch.nn.Linear(4, 1)
+def compute_loss(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+"""
+
+
+def script_of_the_readme() -> str:
+    (diff,) = re.findall(r"^```diff\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    lines = [line[1:] for line in diff.splitlines() if not line.startswith("-")]
+    return "\n".join([SETTING, *lines, "print(optimizer.round, optimizer.steps, 'done')"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ends"),
+    [
+        (Static(phases=GroupPhases((Phase.from_groups(3, [range(3)]),)), pace=(3, 1, 2)), {"10 30", "10 10", "10 20"}),
+        (AllReduce(when=Quorum(quorum=2)), None),
+    ],
+)
+def test_the_script_of_the_readme_runs_under_every_schedule_that_design_may_recommend(tmp_path, strategy, ends):
+    """Paces and a quorum, in real processes; all workers come to the same end, a quorum's when the last one has."""
+    write_schedule(tmp_path / "schedule.json", Schedule("readme", Cluster.regular(1, 3), strategy))
+    (tmp_path / "train.py").write_text(script_of_the_readme())
+    command = [sys.executable, "-m", "partreduce", "run", "--workers", "3", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = set(re.findall(r"(\d+ \d+) done", done.stdout))
+    assert found == ends if ends else len(found) == 1
 
 
 def test_an_equal_cluster_gets_all_reduce_as_the_readme_says(capsys):

@@ -60,6 +60,10 @@ def sized(num_nodes, size, raw=None):
     return {**(raw or groups(2, [[0, 1]])), "cluster": {"num_nodes": num_nodes, "workers_per_node": size}}
 
 
+def more(raw):
+    return {**raw, "strategy": {**raw["strategy"], "more": 1}}
+
+
 def named(name):
     return {**groups(2, [[0, 1]]), "name": name}
 
@@ -142,7 +146,7 @@ READ_EDGES = [
             (
                 TABLES,
                 "an outer step",
-                outer(optimizer="sgd", lr=1, momentum=0, nesterov=False),
+                outer(optimizer="sgd", lr=1, momentum=0, nesterov=False, anchor="common"),
                 outer(optimizer="sgd", lr=-1),
                 f"{OUTER}.lr: above 0",
             ),
@@ -745,6 +749,26 @@ READ_EDGES = [
         nodes([0], [1, 2]),
         {**sized(3, 1), "cluster": {"nodes": [[0], [1, 2]], "num_nodes": 2}},
         "cluster: has unknown keys ['num_nodes']",
+    ),
+    reads(
+        SCHEDULE,
+        "a cluster says no more",
+        sized(2, 1),
+        {**sized(2, 1), "cluster": {"num_nodes": 2, "workers_per_node": 1, "racks": 1}},
+        "cluster: has unknown keys ['racks']",
+    ),
+    *(
+        reads(
+            SCHEDULE, f"{raw['strategy']['kind']} says no more", raw, more(raw), "strategy: has unknown keys ['more']"
+        )
+        for raw in (over_all(), graph(2, [(0, 1, "1/2")]), groups(2, [[0, 1]]))
+    ),
+    reads(
+        SCHEDULE,
+        "a list of phases",
+        groups(2, []),
+        document(2, 1, kind="static", phases={"group": [0, 1]}),
+        "strategy.phases: must be a list",
     ),
     reads(
         SCHEDULE, "a kind of three", over_all(), document(2, 1, kind="pairwise"), "strategy.kind: must be one of ['sta"

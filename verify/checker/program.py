@@ -61,7 +61,7 @@ def _shown(numbers: Numbers | None) -> str:
 def _command_line(arguments: Sequence[str]) -> tuple[int, list[str]]:
     """The limit on the size of a file, and two paths."""
     limit, paths = MAX_BYTES, list(arguments)
-    if len(paths) > 2 and paths[0] == "--max-bytes" and re.fullmatch("[0-9]{1,15}", paths[1]):
+    if len(paths) == 4 and paths[0] == "--max-bytes" and re.fullmatch("[0-9]{1,15}", paths[1]):
         limit, paths = int(paths[1]), paths[2:]
     require(len(paths) == 2 and not paths[0].startswith("--"), "usage", USAGE)
     return limit, paths

@@ -18,7 +18,7 @@ from math import lcm, prod
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .axes import HOW, read_how, read_when
+from .axes import read_how, read_when
 from .kept_gap import event_graph, require_fit
 from .quorum import require_in_groups
 from .refusal import require
@@ -98,22 +98,22 @@ class Schedule:
     form: Literal["rule", "groups", "graph"]
     num_workers: int
     workers_per_node: int
-    prologue: int
     sha256: str
+    nodes: list[list[int]]
+    node_size: int
+    prologue: int
+    paces: list[int]
+    is_late: bool
+    averages_gradients: bool
+    pipeline: dict[str, Any]
+    is_step_normalised: bool
+    how: dict[str, Any]
+    gap: KeptGap | None
+    quorum: StartedRounds | None
+    tables: Tables
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
-    paces: list[int] = field(default_factory=lambda: [1])
-    is_late: bool = False
-    averages_gradients: bool = False
-    pipeline: dict[str, Any] = field(default_factory=dict)
-    is_step_normalised: bool = False
-    how: dict[str, Any] = field(default_factory=lambda: dict(HOW))
-    nodes: list[list[int]] = field(default_factory=list)
-    node_size: int = 0
-    gap: KeptGap | None = None
-    quorum: StartedRounds | None = None
-    tables: Tables = field(default_factory=lambda: Tables([], is_local=True))
 
     @property
     def mode(self) -> Mode:
@@ -232,7 +232,7 @@ def read_schedule(document: object) -> Schedule:
         if raw["strategy"]["kind"] == "allreduce":
             parts["phases"] = []  # what a round sums is decided as the job runs
         else:
-            require_in_groups(raw["strategy"], options.quorum, parts["phases"], parts.get("radices", []))
+            require_in_groups(raw["strategy"], options.quorum, parts["phases"], parts["radices"])
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     schedule = Schedule(
         num_workers=cluster.num_workers,
@@ -243,8 +243,7 @@ def read_schedule(document: object) -> Schedule:
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
     if schedule.gap is not None:
-        has_one_pace = len(schedule.paces) == 1 and not isinstance(raw["strategy"].get("pace"), list)
-        is_fixed = schedule.form == "graph" and len(schedule.rounds) == 1 and has_one_pace
+        is_fixed = len(schedule.rounds) == len(schedule.paces) == 1
         require(is_fixed, "strategy.when.gap", "goes with 1 weighted graph, and 1 pace for all")
         require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
     is_lockstep = not (schedule.is_late or schedule.quorum)  # graphs have no such round, a pipeline averages gradients
@@ -265,7 +264,7 @@ def _read_cluster(raw: dict[str, Any]) -> _Cluster:
     if "nodes" in raw:
         as_object(raw, "cluster", ("nodes",))
         nodes = [as_integers(node, "cluster.nodes", 0, LIMIT) for node in as_list(raw["nodes"], "cluster.nodes")]
-        require(nodes and all(nodes), "cluster.nodes", "every node holds a worker")
+        require(all(nodes), "cluster.nodes", "every node holds a worker")
         ranks = list(chain.from_iterable(nodes))
         in_order = list(range(len(ranks)))
         require(sorted(ranks) == in_order, "cluster.nodes", "ranks are 0..n-1, each once")
@@ -299,7 +298,7 @@ def _read_strategy(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
     listed = enumerate(_nonempty(raw["phases"], "strategy.phases"))
     if "node_radices" not in raw:
         phases = [_read_groups(item, cluster.num_workers, f"strategy.phases[{t}]") for t, item in listed]
-        return {"form": "groups", "phases": phases}
+        return {"form": "groups", "radices": [], "phases": phases}
     radices = as_integers(raw["node_radices"], "strategy.node_radices", 2, LIMIT)
     fits = cluster.workers_per_node and len(radices) < 32 and prod(radices) == cluster.num_nodes
     require(fits, "strategy.node_radices", "needs equal nodes, and a product of num_nodes")

@@ -60,6 +60,8 @@ FEW = 0.75
 """A smaller part of the workers, whose gradients would leave as much noise, is worth a caution."""
 HARDLY = 0.5
 """Gradients that count less than this part of an even share hardly count."""
+UNHEARD = 0.05
+"""Gradients that count less than this part of an even share count next to nothing."""
 USUAL_MOMENTUM = 0.9
 
 
@@ -141,6 +143,14 @@ class Gaps(Kind):
         if slowdown.is_even:
             return [f"{NOTHING}; without --when gap other kinds are weighed, too", memory]
         said = [f"{_answers(chosen, slowdown)}{_gained(chosen, options)}"]
+        if facts.unheard:
+            count, listed = job.cluster.num_workers, ", ".join(map(str, facts.unheard))
+            said.insert(
+                0,
+                f"worker{'s' * (len(facts.unheard) > 1)} {listed} {'are' if len(facts.unheard) > 1 else 'is'} never "
+                f"heard: this is training with {count - len(facts.unheard)} workers, which a cluster without "
+                f"{'them' if len(facts.unheard) > 1 else 'it'} could do as well",
+            )
         if facts.progress < 1 - TOLD:
             said.append(
                 f"some of what it averages is old, so that a step brings the mean {facts.progress:.2f} times as far as "
@@ -261,6 +271,7 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
         drift = Figure(mean("drift_node" if job.push == "node" else "drift_worker"), FigureKind.ESTIMATE, how)
         contraction = absent("which updates are averaged is decided while the job runs")
     progress, model = mean("progress"), job.steps_model
+    shares = np.mean([run.did.shares for run in runs], axis=0) * schedule.num_workers  # (num_workers,)
     figures = float(noise), pushed_by(drift, job)
     # A mean that gets less far in each step needs more steps; one that gets further has a larger learning rate, which
     # the job could have had anyway.
@@ -286,11 +297,12 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
             kind=Gaps.word,
             words=candidate.setting.words,
             memory_bytes=candidate.memory_bytes,
-            more=(model.late_most - model.late) * late / (progress if 0 < progress < 1 else 1.0),
+            more=model.late_more(late) / (progress if 0 < progress < 1 else 1.0),
             progress=progress,
             gradients=mean("gradients") / schedule.num_workers,
             computed=mean("computed"),
             least_share=float(np.mean([run.did.shares.min() * schedule.num_workers for run in runs])),
+            unheard=tuple(np.flatnonzero(shares < UNHEARD).tolist()),
         ),
     )
 

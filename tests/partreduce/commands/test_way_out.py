@@ -4,6 +4,7 @@ import pytest
 
 from partreduce.__main__ import main
 from partreduce.planner.left_out import not_reached
+from partreduce.topo.document.schedule import load_schedule
 
 CLUSTER = "num_nodes: 2\nworkers_per_node: 2\n"
 
@@ -72,3 +73,56 @@ def test_what_time_did_not_reach_is_counted_with_the_way_out():
             "4 that the search found"
         )
     ]
+
+
+SLOW = ["design", "1x8", "--model-bytes", "37MB", "--set", "compute=160ms", "--set", "slow=5:3", "--effort", "2"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pairwise: AD-PSGD",
+        "server: synchronous",
+        "generated: random, groups of 2",
+        "paced rotating-heads",
+    ],
+)
+def test_every_kind_of_row_in_the_table_of_design_can_be_written_by_its_name(folder, capsys, name):
+    assert main([*SLOW, "--take", name, "-o", "taken.json"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Taken: {name}" in said
+    paces = load_schedule("taken.json").paces()
+    assert ("write the training loop as `for batch in optimizer.batches(loader)`" in said) == (len(set(paces)) > 1)
+    assert ("worker 5 takes 1, so that nobody waits" in said) == name.startswith("paced ")
+    assert main(["verify", "taken.json"]) in {0, 3}, "nothing is refuted"
+
+
+def test_a_name_that_no_row_has_is_told_with_the_nearest_one(capsys):
+    assert main([*SLOW, "--take", "pairwise: ADPSGD"]) == 65
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--take 'pairwise: ADPSGD': no schedule of this name was weighed; did you mean pairwise: AD-PSGD" in line
+
+
+def test_design_says_who_is_never_heard_and_which_answers_it_does_not_weigh(capsys):
+    assert main([*SLOW, "--take", "exponential gap: skip 3, backup beside the slow, serial"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "worker 5 is never heard: this is training with 7 workers, which a cluster without it could do as well" in said
+    )
+    assert "two answers are yours to weigh: leave worker 5 out, or give a smaller batch" in said
+
+
+def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(folder, capsys):
+    assert main(["design", "2x4", "--using", "node-then-all", "-o", "static.json"]) == 0
+    assert main(["verify", "static.json"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "strategy static: proved No conflict, no deadlock, all workers hold the same model every 4 steps." in said
+    assert "consensus-distance proved ≤ 0.1875" in said
+    assert "Assumed for deadlock-free, staleness, end, equal-replicas: the program obeys" in said
+    assert "Not claimed: how fast a step is, that the loss falls, or where SGD converges to." in said
+    assert main([*SLOW, "--take", "pairwise: AD-PSGD", "-o", "pairs.json"]) == 0
+    capsys.readouterr()
+    assert main(["verify", "pairs.json"]) == 0
+    first = " ".join(capsys.readouterr().out.partition("Claims")[0].split())
+    assert first.endswith("nothing is refuted; what is claimed holds if the program obeys its protocol (assumed) No "
+                          "deadlock, the models are drawn together.")  # fmt: skip

@@ -1,6 +1,7 @@
 """RoundSampler: disjoint shares by pace, the same number of rounds for all, resumable in mid-epoch."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from helpers.thread_ranks import ThreadRanks
 from partreduce.runtime.data.sampler import RoundSampler
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
+from partreduce.topo.errors import InputError, PeerLostError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Static
@@ -84,6 +85,47 @@ def test_workers_of_different_pace_end_at_the_same_round_in_a_real_run():
         return optimizer.round, optimizer.steps
 
     assert ThreadRanks(3).run(3, work) == [(6, 6), (6, 18), (6, 12)]
+
+
+def trained(world, loader_of, loop):
+    """Rounds and steps after two epochs of a loop over a loader, workers having paces 1, 3 and 2."""
+    plan = schedule((1, 3, 2))
+    model = torch.nn.Linear(1, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=1e-5)
+    optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world)
+    for _ in range(2):
+        for x in loop(optimizer, loader_of(plan, world.rank)):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    optimizer.finish()
+    return optimizer.round, optimizer.steps
+
+
+def even(plan, rank):
+    return torch.utils.data.DataLoader(torch.arange(20.0).view(-1, 1), 2, shuffle=True)
+
+
+def stream(plan, rank):
+    return iter(even(plan, rank))
+
+
+def dealt(plan, rank):
+    data = torch.arange(40.0).view(-1, 1)
+    return torch.utils.data.DataLoader(data, 2, sampler=RoundSampler(data, plan, 2, rank=rank), drop_last=True)
+
+
+@pytest.mark.parametrize("loader_of", [even, stream, dealt])
+def test_a_loop_over_batches_ends_all_workers_at_the_same_round_whatever_their_pace(loader_of):
+    """Loaders of ten batches each give three rounds of up to three; a RoundSampler has dealt by pace already."""
+    train = partial(trained, loader_of=loader_of, loop=DistributedOptimizer.batches)
+    assert ThreadRanks(3).run(3, train) == [(6, 6), (6, 18), (6, 12)]
+
+
+def test_a_loop_that_ignores_the_paces_is_told_of_them_and_of_the_loop_that_works():
+    errors = ThreadRanks(3).run(3, partial(trained, loader_of=even, loop=lambda _, loader: loader), catch=PeerLostError)
+    told = "the schedule has workers take 1 to 3 steps a round; loop over `optimizer.batches(loader)`"
+    assert all(told in str(error) for error in errors)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ The program runs in this process; `test_checker_attacks.py` starts it as strange
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import pytest
 
@@ -119,6 +121,11 @@ def test_a_file_may_just_be_as_large_as_the_limit(tmp_path, capsys):
         code, lines = answer(capsys, tmp_path, certificate(), large, "--max-bytes", str(size))
         assert code == status
     assert lines == ["unreadable: schedule.json: is larger than 999 bytes; --max-bytes raises the limit"]
+    padded = json.dumps(certificate()).encode().ljust(1000)
+    assert answer(capsys, tmp_path, padded, HALF, "--max-bytes", "1000")[0] == 0
+    assert answer(capsys, tmp_path, padded, HALF, "--max-bytes", "999")[1] == [
+        lines[0].replace("schedule", "certificate")
+    ]
     assert MAX_BYTES == 2**27
     assert (UNREADABLE, REFUTED) == (65, 1)
 
@@ -140,6 +147,21 @@ def test_the_command_line_is_two_files_and_perhaps_a_limit(arguments, capsys):
     assert checker.main(arguments) == 65
     usage = "usage: python -I checker [--max-bytes N] certificate.json schedule.json"
     assert capsys.readouterr().out == f"unreadable: {usage}\n"
+
+
+def test_a_claim_is_told_as_soon_as_it_holds(tmp_path, capsys, monkeypatch):
+    """Whoever ends a long check has what held so far."""
+
+    class Pipe(io.StringIO):
+        seen = ()
+
+        def flush(self):
+            self.seen = (*self.seen, self.getvalue())
+
+    pipe = Pipe()
+    monkeypatch.setattr(sys, "stdout", pipe)
+    answer(capsys, tmp_path, certificate(RATE), HALF)
+    assert pipe.seen[0] == "contraction: proved\n"
 
 
 def test_every_claim_and_every_fact_has_a_line(tmp_path, capsys, monkeypatch):

@@ -118,10 +118,10 @@ def test_a_search_that_costs_too_much_is_given_up():
 
 @pytest.mark.parametrize("name", ["checker", "a copy of version-1.0", "json"])
 def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_python(tmp_path, name):
-    """Also beside files that are called like modules of the standard library: nothing but the folder is imported."""
+    """Also beside files, and with files in it, that are called like modules of the standard library."""
     shutil.copytree(CHECKER, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for beside in ("fractions.py", "random.py", "refusal.py"):
-        (tmp_path / beside).write_text("raise ImportError('a stranger was imported')")
+    for stranger in ("fractions.py", "random.py", "refusal.py", f"{name}/hashlib.py"):
+        (tmp_path / stranger).write_text("raise ImportError('a stranger was imported')")
     ring = [(v, (v + d) % 6, Fraction(1, 3)) for v in range(6) for d in (1, 5)]
     schedule = Schedule("r", Cluster.regular(6, 1), Neighbor(rounds=(Round.from_edges(6, ring),), when=Gap(max_ig=2)))
     (tmp_path / "s.json").write_text(json.dumps(dump_schedule(schedule)))
@@ -132,6 +132,13 @@ def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_pyt
     lines = result.stdout.splitlines()
     assert "consensus: proved" in lines
     assert "gap-of-pairs: follows from the protocol's rules: from 0, to 3, bound 3" in lines
+
+
+def test_the_program_runs_as_a_module_of_the_package_without_a_warning():
+    line = [sys.executable, "-W", "error", "-m", "partreduce.verify.checker", "only one file"]
+    result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert (result.returncode, result.stderr) == (65, "")
+    assert result.stdout.startswith("unreadable: usage: ")
 
 
 def test_importing_the_bounds_does_not_load_the_model_checker():

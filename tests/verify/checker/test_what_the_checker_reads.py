@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
 
 import pytest
+import sympy
 
 from benchmarks.forgery.attempt import fresh
 from benchmarks.forgery.corruptions import aimed_schedule, blind
 from benchmarks.forgery.schedules import SCHEDULES
+from helpers.edges import groups
 from helpers.read_edges import READ_EDGES, gap
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
@@ -109,6 +112,27 @@ def test_what_is_just_allowed_both_read_and_what_is_not_both_refuse(edge):
 def test_the_checker_alone_reads_a_gap_of_2_20_workers_at_most():
     assert read(json.dumps(gap(n=2**20)))[0] is not None
     assert read(json.dumps(gap(n=2**20 + 1)))[1] == "strategy.when.gap: over 1048576 workers"
+
+
+def factors_over(bits):
+    """Factors of coprime denominators, whose product has so many bits."""
+    product, denominators = 1, []
+    for prime in sympy.primerange(3, 500):
+        power = prime ** int(64 / math.log10(prime))
+        if (product * power).bit_length() > bits:
+            break
+        product *= power
+        denominators.append(power)
+    denominators.append(2 ** (bits - product.bit_length()))
+    return [f"1/{denominator}" for denominator in denominators]
+
+
+def test_the_checker_alone_reads_common_denominators_of_2_14_bits_at_most():
+    for bits, refusal in ((2**14, ""), (2**14 + 1, "strategy.phases[0]: the common denominator has over 16384 bits")):
+        factors = factors_over(bits)
+        raw = groups(2 * len(factors), [([2 * i, 2 * i + 1], factor) for i, factor in enumerate(factors)])
+        found, said = read(json.dumps(raw))
+        assert (said, found is None) == (refusal, bool(refusal))
 
 
 @pytest.mark.parametrize(("relax", "reads"), [(2**53 - 1, True), (2**53, False), (1 - 2**53, True), (-(2**53), False)])
