@@ -138,16 +138,16 @@ MIXED = rule([2, 3], 4, [([0], [1], "1/2"), ([1, 2], [0]), ([3], [])])
 """Of each node's four workers the first goes along one digit, two along the other, and the last skips."""
 ANSWERED = [line for v in range(6) for line in (f"{v // 3 * 12} 1/2", *[f"{v % 3 * 4 + 1} 1"] * 2, "-")]
 
-NORMALISED = graph(
-    3,
-    [(0, 1, "1/4"), (1, 0, "1/4")],
-    [(1, 2, "1/4"), (2, 1, "1/4")],
-    pace=[1, 2, 3],
-    averaging="step-normalised",
-)
+NORMALISED_ROUNDS = [[(0, 1, "1/4"), (1, 0, "1/4")], [(1, 2, "1/4"), (2, 1, "1/4")]]
+NORMALISED = graph(3, *NORMALISED_ROUNDS, pace=[1, 2, 3], averaging="step-normalised")
 NORMALISED_DISTANCE, NORMALISED_COVARIANCE = (
     Fraction(2969362421, 2**30),
     [118185195, -32759524, 27161614, -85425578, 5598003, 79827668],
+)
+PLAINLY = graph(3, *NORMALISED_ROUNDS, pace=[1, 2, 3])
+PLAINLY_DISTANCE, PLAINLY_COVARIANCE = (
+    Fraction(2704240775, 2**30),
+    [101167252, -22168101, 24687287, -78999066, -2519102, 81518252],
 )
 SHARED = groups(3, [[0, 1]], [[1, 2]], pace=[1, 2, 3], averaging="step-normalised")
 SHARED_DISTANCE, SHARED_COVARIANCE = (
@@ -805,6 +805,13 @@ EDGES = [
         "an edge averages what the mean pace of all workers pushes",
         (NORMALISED, distance(NORMALISED_DISTANCE, NORMALISED_COVARIANCE, bits=25)),
         (NORMALISED, distance(NORMALISED_DISTANCE * (1 - Fraction(1, 10**5)), NORMALISED_COVARIANCE, bits=25)),
+        ".at_most",
+    ),
+    Edge(
+        STEADY,
+        "a plain average takes what each of different pace pushes",
+        (PLAINLY, distance(PLAINLY_DISTANCE, PLAINLY_COVARIANCE, bits=25)),
+        (PLAINLY, distance(PLAINLY_DISTANCE * (1 - Fraction(1, 10**5)), PLAINLY_COVARIANCE, bits=25)),
         ".at_most",
     ),
     Edge(
