@@ -1,7 +1,8 @@
 """What grows with the workers: designing, proving and checking at 10³ … 10⁶ of them, beside plain formulations.
 
-    python -m benchmarks.scale [rules] [contraction] [certificates] [--sizes 1e3 1e6] [--repeats 3] [-o FILE]
+    python -m benchmarks.scale [planner] [rules] [contraction] [certificates] [--sizes 1e3 1e6] [--repeats 3] [-o FILE]
 
+* planner: the command `partreduce design NODESx8` with its default effort, from one node on.
 * rules: three rules from their design to a checked certificate, in one process, then the three commands for Figure 10.
 * contraction: of random groups of four (period 8) by Lanczos on the group means, by `eigsh` of (P − J)ᵀ(P − J) as a
   LinearOperator with one sparse matrix per phase, and by networkx's dense eigenvalues of the multiplied-out period.
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     """Names and actions, in order; what an action returns is shown."""
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL, GROUP, PERIOD = 32, 4, 8
-MOST = {"networkx": 2_000}
-"""10⁴ workers would need 800 MB for each dense matrix, and hours."""
+SMALL, GROUP, PERIOD, RACK = 32, 4, 8, 8
+MOST = {"networkx": 2_000, "default effort": 8_000}
+"""10⁴ workers would need 800 MB for each dense matrix, and hours; of the planner what is asked of it."""
 
 
 def rule(name: str, workers: int, folder: Path) -> Stages:
@@ -69,6 +70,19 @@ def commands(_: str, workers: int, folder: Path) -> Stages:
     yield "design", lambda: _run([*ours, "design", cluster, "--using", "prague-figure-10", "-o", schedule])
     yield "verify", lambda: _run([*ours, "verify", schedule, "--certificate", certificate])
     yield "check", lambda: _checked(folder)
+
+
+def planner(_: str, workers: int, folder: Path) -> Stages:
+    """The search as a user starts it, links and model as assumed."""
+    nodes, answer = max(1, workers // RACK), folder / "answer.json"
+    words = [sys.executable, "-m", "partreduce", "design", f"{nodes}x{RACK}", "--model-bytes", "100MB"]
+
+    def planned() -> str:
+        _run([*words, "--front", str(answer)])
+        chosen = json.loads(answer.read_text())["recommendation"]
+        return f"{nodes}x{RACK}: {chosen['name']}, {chosen['when']}"
+
+    yield "design", planned
 
 
 def random_groups(workers: int) -> Schedule:
@@ -179,6 +193,7 @@ def _run(words: list[str]) -> None:
 
 
 WAYS: dict[str, tuple[Callable[[str, int, Path], Stages], tuple[str, ...]]] = {
+    "planner": (planner, ("default effort",)),
     "rules": (rule, ("prague-figure-10", "node-then-all", "hyper-cuboid")),
     "commands": (commands, ("prague-figure-10",)),
     "contraction": (contraction, ("ours", "ours, all figures", "eigsh", "networkx")),
@@ -190,7 +205,7 @@ def measure(what: str, name: str, workers: int) -> None:
     """Run in a process of its own; prints [stage, seconds, processor seconds, what it said] and the peak as JSON."""
     make, rows = WAYS[what][0], []
     with tempfile.TemporaryDirectory() as folder:
-        for _, action in make(name, SMALL, Path(folder)) if what != "commands" else ():
+        for _, action in make(name, SMALL, Path(folder)) if what not in {"commands", "planner"} else ():
             action()
         for stage, action in make(name, workers, Path(folder)):
             clock, work = time.perf_counter(), _processor_seconds()

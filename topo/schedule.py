@@ -133,6 +133,30 @@ class Schedule:
             return Group(tuple(range(self.num_workers)))
         return phased.group_of(worker, (round_ - phased.prologue) % phased.period, self.cluster)
 
+    def rounds_to_connect(self) -> int:
+        """After how many rounds from the first every worker has averaged with all others, if only by way of others.
+
+        One period, prologue included, where that never comes. O(rounds · num_workers).
+
+        Raises:
+            ScheduleError: the strategy has no fixed groups, or a rule phase has overlapping blocks.
+        """
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        phased, n = self.phased, self.num_workers
+        last = 1 if phased.prologue else phased.period
+        met: list[tuple[int, int]] = []
+        for round_ in range(last - 1):
+            met += [(group.members[0], member) for group in self.phase(round_) for member in group.members]
+            here, there = np.array(met or [(0, 0)]).T
+            if (
+                connected_components(coo_array((np.ones(len(here)), (here, there)), shape=(n, n)), directed=False)[0]
+                == 1
+            ):
+                return round_ + 1
+        return last
+
     def rule(self, *, by_node: bool = False) -> RuleView | None:
         """The rule behind the schedule, None for explicit groups, graphs and groups on request; see `Phased.rule`."""
         return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, Phased) else None

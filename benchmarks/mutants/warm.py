@@ -100,7 +100,7 @@ class Server:
         self.package, self.answers = package, answers
         self.failure = FirstFailure()
         self.seconds: list[float] = []
-        self.kills: Counter[str] = Counter()
+        self.kills: Counter[tuple[str, ...]] = Counter()
         self.tests_of: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
 
     @pytest.hookimpl(tryfirst=True)
@@ -117,16 +117,20 @@ class Server:
                 cached.unlink()
             path.write_text(task["source"], encoding="utf-8")
             numbers = self.tests_on(task["file"], original.decode(), task["line"]) or range(len(session.items))
-            names = [item.nodeid for item in session.items]
-            numbers = sorted(numbers, key=lambda number: self.seconds[number] / (1 + self.kills[names[number]]))
+            here = f"{path}:{task['line']}"
+            numbers = sorted(numbers, key=lambda number: self.price(number, session.items[number].nodeid, here))
             items = [session.items[number] for number in numbers]
             limit = 3 + 3 * sum(self.seconds[number] for number in numbers)
             outcome = judge_in_a_fork(lambda items=items: self.run(items), self.failure, limit)
             path.write_bytes(original)
-            self.kills[outcome["by"]] += 1
+            self.kills.update([(outcome["by"],), (outcome["by"], here)])
             verdict = "survived" if outcome["code"] == 0 else "time" if outcome["by"] == "time" else "killed"
             self.answer({"verdict": verdict, "by": outcome["by"], "seconds": outcome["seconds"]})
         return True
+
+    def price(self, number: int, name: str, place: str) -> float:
+        """Seconds of a test for each mutant that it killed; those of the same line count a hundred times."""
+        return self.seconds[number] / (1 + self.kills[name,] + 100 * self.kills[name, place])
 
     def tests_on(self, file: str, source: str, line: int) -> set[int]:
         """The numbers of those tests that came to a line, or if none did, to its function."""

@@ -1,17 +1,23 @@
 """The recommendation's regret on jobs that nobody chose: its true time to a loss over the best trained one's.
 
     python -m benchmarks.planner.regret --number 30 [--first 0] [--seed 0] [--resume]
+    python -m benchmarks.planner.regret --inputs --number 20 [--seed 0]
 
 A job is drawn from (seed, number): the cluster's shape, links, speeds and jitter, how data are spread, and a task, one
 of the five kinds of networks under SGD, momentum or Adam at All-Reduce's best rate. The planner is asked without a
-pilot and does not know the task. Trained in one process, two seeds each, are its recommendation, that in lockstep
-alone, the best few by their predicted times, also at the lowest and the highest price of consensus distance of any
-task, the best late one and All-Reduce in every step. A true time is trained steps times the planner's seconds of a
-step. Kinds that run by a protocol are not trained here.
+pilot and knows the optimizer, as a user would, not the network. Trained in one process, at that rate and with the same
+seeds, are its recommendation; what it would be if the planner had never seen this network (`held out`); that in
+lockstep alone; what is fastest at the prices of each of the optimizer's tasks, with and without lateness; and
+All-Reduce in every step. A true time is trained steps times the planner's seconds of a step. Kinds that run by a
+protocol, and pipelines, are not trained here.
 
-Beside it, for each job: by how much the recommendation's predicted time rises where an input (link, computing, bytes)
-is known 5 % wrong, and by how much its true time rises when what is late is allowed besides lockstep. Writes
-benchmarks/results/regret.json after every job, and regret.md.
+The least of several measured times is too small by their noise. So the best is chosen by one half of the seeds and
+compared on the other half (`fair`, both ways round, the geometric mean), and the regret that this best itself has
+there is the noise (`floor`): a planner that knew everything but the draws of the other half would have it.
+
+With --inputs nothing is trained: by how much the time of the recommendation, predicted for the true job, exceeds that
+of what would have been recommended, where one input (link, latency, computing, bytes, slowdown) is known 5 % wrong.
+Writes benchmarks/results/regret.json after every job, and regret.md; with --inputs inputs.json and inputs.md.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -31,11 +38,11 @@ from partreduce import Job, plan
 from partreduce.planner.job import Data
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
-from partreduce.planner.recommend import permitted
+from partreduce.planner.recommend import permitted, recommend
+from partreduce.planner.steps_model import TASKS, Optimizer
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,9 +50,10 @@ if TYPE_CHECKING:
     from partreduce.types import Option
 
 SHAPES = ("2x4", "4x2", "1x8", "8x1", "3x3")
-LEAST, MOST, SEEDS, DIVERGED = 0.013, 0.504, 2, 5.0
-"""The prices of consensus distance where it costs least and most; seeds; the ratio of what does not get there."""
-EFFORT = 3.0
+SEEDS, DIVERGED = 4, 5.0
+"""Seeds, of which each half judges the other's best; the ratio of what does not get there."""
+EFFORT, BRIEF = 3.0, 0.5
+"""Efforts of a plan that is trained, and of one that is only compared."""
 KEPT = ("median", "90th percentile", "worst")
 Row = dict[str, Any]
 
@@ -70,104 +78,159 @@ def draw(seed: int, number: int) -> tuple[Job, str]:
         jitter=float(rng.choice([0.0, 0.0, 0.1, 0.3])),
     )
     data = Data.PER_WORKER if rng.random() < 0.15 else Data.SHUFFLED
-    job = Job(cluster=replace(cluster, hardware=hardware), data=data, gap=False, quorum=False, effort=EFFORT)
-    return job, str(rng.choice(sorted(tasks())))
+    task = str(rng.choice(sorted(tasks())))
+    about = {"data": data, "optimizer": Optimizer(task.partition("/")[2]), "effort": EFFORT}
+    return Job(cluster=replace(cluster, hardware=hardware), gap=False, quorum=False, **about), task
+
+
+def able(options: Sequence[Option], job: Job) -> list[Option]:
+    """What is trained here: no protocols, and nobody's gradients late."""
+    kept = [one for one in permitted(options, job) if np.isfinite(one.time) and one.facts is None]
+    return [one for one in kept if one.lateness is not Lateness.PIPELINE]
 
 
 def rivals(options: Sequence[Option], job: Job) -> Iterator[Option]:
-    """What might be best, whatever the task."""
-    able = [one for one in permitted(options, job) if np.isfinite(one.time) and one.facts is None]
-    able = [one for one in able if one.lateness is not Lateness.PIPELINE]
-
-    def at(option: Option, price: float) -> float:
-        spread = float(option.consensus_distance)
-        return option.step_seconds * (option.steps_ratio + (price - option.model.a) * spread)
-
-    yield from sorted(able, key=lambda one: one.time)[:2]
-    for price in (LEAST, MOST):
-        yield min(able, key=lambda one: at(one, price))
-    yield min((one for one in able if not one.late), key=lambda one: at(one, LEAST))
-    late = [one for one in able if one.late]
-    yield from [min(late, key=lambda one: one.time)] if late else []
-    yield min((one for one in able if one.is_plain and one.pace == 1 and not one.late), key=lambda one: one.time)
+    """What might be best, whichever of the optimizer's tasks it is."""
+    usual = job.steps_model
+    for some in (options, [one for one in options if not one.late]):
+        yield min(some, key=lambda one: one.time)
+        for case in usual.cases:
+            yield min(some, key=lambda one: one.time_in(case, usual, lateness=True))
+    yield min((one for one in options if one.is_plain and one.pace == 1 and not one.late), key=lambda one: one.time)
 
 
-def trained(option: Option, task: str, base: Sequence[float], mode: str) -> float:
-    """Steps over All-Reduce's, the mean over the seeds."""
+def held_out(options: Sequence[Option], job: Job, task: str) -> Option:
+    """The recommendation of a planner that was calibrated without the task's network."""
+    assert job.optimizer is not None
+    others = {name: prices for name, prices in TASKS[job.optimizer].items() if name != task.partition("/")[0]}
+    with patch.dict(TASKS, {job.optimizer: others}):
+        return recommend(options, job)
+
+
+def trained(option: Option, task: str, base: Sequence[float], mode: str) -> list[float]:
+    """Steps of each seed; those of what does not get there are `DIVERGED` times All-Reduce's."""
+    if option.schedule.strategy.averages_gradients:
+        return list(base)
     rate, target = tasks()[task]
-    found = []
-    for seed, steps in enumerate(base):
-        most = int(DIVERGED * steps)
-        taken = steps_of(task, option.schedule, rate=rate, target=target, most=most, seed=seed, mode=mode)
-        found.append(DIVERGED if taken is None else taken / steps)
-    return float(np.mean(found))
+    most = int(DIVERGED * np.mean(base))
+    given: dict[str, Any] = {"rate": rate, "target": target, "most": most, "mode": mode}
+    return [steps_of(task, option.schedule, seed=seed, **given) or float(most) for seed in range(len(base))]
 
 
-def misjudged(job: Job, chosen: Option) -> float:
-    """How many times as long, as predicted for the true job, what is recommended takes if an input is 5 % wrong."""
-    hardware, worst = job.hardware, 1.0
-    for wrong in (0.95, 1.05):
-        for changed in (
-            {"nic": Link(hardware.nic.latency, hardware.nic.seconds_per_byte / wrong)},
-            {"compute": hardware.compute * wrong},
-            {"model_bytes": int(hardware.model_bytes * wrong)},
-        ):
-            other = replace(job, cluster=replace(job.cluster, hardware=replace(hardware, **changed)))
-            found = plan(replace(other, effort=EFFORT)).recommendation
-            form = found.schedule.strategy.how.form
-            worst = max(worst, measure(found.schedule, job, form=Form(form)).time / chosen.time)
-    return worst
-
-
-def judged(seed: int, number: int, *, sensitivity: bool) -> Row:
-    """A job's row."""
+def judged(seed: int, number: int) -> Row:
+    """A job's row, with the seconds of every trained option for every seed."""
     job, task = draw(seed, number)
     mode = "shuffled" if job.data is Data.SHUFFLED else "per-worker"
-    planned, calm = plan(job), plan(replace(job, when=Lateness.LOCKSTEP)).recommendation
+    options = able(plan(job).options, job)
+    chosen, blind = recommend(options, job), held_out(options, job, task)
+    calm = recommend([one for one in options if not one.late], job)
     rate, target = tasks()[task]
     everyone = build("allreduce", job.cluster.shape())
-    goal: dict[str, Any] = {"rate": rate, "target": target, "mode": mode}
-    base = [steps_of(task, everyone, **goal, most=600, seed=one) or 600.0 for one in range(SEEDS)]
-    times: dict[str, float] = {}
-    waits: dict[str, bool] = {}
-    known: dict[object, float] = {}
-    for option in [planned.recommendation, calm, *rivals(planned.options, job)]:
+    goal: dict[str, Any] = {"rate": rate, "target": target, "mode": mode, "most": 600}
+    base = [steps_of(task, everyone, **goal, seed=one) or 600.0 for one in range(SEEDS)]
+    seconds: dict[str, list[float]] = {}
+    known: dict[object, list[float]] = {}
+    for option in [chosen, blind, calm, *rivals(options, job)]:
         strategy = option.schedule.strategy
         key = replace(strategy, how=type(strategy.how)())
         if key not in known:
-            known[key] = 1.0 if strategy.averages_gradients else trained(option, task, base, mode)
-        times[option.name] = known[key] * option.step_seconds
-        waits[option.name] = not option.late
-    chosen = planned.recommendation
-    best = min(times, key=lambda name: times[name])
+            known[key] = trained(option, task, base, mode)
+        seconds[option.name] = [round(steps * option.step_seconds, 4) for steps in known[key]]
     row: Row = {"number": number, "cluster": str(job.cluster), "task": task, "data": mode}
     row |= {"nic": job.hardware.nic.seconds_per_byte, "jitter": job.hardware.jitter, "slow": len(job.hardware.slowdown)}
-    row |= {"recommended": chosen.name, "best": best, "regret": times[chosen.name] / times[best]}
-    row |= {"regret in lockstep": times[chosen.name] / min(times[name] for name in times if waits[name])}
-    row |= {"reached": times[chosen.name] < 0.99 * DIVERGED * chosen.step_seconds}
-    row |= {"predicted": chosen.steps_ratio, "measured": times[chosen.name] / chosen.step_seconds}
-    row |= {"with late": times[chosen.name] / times[calm.name]}
-    return row | ({"5 % wrong": misjudged(job, chosen)} if sensitivity else {})
+    row |= {"recommended": chosen.name, "held out": blind.name, "lockstep": calm.name, "predicted": chosen.steps_ratio}
+    steps = np.mean(seconds[chosen.name]) / chosen.step_seconds
+    row |= {"measured": float(steps / np.mean(base)), "reached": bool(steps < 0.99 * DIVERGED * np.mean(base))}
+    return row | {"seconds": seconds}
+
+
+def regrets(row: Row) -> dict[str, float]:
+    """A row's ratios, each over the least mean time of the trained ones, and over that chosen by other seeds."""
+    taken = {name: np.array(found) for name, found in row["seconds"].items()}
+    chosen, best = row["recommended"], min(taken, key=lambda name: taken[name].mean())
+    fair, floor = [], []
+    for half in (slice(0, None, 2), slice(1, None, 2)):
+        other = slice(1 - half.start, None, 2)
+        known = min(taken, key=lambda name: taken[name][other].mean())
+        here = {name: found[half].mean() for name, found in taken.items()}
+        fair.append(np.log(here[chosen] / here[known]))
+        floor.append(np.log(here[known] / min(here.values())))
+    mean = {name: found.mean() for name, found in taken.items()}
+    return {
+        "regret": mean[chosen] / mean[best],
+        "fair": float(np.exp(np.mean(fair))),
+        "floor": float(np.exp(np.mean(floor))),
+        "held out": mean[row["held out"]] / mean[best],
+        "with late": mean[chosen] / mean[row["lockstep"]],
+    }
 
 
 def page(rows: Sequence[Row]) -> str:
     """The table of jobs."""
-    columns = ("number", "cluster", "task", "data", "recommended", "best", "regret")
-    cells = [[f"{row[c]:.2f}" if c == "regret" else row[c] for c in columns] for row in rows]
-    return kit.table(columns, cells)
+    cells = []
+    for row in rows:
+        taken = {name: float(np.mean(found)) for name, found in row["seconds"].items()}
+        best, found = min(taken, key=lambda name: taken[name]), regrets(row)
+        told = [f"{found[name]:.2f}" for name in ("regret", "fair", "held out")]
+        cells.append([row[c] for c in ("number", "cluster", "task", "data", "recommended")] + [best, *told])
+    return kit.table(("number", "cluster", "task", "data", "recommended", "best", "regret", "fair", "held out"), cells)
 
 
 def summary(rows: Sequence[Row]) -> str:
     """The numbers."""
-    said = []
-    for name in ("regret", "regret in lockstep", "with late", "5 % wrong"):
-        values = [row[name] for row in rows if name in row]
-        if values:
-            three = np.median(values), np.quantile(values, 0.9), max(values)
-            words = ", ".join(f"{word} {value:.3f}" for word, value in zip(KEPT, three, strict=True))
-            said.append(f"{name} ({len(values)} jobs): {words}")
+    found = [regrets(row) for row in rows]
+    cells = []
+    for name in found[0]:
+        values = [one[name] for one in found]
+        three = np.median(values), np.quantile(values, 0.9), max(values)
+        cells.append([name, *(f"{value:.3f}" for value in three)])
     missed = [row["number"] for row in rows if not row["reached"]]
-    return "; ".join([*said, f"recommendations that did not reach their loss: {missed or 'none'}"]) + "."
+    table = kit.table((f"of {len(rows)} jobs", *KEPT), cells)
+    return f"{table}\nRecommendations that did not reach their loss: {missed or 'none'}."
+
+
+def changes(hardware: Hardware) -> Iterator[tuple[str, Hardware]]:
+    """The hardware with each input 5 % less, and 5 % more."""
+    for wrong in (0.95, 1.05):
+        for name in ("nic", "inside"):
+            link: Link = getattr(hardware, name)
+            slower: dict[str, Any] = {name: replace(link, seconds_per_byte=link.seconds_per_byte / wrong)}
+            yield f"{name} bandwidth", replace(hardware, **slower)
+            if link.latency:
+                later: dict[str, Any] = {name: replace(link, latency=link.latency * wrong)}
+                yield f"{name} latency", replace(hardware, **later)
+        yield "compute", replace(hardware, compute=(hardware.compute or 0.0) * wrong)
+        yield "model bytes", replace(hardware, model_bytes=int((hardware.model_bytes or 0) * wrong))
+        if hardware.slowdown:
+            factors = tuple((worker, max(1.0, factor * wrong)) for worker, factor in hardware.slowdown)
+            yield "slowdown", replace(hardware, slowdown=factors)
+
+
+def misjudged(seed: int, number: int) -> list[Row]:
+    """By how much longer, as predicted for the true job, what is recommended takes if an input is 5 % wrong."""
+    job = replace(draw(seed, number)[0], effort=BRIEF)
+    chosen, rows = plan(job).recommendation, []
+    for name, hardware in changes(job.hardware):
+        found = plan(replace(job, cluster=replace(job.cluster, hardware=hardware))).recommendation
+        true = (
+            chosen
+            if found.schedule.strategy == chosen.schedule.strategy
+            else measure(found.schedule, job, form=found.form)
+        )
+        rows.append({"number": number, "input": name, "recommended": found.name, "longer": true.time / chosen.time})
+    return rows
+
+
+def inputs_page(rows: Sequence[Row]) -> str:
+    """For each input by how much longer the recommendation takes where it is 5 % wrong."""
+    cells = []
+    for name in sorted({row["input"] for row in rows}):
+        longer = [row["longer"] for row in rows if row["input"] == name]
+        within = sum(one <= 1.02 for one in longer)
+        cells.append(
+            [name, len(longer), f"{np.median(longer):.3f}", f"{max(longer):.3f}", f"{within} of {len(longer)}"]
+        )
+    return kit.table(("input", "plans", "median", "worst", "at most 2 % longer"), cells)
 
 
 def main() -> None:
@@ -175,21 +238,25 @@ def main() -> None:
     arguments.add_argument("--number", type=int, default=30)
     arguments.add_argument("--first", type=int, default=0)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--sensitive", type=int, default=0, help="before this number the inputs are changed by 5 %%")
+    arguments.add_argument("--inputs", action="store_true", help="change the inputs by 5 %% instead of training")
     arguments.add_argument("--resume", action="store_true", help="keep the rows of an earlier run")
-    arguments.add_argument("--output", type=Path, default=kit.RESULTS / "regret.json")
+    arguments.add_argument("--output", type=Path)
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
-    path = chosen.output
+    path = chosen.output or kit.RESULTS / ("inputs.json" if chosen.inputs else "regret.json")
     rows = json.loads(path.read_text())["rows"] if chosen.resume and path.exists() else []
     for number in range(chosen.first, chosen.first + chosen.number):
         if number in {row["number"] for row in rows}:
             continue
-        rows.append(judged(chosen.seed, number, sensitivity=number < chosen.sensitive))
+        rows += misjudged(chosen.seed, number) if chosen.inputs else [judged(chosen.seed, number)]
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         path.write_text(compact.text({"rows": rows}))
-    about = f"`{kit.command('planner.regret')}`; no pilot, effort {EFFORT:g}, {SEEDS} seeds, {len(rows)} jobs."
-    kit.write(path, "Regret on random jobs", about, summary(rows), page(rows))
+    about = f"`{kit.command('planner.regret')}`; no pilot"
+    if chosen.inputs:
+        kit.write(path, "Inputs that are 5 % wrong", f"{about}, effort {BRIEF:g}.", inputs_page(rows))
+    else:
+        about += f", effort {EFFORT:g}, {SEEDS} seeds."
+        kit.write(path, "Regret on random jobs", about, summary(rows), page(rows))
 
 
 if __name__ == "__main__":

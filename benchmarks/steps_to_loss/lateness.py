@@ -3,14 +3,15 @@
     python -m benchmarks.steps_to_loss.lateness measure [--tasks text/sgd …] [--seeds 2]   # resumes what is there
     python -m benchmarks.steps_to_loss.lateness fit
 
-Sixteen workers on 4 nodes, shuffled data; networks and optimizers are those of `networks.py`. Each task is trained to
-what All-Reduce's loss at its best rate of a grid is after `STEPS` steps, by every schedule at that same rate. The
-model is that of the planner,
+Sixteen workers on 4 nodes, and eight on 2, shuffled data; networks and optimizers are those of `networks.py`. Each task
+is trained to what All-Reduce's loss at its best rate of a grid is after `STEPS` steps, by every schedule at that same
+rate. The model is that of the planner (`partreduce.planner.steps_model`),
 
-    steps ratio = 1 + a · consensus distance + late · late distance
+    steps ratio = 1 + own + a · consensus distance + late · late distance + later · (late distance - 1) · late distance
 
-with the late distance at one curvature for all tasks (`topo.figures.late_distance`); each task has its own prices.
-Held out is a whole kind of network: its schedules are predicted with the mean prices of the others.
+where own is Adam's alone, by the noise of a worker's gradient, and the late distance is at one curvature for all
+(`topo.figures.late_distance`); each task has its own prices. Held out is a whole kind of network: it is predicted with
+the prices of the others.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from scipy.optimize import least_squares
 from benchmarks import compact, kit
 from benchmarks.lab.rehearse import by_schedule, steps_to
 from benchmarks.steps_to_loss.networks import KINDS, OPTIMIZERS, Network
+from partreduce.planner.steps_model import Prices, StepsModel
 from partreduce.runtime.pilot.probes import ring_pairs
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
@@ -41,37 +43,43 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 CLUSTER = Cluster.parse("4x4")
+MOST_LATE = 3
+"""Steps of the longest late round that is measured on other clusters."""
 STEPS, EVERY, DIVERGED, LEAST = 80, 4, 5.0, 0.05
 RATES = {
     "sgd": (0.1, 0.2, 0.4, 0.8, 1.6),
     "momentum": (0.0125, 0.025, 0.05, 0.1, 0.2),
     "adam": (0.00125, 0.0025, 0.005, 0.01, 0.02),
 }
+SHAPE: dict[str, Any] = {"c": 0.0, "p": 1.0, "errors": (), "max_consensus_distance": np.inf, "max_drift": np.inf}
+"""Of the model on shuffled data."""
 RESULT = kit.RESULTS / "steps_to_loss_lateness.json"
 
 
-def schedules() -> list[Schedule]:
-    """Lockstep and late, rounds of one step and of several, among all and in groups; and a pipeline."""
+def schedules(cluster: Cluster = CLUSTER) -> list[Schedule]:
+    """Lockstep and late, rounds of one step and of several, among all and in groups; on `CLUSTER` also a pipeline."""
 
     def node(rounds: int) -> Schedule:
-        return build("node-then-all", CLUSTER, node_rounds=rounds)
+        return build("node-then-all", cluster, node_rounds=rounds)
 
     def at(schedule: Schedule, pace: int = 1, *, late: bool = False) -> Schedule:
         words = f"{schedule.name}{f' every {pace}' if pace > 1 else ''}{' late' if late else ''}"
         strategy = replace(schedule.strategy, pace=pace, **({"when": Late()} if late else {}))
         return replace(schedule, name=words, strategy=strategy, certificate=None)
 
-    everyone = build("allreduce", CLUSTER)
-    found = [at(everyone, pace) for pace in (2, 5, 10)] + [at(node(3)), at(node(15)), ring_pairs(CLUSTER, 1)]
+    everyone = build("allreduce", cluster)
+    found = [at(everyone, pace) for pace in (2, 5, 10)] + [at(node(3)), at(node(15)), ring_pairs(cluster, 1)]
     found += [at(everyone, pace, late=True) for pace in (1, 2, 3, 5, 10)]
     found += [
         at(node(3), late=True),
         at(node(15), late=True),
         at(node(3), 5, late=True),
-        at(build("prague-figure-10", CLUSTER), late=True),
+        at(build("prague-figure-10", cluster), late=True),
+        ring_pairs(cluster, 1, late=True),
     ]
-    found += [ring_pairs(CLUSTER, 1, late=True), Schedule("pipeline", CLUSTER, AllReduce(when=Pipeline()))]
-    return found
+    if cluster == CLUSTER:
+        return [*found, Schedule("pipeline", cluster, AllReduce(when=Pipeline()))]
+    return [one for one in found if not one.strategy.overlap or one.strategy.pace <= MOST_LATE]
 
 
 def best_rate(kind: str, optimizer: str) -> tuple[float, float]:
@@ -99,18 +107,18 @@ def steps_of(
     return steps_to(target, network, advance, most, every=EVERY)
 
 
-def measured(task: str, seeds: int, known: list[Row]) -> Iterator[Row]:
+def measured(task: str, cluster: Cluster, seeds: int, known: list[Row]) -> Iterator[Row]:
     """Rows of a task: its schedules with their steps over All-Reduce's, seed by seed."""
     kind, _, optimizer = task.partition("/")
     rate, target = (known[0]["rate"], known[0]["target"]) if known else best_rate(kind, optimizer)
-    goal: dict[str, Any] = {"rate": rate, "target": target}
-    everyone, most = build("allreduce", CLUSTER), 3 * STEPS
-    base = [steps_of(task, everyone, **goal, most=most, seed=seed) or float(most) for seed in range(seeds)]
-    have = {row["schedule"] for row in known}
-    for schedule in schedules():
+    goal: dict[str, Any] = {"cluster": str(cluster), "rate": rate, "target": target}
+    everyone, most, aim = build("allreduce", cluster), 3 * STEPS, {"rate": rate, "target": target}
+    base = [steps_of(task, everyone, **aim, most=most, seed=seed) or float(most) for seed in range(seeds)]
+    have = {row["schedule"] for row in known if row["cluster"] == str(cluster)}
+    for schedule in schedules(cluster):
         if schedule.name in have:
             continue
-        taken = [steps_of(task, schedule, **goal, most=int(DIVERGED * one), seed=seed) for seed, one in enumerate(base)]
+        taken = [steps_of(task, schedule, **aim, most=int(DIVERGED * one), seed=seed) for seed, one in enumerate(base)]
         ratios = [None if t is None else round(t / one, 4) for t, one in zip(taken, base, strict=True)]
         row = {"task": task, **goal, "schedule": schedule.name, "ratios": ratios}
         print(json.dumps(row), file=sys.stderr, flush=True)
@@ -118,69 +126,97 @@ def measured(task: str, seeds: int, known: list[Row]) -> Iterator[Row]:
 
 
 def stored() -> list[Row]:
-    """Every task and schedule but pipelines, with its figures and the mean ratio.
-
-    Adam's are counted beside All-Reduce every 2 steps: its moments are of single workers' gradients where parameters
-    are averaged, of their mean where gradients are, and at one rate that alone costs steps under every schedule that
-    averages parameters, however it does.
-    """
-    figures = {one.name: (float(consensus_distance(one)), late_distance(one)) for one in schedules()[:-1]}
+    """Every row with its mean ratio, its number of workers, and its schedule's figures."""
+    shapes = [CLUSTER, *map(Cluster.parse, sorted({row["cluster"] for row in _rows()} - {str(CLUSTER)}))]
+    figures = {(str(one.cluster), one.name): _figures(one) for shape in shapes for one in schedules(shape)}
     rows = _rows()
     for row in rows:
         row["ratio"] = float(np.exp(np.mean(np.log([ratio or DIVERGED for ratio in row["ratios"]]))))
-    beside = {row["task"]: row["ratio"] for row in rows if row["schedule"] == "allreduce every 2"}
-    rows = [row | {"figures": figures[row["schedule"]]} for row in rows if row["schedule"] in figures]
-    return [row | {"ratio": row["ratio"] / beside[row["task"]]} if "adam" in row["task"] else row for row in rows]
+        row["workers"] = Cluster.parse(row["cluster"]).num_workers
+        row["figures"] = figures[row["cluster"], row["schedule"]]
+    return rows
+
+
+def _figures(schedule: Schedule) -> tuple[float, float]:
+    """Consensus distance and late distance; those of a pipeline, whose workers are never apart, are 0."""
+    if schedule.strategy.averages_gradients:
+        return 0.0, 0.0
+    return float(consensus_distance(schedule)), late_distance(schedule)
+
+
+def predicted(row: Row, prices: npt.NDArray[np.float64]) -> float:
+    """The steps ratio at prices of noise, consensus distance and lateness; only Adam's steps shrink by noise."""
+    model = StepsModel(**SHAPE, **dict(zip(Prices._fields, prices, strict=False)), num_workers=row["workers"])
+    return model.steps_ratio(row["figures"][0], 0.0, late=row["figures"][1])
 
 
 def fitted(rows: list[Row]) -> npt.NDArray[np.float64]:
-    """The prices a and late with the least squares of logarithms, every task with the same weight."""
-    figures, measured = np.array([row["figures"] for row in rows]), np.log([row["ratio"] for row in rows])
-    found = least_squares(lambda x: np.log1p(figures @ x) - measured, x0=[0.1, 0.1], bounds=(0.0, np.inf))
-    return np.asarray(found.x)
+    """The prices with the least squares of logarithms, robust, every row with the same weight.
+
+    What did not get there took at least `DIVERGED` times as long, so more is no error.
+    """
+    measured, is_adam = np.log([row["ratio"] for row in rows]), any("adam" in row["task"] for row in rows)
+
+    def off(prices: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        found = np.log([predicted(row, prices * [is_adam, 1, 1, 1]) for row in rows]) - measured
+        return np.where((measured > 0.999 * np.log(DIVERGED)) & (found > 0), 0.0, found)
+
+    found = least_squares(off, x0=[0.1] * 4, bounds=(0.0, np.inf), loss="soft_l1", f_scale=0.1)
+    return np.asarray(found.x) * [is_adam, 1, 1, 1]
 
 
 def kind_of(row: Row) -> str:
     return str(row["task"]).split("/")[0]
 
 
-def answer(rows: list[Row]) -> tuple[str, str]:
-    """The prices, those of each task, and what the prices of all other kinds of networks predict for each kind."""
-    for kind in {kind_of(row) for row in rows}:
+def held_out(rows: list[Row]) -> dict[str, npt.NDArray[np.float64]]:
+    """Relative errors in lockstep and late, of each kind of network by the prices of all other kinds."""
+    errors: dict[str, list[float]] = {"lockstep": [], "late": []}
+    for kind in sorted({kind_of(row) for row in rows}):
         prices = fitted([row for row in rows if kind_of(row) != kind])
         for row in rows:
             if kind_of(row) == kind:
-                row["predicted"] = 1 + float(np.dot(row["figures"], prices))
-    errors = {
-        words: np.abs([np.log(row["predicted"] / row["ratio"]) for row in rows if (row["figures"][1] > 0) is late])
-        for words, late in (("lockstep", False), ("late", True))
-    }
-    said = ", ".join(
-        f"{words}: half within {np.expm1(np.median(off)):.0%}, 9 of 10 within {np.expm1(np.quantile(off, 0.9)):.0%}"
-        for words, off in errors.items()
-    )
-    tasks = {task: [row for row in rows if row["task"] == task] for task in sorted({row["task"] for row in rows})}
-    each = [[task, listed[0]["rate"], *(f"{price:.3f}" for price in fitted(listed))] for task, listed in tasks.items()]
-    a, late = fitted(rows)
-    prices_table = kit.table(("task", "rate", "a", "late"), [*each, ["all", "", f"{a:.3f}", f"{late:.3f}"]])
-    shown = [f"allreduce{words} late" for words in ("", " every 2", " every 5", " every 10")]
-    cells = [
-        [
-            task,
-            *(
-                f"{row['predicted']:.2f} / {row['ratio']:.2f}"
-                for name in shown
-                for row in listed
-                if row["schedule"] == name
-            ),
-        ]
-        for task, listed in tasks.items()
-    ]
-    late_table = kit.table(("task", *shown), cells)
+                row["predicted"] = min(DIVERGED, predicted(row, prices))
+                off = abs(np.log(row["predicted"] / row["ratio"]))
+                errors["late" if row["figures"][1] > 0 else "lockstep"].append(float(np.expm1(off)))
+    return {words: np.array(found) for words, found in errors.items()}
+
+
+def answer(rows: list[Row]) -> tuple[str, str]:
+    """The prices of each task, of all tasks of an optimizer and of all, each with the errors of a held-out kind."""
+    piped = {row["task"]: row["ratio"] for row in rows if row["schedule"] == "pipeline"}
+    rows = [row for row in rows if row["schedule"] != "pipeline"]
+    said, cells = [], []
+    for words in ("", *OPTIMIZERS):
+        own = [row for row in rows if row["task"].endswith(words)]
+        if words:
+            for task in sorted({row["task"] for row in own}):
+                listed = [row for row in own if row["task"] == task]
+                cells.append([task, listed[0]["rate"], *_told(fitted(listed)), f"{piped[task] - 1:.2f}", "", ""])
+        delay = float(np.exp(np.mean([np.log(piped[task]) for task in {row["task"] for row in own}]))) - 1
+        errors = held_out(own)
+        nine = [f"{np.quantile(found, 0.9):.0%}" for found in errors.values()]
+        cells.append([f"all {words}".strip(), "", *_told(fitted(own)), f"{delay:.2f}", *nine])
+        half = [f"{np.median(found):.0%}" for found in errors.values()]
+        said.append(f"{words or 'any optimizer'}: half within {half[0]} in lockstep and {half[1]} late")
+    shown = ("allreduce every 5", "allreduce late", "allreduce every 3 late")
+    measured = [[task, *(_both(rows, task, name) for name in shown)] for task in sorted({row["task"] for row in rows})]
+    words = f"By the prices of the optimizer's other kinds / measured, on {CLUSTER} ({DIVERGED:g}: not reached):"
+    head = ("task", "rate", "noise", "a", "late", "later", "delay", "9 of 10, lockstep", "9 of 10, late")
     return (
-        f"Held out, a kind of network at a time ({len(rows)} tasks x schedules), {said}.",
-        f"{prices_table}\nBy the prices of other kinds / measured ({DIVERGED:g}: not reached):\n\n{late_table}",
+        f"Held out, a kind of network at a time ({len(rows)} tasks x schedules): {'; '.join(said)}.",
+        f"{kit.table(head, cells)}\n{words}\n\n{kit.table(('task', *shown), measured)}",
     )
+
+
+def _told(prices: npt.NDArray[np.float64]) -> list[str]:
+    return [f"{price:.3f}" for price in prices]
+
+
+def _both(rows: list[Row], task: str, schedule: str) -> str:
+    """Predicted and measured."""
+    row = next(r for r in rows if (r["task"], r["schedule"], r["cluster"]) == (task, schedule, str(CLUSTER)))
+    return f"{row['predicted']:.2f} / {row['ratio']:.2f}"
 
 
 def main() -> None:
@@ -188,16 +224,17 @@ def main() -> None:
     arguments.add_argument("what", choices=["measure", "fit"])
     arguments.add_argument("--tasks", nargs="+", default=[f"{kind}/{rule}" for kind in KINDS for rule in OPTIMIZERS])
     arguments.add_argument("--seeds", type=int, default=1)
+    arguments.add_argument("--cluster", type=Cluster.parse, default=CLUSTER)
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
     if chosen.what == "fit":
-        about = f"`{kit.command('steps_to_loss.lateness')}`; {CLUSTER} workers, shuffled data."
+        about = f"`{kit.command('steps_to_loss.lateness')}`; {CLUSTER} workers, one seed, and 2x4, two; shuffled data."
         kit.write(RESULT, "What averaging less, and late, costs in steps", about, *answer(stored()))
         return
     for task in chosen.tasks:
         known = [row for row in _rows() if row["task"] == task]
-        for row in measured(task, chosen.seeds, known):
+        for row in measured(task, chosen.cluster, chosen.seeds, known):
             RESULT.write_text(compact.text({"rows": [*_rows(), row]}))
 
 

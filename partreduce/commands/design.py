@@ -33,6 +33,7 @@ def command(
     objective: own.ObjectiveName = "balanced",
     take: own.Take = None,
     data: own.DataName = "shuffled",
+    optimizer: own.OptimizerName = options.ANY,
     drift_correction: own.DriftCorrection = False,
     pilot: own.PilotFile = None,
     most: own.Most = None,
@@ -63,6 +64,7 @@ def command(
     from partreduce.commands.design_search import search
     from partreduce.planner.job import Data, Job, effort_of
     from partreduce.planner.lateness import Lateness
+    from partreduce.planner.steps_model import Optimizer
     from partreduce.schedulers.synthesis.problem import Objective
     from partreduce.topo.document.cluster import load_cluster
     from partreduce.topo.document.pilot import load_pilot
@@ -86,6 +88,7 @@ def command(
         gap={options.ANY: None, options.GAP: True}.get(when, False),
         max_queues=queues,
         codec=options.choice_or_any(Codec, codec, "--codec"),
+        optimizer=options.choice_or_any(Optimizer, optimizer, "--optimizer"),
         curvature=curvature,
         disturbance=given.get("disturb"),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
@@ -99,6 +102,8 @@ def command(
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
     facts = None if model is None else _facts_of(model, touched, place)
     assumed = options.assumed(place, given, model_bytes=model_bytes)
+    if job.optimizer is None and job.pilot is None:
+        assumed["--optimizer"] = options.ANY
     if facts is not None:
         assumed.pop("--model-bytes", None)  # the model's own
     search(job, model=facts, assumed=assumed, name=name, output=output, front=front, plot=plot, as_json=as_json)

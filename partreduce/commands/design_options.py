@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting", "exact")
 DATA = ("shuffled", "per-worker", "per-node")
+OPTIMIZERS = (options.ANY, "sgd", "momentum", "adam")
 LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "queues")
 MAX_PERIOD = 512
 
@@ -74,6 +75,15 @@ DataName = Annotated[
     typer.Option(
         help=f"How samples are spread: {', '.join(DATA)}.",
         autocompletion=options.members(*DATA),
+        rich_help_panel=options.MODEL,
+    ),
+]
+OptimizerName = Annotated[
+    str,
+    typer.Option(
+        "--optimizer",
+        help=f"Whose prices of averaging less and late count: {', '.join(OPTIMIZERS)}. AdamW is adam.",
+        autocompletion=options.members(*OPTIMIZERS),
         rich_help_panel=options.MODEL,
     ),
 ]

@@ -80,9 +80,11 @@ class Axes:
         kept = {setting: self.timing(setting) for setting in always}
         if self.job.objective is not Objective.EXACT:
             for late in allowed:
-                best = self.best([Setting(late, pace) for pace in self._paces(late, range(1, most + 1), most)])
-                if best is not None:
-                    kept[best[0]] = best[1]
+                settings = [Setting(late, pace) for pace in self._paces(late, range(1, most + 1), most)]
+                for model in self._models():
+                    best = self.best(settings, model)
+                    if best is not None:
+                        kept.setdefault(*best)
         ordered = sorted(kept, key=lambda one: (allowed.index(one.when), one.pace, one.sending is Sending.LAYERS))
         return [self.option(setting, label, kept[setting]) for i, setting in enumerate(ordered) if not i or go_on()]
 
@@ -100,19 +102,26 @@ class Axes:
             most += 1
         return most if gap is None else min(most, gap)
 
-    def best(self, settings: Sequence[Setting]) -> tuple[Setting, Timings] | None:
+    def _models(self) -> list[StepsModel]:
+        """The job's, and where the time to a loss counts its cases in which consensus distance costs least and most."""
+        if self.job.fastest or self.job.objective is not Objective.BALANCED or self.job.drift_correction:
+            return [self.usual]
+        cases = sorted(self.usual.cases, key=lambda case: case.a)
+        return [self.usual, *dict.fromkeys((cases[0], cases[-1]))]
+
+    def best(self, settings: Sequence[Setting], model: StepsModel) -> tuple[Setting, Timings] | None:
         """What the objective likes best among these, within the limits on figures; None if none keeps them.
 
         A coarser codec is taken if its best is enough better than that of the finer ones.
         """
-        found = [(setting, one) for one in self.timings if (setting := self._best(settings, one)) is not None]
+        found = [(setting, one) for one in self.timings if (setting := self._best(settings, one, model)) is not None]
         if not found:
             return None
-        return found[paying([self.reached(*one) for one in found], self.job)]
+        return found[paying([self.reached(*one, model) for one in found], self.job)]
 
-    def _best(self, settings: Sequence[Setting], timing: Timings) -> Setting | None:
+    def _best(self, settings: Sequence[Setting], timing: Timings, model: StepsModel) -> Setting | None:
         goal, limits = self.job.objective, self.job.limits
-        bounds = [(self.costs(setting, timing, timing.least_step(setting)), setting) for setting in settings]
+        bounds = [(self.costs(setting, timing, timing.least_step(setting), model), setting) for setting in settings]
         ordered = sorted((preference(costs, goal), setting) for costs, setting in bounds if costs.keep(limits))
         if not self.job.compute_times().is_fixed:
             ordered = ordered[:MOST_SAMPLED]
@@ -120,7 +129,7 @@ class Axes:
         for least, setting in ordered:
             if chosen is not None and least >= chosen[0]:
                 break
-            reached = preference(self.reached(setting, timing), goal)
+            reached = preference(self.reached(setting, timing, model), goal)
             if chosen is None or reached < chosen[0]:
                 chosen = reached, setting
         return None if chosen is None else chosen[1]
@@ -128,7 +137,9 @@ class Axes:
     def timing(self, setting: Setting) -> Timings:
         """In the form and codec that pay for this setting: of the finest codec, unless a coarser one saves enough."""
         if setting not in self._chosen:
-            known = [self.reached(setting, timing) for timing in self.timings] if len(self.timings) > 1 else []
+            known = (
+                [self.reached(setting, timing, self.usual) for timing in self.timings] if len(self.timings) > 1 else []
+            )
             self._chosen[setting] = self.timings[paying(known, self.job) if known else 0]
         return self._chosen[setting]
 
@@ -137,24 +148,33 @@ class Axes:
         whole = replace(how, sending=Sending.WHOLE)
         return next((timing for timing in self.timings if timing.costed.how == whole), None)
 
-    def reached(self, setting: Setting, timing: Timings) -> Costs:
+    def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
         """What the objective looks at, once the seconds of a step are known."""
-        return self.costs(setting, timing, timing.seconds(setting).step)
+        return self.costs(setting, timing, timing.seconds(setting).step, model)
 
-    def costs(self, setting: Setting, timing: Timings, step_seconds: float) -> Costs:
+    def costs(self, setting: Setting, timing: Timings, step_seconds: float, model: StepsModel) -> Costs:
         """What the objective looks at, for given seconds of a step."""
         figures = self.at(setting)
         noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, self.job)
-        model = self._model(setting, noise, pushed, figures.late_distance)
+        if model is self.usual:
+            model = self._model(setting, noise, pushed, figures.late_distance)
         return Costs(
             communication=timing.sent(setting).seconds,
             step_seconds=step_seconds,
             consensus_distance=noise,
             drift=known(figures.drift),
             steps_ratio=model.steps_ratio(
-                noise, pushed, late=figures.late_distance, delayed=self.job.delayed(setting.when.when)
+                noise,
+                pushed,
+                late=figures.late_distance,
+                delayed=self.job.delayed(setting.when.when),
+                gradients=self._averages_gradients(setting),
             ),
         )
+
+    def _averages_gradients(self, setting: Setting) -> bool:
+        """All-Reduce does, in every step, unless its parameters come late."""
+        return self.schedule.strategy.averages_gradients and setting.pace == 1 and setting.when is not Lateness.LATE
 
     def at(self, setting: Setting) -> Figures:
         """The figures of a setting; gradients that come late to all alike keep the workers together."""

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.planner.steps_model import FITTED, StepsModel
+from partreduce.planner.steps_model import Prices as TaskPrices
 from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures import consensus_distance, drift, late_distance
@@ -149,7 +150,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_lateness: bool = Tru
         Price(_rounded(value), _rounded(min(value, bottom)), _rounded(max(value, top)))
         for value, bottom, top in zip(values, np.maximum(low, 0), np.maximum(high, 0), strict=True)
     ]
-    shipped = Price(FITTED.late, 0.0, FITTED.late_most)
+    shipped = Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks))
     return Prices(
         consensus_distance=prices[0],
         late=prices[1] if bears_lateness else shipped,
@@ -235,15 +236,20 @@ def steps_model(pilot: Pilot) -> StepsModel:
         FITTED,
         a=prices.consensus_distance.value,
         c=FITTED.c if prices.drift is None else prices.drift.value,
+        noise=0.0,
         late=prices.late.value,
-        late_most=prices.late.high if is_borne else inf,
+        later=0.0,
+        tasks=tuple(
+            TaskPrices(a=a, late=late, delay=late)
+            for a in {prices.consensus_distance.low, prices.consensus_distance.high}
+            for late in {prices.late.low, prices.late.high if is_borne else inf}
+        ),
         errors=((pilot.data, _error(pilot)),),
         late_errors=(),
         # What a pilot without a pipeline knows of lateness is that of parameters.
         delay=prices.late.value,
         delay_noise=None,
         delay_error=_error(pilot),
-        delay_more=prices.late.high - prices.late.value if is_borne else inf,
         max_consensus_distance=pilot.max_consensus_distance,
         max_drift=pilot.max_drift,
         a_beyond=max(prices.consensus_distance.high, FITTED.a) if least_unstable == inf else inf,

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from partreduce.planner.job import Data, Job
 from partreduce.planner.option import Option
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated
@@ -112,8 +114,38 @@ def _is_asked_for(option: Option, job: Job) -> bool:
 
 
 def least_time(options: Sequence[Option], job: Job) -> Option:
-    """The option with the least decisive time; the simplest of those that take at most `TIE` longer."""
-    least = min(decisive_time(option, job) for option in options)
-    near = unbeaten([option for option in options if decisive_time(option, job) <= least * (1 + TIE)])
+    """The option whose regret is least in the worst case; of those within `TIE` of it that with the least time.
+
+    And of those within `TIE` of that again the simplest.
+
+    A case is what the job may pay: the prices of a calibrated task, or what a pilot leaves open. An option's regret
+    there is its time over that of the best.
+    """
+    options = contenders(options, job)
+    worst = dict(zip(map(id, options), regrets(options, job), strict=True))
+    least = min(worst.values())
+    near = [option for option in options if worst[id(option)] <= least * (1 + TIE)]
+    soonest = min(decisive_time(option, job) for option in near)
+    near = unbeaten([option for option in near if decisive_time(option, job) <= soonest * (1 + TIE)])
     # Of equally simple ones the fastest; times that differ by rounding are equal.
     return min(near, key=lambda one: (simplicity(one), float(f"{decisive_time(one, job):.9e}"), one.name))
+
+
+def contenders(options: Sequence[Option], job: Job) -> list[Option]:
+    """What may be recommended: what is late, and was not asked for, has to be fastest where lateness costs most."""
+    waiting = min((decisive_time(one, job) for one in options if not (one.late or one.facts)), default=math.inf)
+    return [one for one in options if job.fastest or decisive_time(one, job) <= waiting or not (one.late or one.facts)]
+
+
+def regrets(options: Sequence[Option], job: Job) -> list[float]:
+    """Each option's time over the best one's, in the case where that is most. O(options · cases)."""
+    usual = job.steps_model
+    cases = (usual,) if job.fastest else usual.cases
+    times = np.array(
+        [
+            [one.time_in(case, usual, lateness=not (job.fastest or _is_asked_for(one, job))) for case in cases]
+            for one in options
+        ]
+    )  # (options, cases)
+    best = times.min(axis=0)
+    return [float(worst) for worst in np.where(best > 0, times / np.where(best > 0, best, 1.0), 1.0).max(axis=1)]

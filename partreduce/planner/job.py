@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.steps_model import FITTED, StepsModel
+from partreduce.planner.steps_model import Optimizer, StepsModel, shipped
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, Push, check_cluster
 from partreduce.topo.cluster import Cluster
@@ -65,7 +65,8 @@ class Job:
     effort is given, and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict
     how every candidate may travel and what of it may come a round late; None leaves it to the planner, which takes
     what is best for each. `codec` is what sums may be written in, where a strategy allows it and it pays: nothing
-    but numbers as they are, as long as nobody allows more; None allows float16 and int8. `curvature` is the
+    but numbers as they are, as long as nobody allows more; None allows float16 and int8. `optimizer` says which tasks
+    the job is like where no pilot does; None any. `curvature` is the
     learning rate times the largest curvature of the loss: it prices gradients that come late. `fastest` takes the
     least predicted time also within 2 % of something simpler, and what comes late at its predicted price. `gap`
     asks for neighbours that keep a gap, and for nothing else (True) or for none (False); None weighs a few of them
@@ -85,6 +86,7 @@ class Job:
     form: Form | None = None
     when: Lateness | None = None
     codec: Codec | None = Codec.NONE
+    optimizer: Optimizer | None = None
     curvature: float | None = None
     fastest: bool = False
     disturbance: Disturbance | None = None
@@ -132,6 +134,10 @@ class Job:
                 f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with --data "
                 f"{self.pilot.data}, or run the pilot with --data {self.data}"
             )
+        if self.drift_correction and self.optimizer not in {None, Optimizer.SGD}:
+            raise InputError(
+                f"optimizer: is {self.optimizer}; drift correction needs plain sgd; leave out one of the two"
+            )
         if self.pilot is not None and self.drift_correction:
             raise InputError("pilot: ran without drift correction, whose prices are others; leave out one of the two")
 
@@ -156,7 +162,7 @@ class Job:
         """What predicts the steps of a schedule without drift correction: the pilot's prices, or the shipped model."""
         from partreduce.planner.calibration import steps_model
 
-        model = FITTED if self.pilot is None else steps_model(self.pilot)
+        model = shipped(self.optimizer, self.cluster.num_workers) if self.pilot is None else steps_model(self.pilot)
         return model if self.curvature is None else model.at_curvature(self.curvature)
 
     @property

@@ -122,7 +122,9 @@ def assembled(
         drift=figures.drift,
         contraction=figures.contraction,
         late_distance=late,
-        steps_ratio=model.steps_ratio(noise, pushed, late=late, delayed=delayed),
+        steps_ratio=model.steps_ratio(
+            noise, pushed, late=late, delayed=delayed, gradients=schedule.strategy.averages_gradients
+        ),
         model=model,
         extrapolated=model.extrapolates(noise, pushed),
         corrected=model is CORRECTED,

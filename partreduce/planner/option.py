@@ -138,7 +138,7 @@ class Option:
 
     @property
     def time_at_worst(self) -> float:
-        """As `time`, if lateness costs as much as it may (`StepsModel.late_most`)."""
+        """As `time`, if lateness costs as much as it may."""
         if self.facts is not None:
             more = self.facts.more
         elif self.lateness is Lateness.PIPELINE:
@@ -147,10 +147,24 @@ class Option:
             more = self.averages_more
         return self.step_seconds * (self.steps_ratio + more)
 
+    def time_in(self, case: StepsModel, usual: StepsModel, *, lateness: bool) -> float:
+        """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts."""
+        if not math.isfinite(self.steps_ratio):
+            return math.inf
+        spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
+        gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
+        here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
+        more = here - there
+        if lateness and self.facts is not None:
+            more += self.facts.more
+        elif lateness and self.lateness is Lateness.PIPELINE:
+            more += (case.delay - usual.delay) * self.schedule.strategy.when.lag
+        return self.step_seconds * (self.steps_ratio + more)
+
     @property
     def averages_more(self) -> float:
         """What averages that come a round late may cost more than predicted."""
-        return (self.model.late_most - self.model.late) * self.late_distance if self.late_distance else 0.0
+        return self.model.late_more(self.late_distance) if self.late_distance else 0.0
 
     @property
     def late(self) -> bool:

@@ -244,10 +244,11 @@ def _prices(pilot: Pilot) -> dict[str, Any]:
 
 
 def _asked_first(answer: Front) -> list[Candidate]:
-    """The search's best, then its front in an order of which every beginning is spread over the whole."""
+    """The search's best, then its front: those on its lower convex hull before the others."""
     from partreduce.schedulers.synthesis.front import scattered
 
-    rest = scattered([candidate for candidate in answer.candidates if candidate is not answer.best])
+    others = [candidate for candidate in answer.candidates if candidate is not answer.best]
+    rest = scattered(others, lambda one: (one.communication_seconds_per_step, one.consensus_distance))
     return rest if answer.best is None else [answer.best, *rest]
 
 

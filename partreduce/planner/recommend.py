@@ -8,7 +8,18 @@ from fractions import Fraction
 from functools import partial
 
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.gain import TIE, Gain, best_plain, decisive_time, gain, least_time, simplicity, unbeaten
+from partreduce.planner.gain import (
+    TIE,
+    Gain,
+    best_plain,
+    contenders,
+    decisive_time,
+    gain,
+    least_time,
+    regrets,
+    simplicity,
+    unbeaten,
+)
 from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.option import Option
@@ -159,7 +170,7 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step)"
         )
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
-        said.append(_not_taken(fastest, chosen, job))
+        said.append(_not_taken(fastest, chosen, allowed, job))
     elif chosen.is_plain and fastest is chosen:
         said.append("no schedule that averages over fewer workers is predicted to train faster")
     every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]
@@ -183,7 +194,7 @@ def _beside_usual(best: Option, chosen: Option, options: Sequence[Option]) -> st
     )
 
 
-def _not_taken(fastest: Option, chosen: Option, job: Job) -> str:
+def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: Job) -> str:
     """Why the option with the least predicted time is not the recommendation."""
     ratio = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
     if job.take is not None:
@@ -197,6 +208,14 @@ def _not_taken(fastest: Option, chosen: Option, job: Job) -> str:
         return (
             f"{ratio}, but comes late: if that costs as much {most}, it would take {worst:.2f} times as long; --when "
             f"{asked} takes it at its predicted price"
+        )
+    rivals = contenders([*allowed, chosen], job)
+    worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
+    regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
+    if regret > ours * (1 + TIE):
+        where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"
+        return (
+            f"{ratio}, but {where} it would take {regret:.2f} times as long as the best, and this one {ours:.2f} times"
         )
     return f"{ratio}; within {TIE:.0%} it is chosen because it is simpler: {_phases(chosen)}, not {_phases(fastest)}"
 
@@ -241,7 +260,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
-        slower = job.steps_model.steps_ratio(0.0, drift)
+        slower = job.steps_model.steps_ratio(0.0, drift, gradients=True)
         said.append(
             f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"

@@ -2,23 +2,26 @@
 
 The prices of consensus distance and lateness are those of fifteen tasks, networks of five kinds under SGD, momentum
 and Adam, each at All-Reduce's best rate (`python -m benchmarks.steps_to_loss.lateness`; the rows and what was held out
-are in benchmarks/results/steps_to_loss_lateness.md). They differ between tasks more than schedules differ: a is 0.01 to
-0.5. The errors are those of a kind of network that was held out, so they are good for ranking schedules, not a promise
-about yours; a pilot is. c and p are fitted to one network on sorted data (`python -m benchmarks.steps_to_loss.fit`,
-benchmarks/results/steps_to_loss.json).
+are in benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
+takes what is least wrong on whichever of an optimizer's tasks the job is like (`cases`), and the errors are those of a
+kind of network that was held out: good for ranking schedules, not a promise about yours; a pilot is. c and p are fitted
+to one network on sorted data (`python -m benchmarks.steps_to_loss.fit`, benchmarks/results/steps_to_loss.json).
+
+Under Adam it costs steps by itself that parameters are averaged instead of gradients, however often: the second moments
+are of single workers' gradients then, whose noise shortens the steps. Where the noise of a worker's gradient is s times
+its mean, both squared, a step of n workers is √((1 + s/n) / (1 + s)) as long as that by their mean gradient.
 
 What comes late pays for its *late distance* (`topo.figures.late_distance`): late averagings multiply a deviation by
 λ − 1 + (1 − h)^k in each round of k steps, where lockstep has λ(1 − h)^k, so that averaging more makes it worse and
-longer rounds do. At one step a round lateness costs little under momentum and Adam; under SGD at its best rate it costs
-half of All-Reduce's steps, and the whole training on one task. So what comes late has to pay at the price of the task
-on which it costs most, or be asked for, or be measured by a pilot.
+longer rounds do. Under SGD a unit costs as much at one step a round as at several. Momentum and Adam answer slowly to
+what a round brings: at one step a round lateness costs them next to nothing, and what exceeds a unit costs in
+proportion to the whole, as their pull within a round grows with the square of its steps.
 
 Gradients that come a step late to all alike (a pipeline) cost more the nearer the learning rate comes to the pipeline's
-stability limit, and networks sharpen until it does: each at its own best rate of a grid, pipelines needed 1.05 times
-the steps of lockstep on a perceptron, 1.43 on the lab's text and 2.1 on its digits, where the best rate was half of
-lockstep's (benchmarks/results/late_and_small.md). Where the learning rate times the curvature, h, is not
-known, their geometric mean counts. Where it is known, the price is proportional to the noise that the delay adds:
-0.008 times (noise factor - 1) meets both rates of the perceptron at which h stayed below the limit, h = 0.37 and 0.74.
+stability limit, and networks sharpen until it does. Where the learning rate times the curvature, h, is not known, the
+geometric mean of an optimizer's tasks counts; where it is, the price is proportional to the noise that the delay adds:
+0.008 times (noise factor - 1) meets both rates of the perceptron at which h stayed below the limit, h = 0.37 and 0.74
+(benchmarks/results/late_and_small.md).
 Codecs have no price: gradients in 16 or 8 bits needed 0.97 to 1.05 times the steps on the two networks for digits, no
 more than 1.4 standard errors away.
 """
@@ -27,16 +30,43 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
 
 from partreduce.topo.figures.pipeline import noise_factor
 
-DELAY_MORE = 0.63
-"""What gradients that are a step late may cost more than predicted: 2.1 times the steps, on the lab's digits."""
+
+class Optimizer(StrEnum):
+    """What turns a worker's gradients into steps."""
+
+    SGD = "sgd"
+    """Plain, at its best rate near its limit: lateness is dear."""
+
+    MOMENTUM = "momentum"
+    """SGD with a momentum of about 0.9."""
+
+    ADAM = "adam"
+    """Adam or AdamW, whose moments are each worker's own where parameters are averaged."""
+
+
+class Prices(NamedTuple):
+    """What a task pays, in parts of All-Reduce's steps.
+
+    `noise` is that of a worker's gradient, by which it costs to average parameters at all (`shortened`), `a` counts for
+    a unit of consensus distance, `late` for one of late distance, `later` for what exceeds one times the whole, and
+    `delay` for gradients that come a step late.
+    """
+
+    noise: float = 0.0
+    a: float = 0.0
+    late: float = 0.0
+    later: float = 0.0
+    delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepsModel:
-    """steps ratio = 1 + a·(consensus distance) + c·drift^p + late·(late distance); drift 0 for shuffled data.
+    """steps ratio = 1 + own + a·(consensus distance) + c·drift^p + lateness's price; drift 0 for shuffled data.
 
     `errors` holds, per placement of the data, the relative error that 9 of 10 schedules kept: for shuffled data on
     kinds of networks that were held out, for sorted data of held-out schedules. `late_errors` holds the same of
@@ -49,7 +79,13 @@ class StepsModel:
     errors: tuple[tuple[str, float], ...]
     max_consensus_distance: float
     max_drift: float
+    noise: float = 0.0
+    """Of a worker's gradient over its mean, both squared, where steps are normalised by it: Adam's."""
+    num_workers: int = 1
+    """On which that depends."""
     late: float = 0.0
+    later: float = 0.0
+    """What the part of a late distance above 1 costs, times the whole."""
     late_errors: tuple[tuple[str, float], ...] = ()
     a_beyond: float | None = None
     c_beyond: float | None = None
@@ -60,14 +96,20 @@ class StepsModel:
     """What a multiple of lockstep's noise costs that late gradients add, where it is; None if only `delay` counts."""
     delay_error: float = 0.0
     """The relative error of a pipeline's predicted steps that measured ones kept."""
-    late_most: float = 0.0
-    """What a unit of late distance may cost: the price of the task on which it costs most."""
-    delay_more: float = 0.0
-    """What gradients that come a step late may cost more than predicted."""
+    tasks: tuple[Prices, ...] = ()
+    """What the job may pay instead: calibrated tasks, or the corners of what a pilot leaves open."""
     basis: str = "9 of 10 measured schedules"
     """Whose errors these are, as the subject of a sentence."""
 
-    def steps_ratio(self, consensus_distance: float, drift: float, *, late: float = 0.0, delayed: float = 0.0) -> float:
+    def steps_ratio(
+        self,
+        consensus_distance: float,
+        drift: float,
+        *,
+        late: float = 0.0,
+        delayed: float = 0.0,
+        gradients: bool = False,
+    ) -> float:
         """Predicted steps to a loss, divided by those of All-Reduce in each step.
 
         Args:
@@ -75,12 +117,28 @@ class StepsModel:
             drift: likewise; 0 for shuffled data.
             late: the late distance of averagings that come a round late (`topo.figures.late_distance`); 0 in lockstep.
             delayed: what late gradients cost (`delayed`).
+            gradients: whether it is they that are averaged, not parameters.
         """
         if math.isinf(consensus_distance) or math.isinf(drift) or math.isinf(late):
             return math.inf
         noise = _charged(consensus_distance, self.max_consensus_distance, self.a, self.a_beyond)
         pushed = _charged(drift**self.p, self.max_drift**self.p, self.c, self.c_beyond) if drift > 0 else 0.0
-        return 1.0 + noise + pushed + self.late * late + delayed
+        own = 0.0 if gradients else shortened(self.noise, self.num_workers)
+        return 1.0 + own + noise + pushed + _lateness(self, late) + delayed
+
+    @property
+    def cases(self) -> tuple[StepsModel, ...]:
+        """The model at the prices of each task that the job may be like; itself alone if there are none."""
+        return tuple(replace(self, tasks=(), **task._asdict()) for task in self.tasks) or (self,)
+
+    def late_more(self, late: float) -> float:
+        """What a late distance may cost more than predicted: on the task on which it costs most."""
+        return max((_lateness(task, late) for task in self.tasks), default=0.0) - _lateness(self, late)
+
+    @property
+    def delay_more(self) -> float:
+        """What gradients that come a step late may cost more than predicted."""
+        return max((task.delay for task in self.tasks), default=self.delay) - self.delay
 
     def delayed(self, width: int, curvature: float | None = None) -> float:
         """What it costs that gradients come late in a pipeline of this width, as a part of All-Reduce's steps.
@@ -104,7 +162,8 @@ class StepsModel:
         if self.delay_noise is None:
             return self
         price = self.delayed(2, curvature)
-        return replace(self, delay_error=min(self.delay_error, price), delay_more=min(self.delay_more, price))
+        tasks = tuple(task._replace(delay=min(task.delay, 2 * price)) for task in self.tasks)
+        return replace(self, delay=price, delay_error=min(self.delay_error, price), tasks=tasks)
 
     def error(self, data: str, *, late: bool = False) -> float:
         """The relative error that 9 of 10 schedules, or 9 of 10 overlapped ones, kept on data placed like this."""
@@ -122,21 +181,76 @@ def _charged(amount: float, most: float, price: float, beyond: float | None) -> 
     return price * most + beyond * (amount - most)
 
 
-FITTED = StepsModel(
-    a=0.128,
-    c=0.6406,
-    p=0.4862,
-    errors=(("shuffled", 0.40), ("per-worker", 0.27), ("per-node", 0.59)),
-    max_consensus_distance=10.8,
-    max_drift=170.0,
-    late=0.021,
-    late_most=0.44,
-    late_errors=(("shuffled", 0.94), ("per-worker", 0.27), ("per-node", 0.59)),
-    delay=0.47,
-    delay_noise=0.008,
-    delay_error=0.43,
-    delay_more=DELAY_MORE,
-)
+def shortened(noise: float, num_workers: float) -> float:
+    """What it costs that second moments are of single workers' gradients, as a part of All-Reduce's steps."""
+    return math.sqrt((1 + noise) / (1 + noise / num_workers)) - 1
+
+
+def _lateness(prices: StepsModel | Prices, late: float) -> float:
+    """What a late distance costs; nothing in lockstep, whatever the price."""
+    return prices.late * late + prices.later * late * max(0.0, late - 1) if late else 0.0
+
+
+TASKS: dict[Optimizer, dict[str, Prices]] = {
+    Optimizer.SGD: {
+        "convolution": Prices(0.0, 0.139, 0.057, 0.0, 0.87),
+        "embedding": Prices(0.0, 0.033, 0.137, 0.0, 0.29),
+        "perceptron": Prices(0.0, 0.111, 0.303, 0.0, 1.6),
+        "recurrent": Prices(0.0, 0.687, 0.489, 0.61, 4.0),
+        "text": Prices(0.0, 0.265, 0.102, 0.077, 0.65),
+    },
+    Optimizer.MOMENTUM: {
+        "convolution": Prices(0.0, 0.104, 0.0, 0.355, 4.0),
+        "embedding": Prices(0.0, 0.011, 0.0, 0.043, 1.27),
+        "perceptron": Prices(0.0, 0.0, 0.0, 0.134, 4.0),
+        "recurrent": Prices(0.0, 0.092, 0.0, 0.088, 0.96),
+        "text": Prices(0.0, 0.055, 0.0, 0.079, 0.82),
+    },
+    Optimizer.ADAM: {
+        "convolution": Prices(0.801, 0.147, 0.0, 0.0, 1.92),
+        "embedding": Prices(16.143, 0.006, 0.0, 0.018, 0.24),
+        "perceptron": Prices(1.197, 0.072, 0.0, 0.029, 1.87),
+        "recurrent": Prices(0.778, 0.129, 0.0, 0.0, 0.66),
+        "text": Prices(2.777, 0.03, 0.0, 0.01, 0.25),
+    },
+}
+"""By the kind of network."""
+SHARED = {
+    None: Prices(0.253, 0.148, 0.057, 0.0, 1.28),
+    Optimizer.SGD: Prices(0.0, 0.172, 0.212, 0.0, 1.20),
+    Optimizer.MOMENTUM: Prices(0.0, 0.040, 0.0, 0.098, 1.89),
+    Optimizer.ADAM: Prices(1.510, 0.098, 0.0, 0.011, 0.85),
+}
+"""What fits all tasks of an optimizer, or of all three, best at once."""
+ERRORS = {
+    None: (0.59, 0.78),
+    Optimizer.SGD: (0.53, 1.22),
+    Optimizer.MOMENTUM: (0.25, 0.44),
+    Optimizer.ADAM: (0.48, 0.46),
+}
+"""The relative errors that 9 of 10 schedules kept on kinds of networks held out, in lockstep and late."""
+
+
+def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:
+    """The model of an optimizer, or of whatever it may be, for so many workers."""
+    lockstep, late = ERRORS[optimizer]
+    sorted_data = (("per-worker", 0.27), ("per-node", 0.59))
+    return StepsModel(
+        c=0.6406,
+        p=0.4862,
+        errors=(("shuffled", lockstep), *sorted_data),
+        late_errors=(("shuffled", late), *sorted_data),
+        max_consensus_distance=10.8,
+        max_drift=170.0,
+        delay_noise=0.008,
+        delay_error=0.43,
+        num_workers=num_workers,
+        tasks=tuple(task for one in ([optimizer] if optimizer else TASKS) for task in TASKS[one].values()),
+        **SHARED[optimizer]._asdict(),
+    )
+
+
+FITTED = shipped()
 
 CORRECTED = StepsModel(
     a=0.2884,

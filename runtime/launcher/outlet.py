@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, TextIO
 
 from partreduce.runtime.watch.published_progress import PublishedProgress
+from partreduce.topo.errors import DocumentError, HandshakeError, InputError, ScheduleError
+
+ALIKE = tuple(f"{kind.__name__}: " for kind in (InputError, DocumentError, HandshakeError, ScheduleError))
+"""How lines begin that tell a mistake of the script, which all workers make."""
+ALIKE_SECONDS = 0.3
+"""How long the first such line waits for the others."""
 
 
 class Outlet(Protocol):
@@ -48,3 +55,32 @@ class PlainOutlet:
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+class AlikeErrors:
+    """Shows one mistake that several workers tell in the same words once: `[0-3] InputError: …`."""
+
+    def __init__(self, outlet: Outlet, num_workers: int) -> None:
+        self._outlet, self._num_workers = outlet, num_workers
+        self._held: dict[str, tuple[float, set[int]]] = {}
+
+    def hold(self, rank: int, line: str) -> bool:
+        """Keep a worker's line until `show`, if it is of this kind."""
+        if not line.startswith(ALIKE):
+            return False
+        self._held.setdefault(line, (time.monotonic() + ALIKE_SECONDS, set()))[1].add(rank)
+        return True
+
+    def show(self, *, everything: bool = False) -> None:
+        """Pass on what has waited long enough, or what all workers have said."""
+        for line, (until, ranks) in list(self._held.items()):
+            if everything or len(ranks) == self._num_workers or time.monotonic() > until:
+                del self._held[line]
+                self._outlet.write(f"[{_ranges(ranks)}] {line}\n", errors=True)
+
+
+def _ranges(ranks: set[int]) -> str:
+    """As in `0-3,6`."""
+    starts = sorted(rank for rank in ranks if rank - 1 not in ranks)
+    ends = sorted(rank for rank in ranks if rank + 1 not in ranks)
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

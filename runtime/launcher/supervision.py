@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.launcher.orphans import end_groups
+from partreduce.runtime.launcher.outlet import AlikeErrors
 from partreduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, let_through, raise_unheard
 from partreduce.topo.errors import FencedError, UnavailableError
 
@@ -111,7 +112,7 @@ def supervise(
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
-    width, stages = len(str(len(workers) - 1)), _stages(store)
+    width, stages, alike = len(str(len(workers) - 1)), _stages(store), AlikeErrors(outlet, len(workers))
     with held() as mask, selectors.DefaultSelector() as selector:
         for worker in workers:
             for descriptor in worker.streams:
@@ -123,8 +124,9 @@ def supervise(
                 with let_through(mask):
                     raise_unheard()
                     for key, _ in selector.select(timeout=0.05):
-                        if not _forward(key.fd, key.data, outlet, width):
+                        if not _forward(key.fd, key.data, outlet, alike, width):
                             selector.unregister(key.fd)
+                    alike.show()
                 if running and not (running := _collect(workers, store, shutdown, grace, outlet)):
                     drained = time.monotonic() + 0.5
                 with let_through(mask):
@@ -139,7 +141,8 @@ def supervise(
                 shutdown.begin(130, grace)
         with let_through(mask):
             for key in list(selector.get_map().values()):
-                _forward(key.fd, key.data, outlet, width, last=True)
+                _forward(key.fd, key.data, outlet, alike, width, last=True)
+            alike.show(everything=True)
     # A run that went on without a worker that was given up says so, even where all others ended well.
     fenced = any(worker.code == FencedError.exit_code for worker in workers)
     return shutdown.code or (FencedError.exit_code if fenced else 0)
@@ -173,7 +176,9 @@ def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace:
     return any(worker.code is None for worker in workers)
 
 
-def _forward(descriptor: int, worker: Child, outlet: Outlet, width: int, *, last: bool = False) -> bool:
+def _forward(
+    descriptor: int, worker: Child, outlet: Outlet, alike: AlikeErrors, width: int, *, last: bool = False
+) -> bool:
     """Pass on a worker's complete lines, each with its rank before it; False at the end of its output.
 
     With `last` what has come so far is all that counts, although somebody may hold the pipe open.
@@ -187,8 +192,10 @@ def _forward(descriptor: int, worker: Child, outlet: Outlet, width: int, *, last
     if lines:
         errors = descriptor == list(worker.streams)[-1]
         worker.has_complained |= errors
-        prefix = f"[{worker.rank:>{width}}] "
-        outlet.write("".join(f"{prefix}{line.decode(errors='replace')}\n" for line in lines), errors=errors)
+        texts = [line.decode(errors="replace") for line in lines]
+        shown = [text for text in texts if not (errors and alike.hold(worker.rank, text))]
+        if shown:
+            outlet.write("".join(f"[{worker.rank:>{width}}] {text}\n" for text in shown), errors=errors)
     return bool(chunk)
 
 

@@ -292,7 +292,7 @@ class Heartbeat:
                 if self._place == "gathering" and number == self._gatherings and what != mine:
                     return (
                         f"worker {rank} is in {what} after {reached} rounds and this worker {self.rank} in {mine}: all "
-                        "workers call the same in the same order"
+                        "workers call the same in the same order, none of it under `if rank == 0`"
                     )
         return None
 

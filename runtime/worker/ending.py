@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 from partreduce.runtime.averaging.mean_model import average_everywhere
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.rendezvous import forget, hosts_store
+from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.topo.strategies.base import Phased
 
 Result = TypeVar("Result")
 
@@ -106,11 +108,24 @@ class Ending:
         average_everywhere(run.mean_reducers, members, self.engine.steps, round_ - 1)
         self.state = FINISHED
         self.engine.model_use.detach()
+        self._warn_if_apart(round_)
         runner.close()
         run.reducer.heartbeat.stop()
         run.reducer.recorder.write_trace()
         if self._own_process:
             atexit.unregister(self.leave)
+
+    def _warn_if_apart(self, rounds: int) -> None:
+        """Say where fixed groups have left workers that never averaged with one another, even by others."""
+        schedule = self.run.schedule
+        if self.run.rank or not self.engine.steps or not isinstance(schedule.strategy, Phased):
+            return
+        if rounds < (needed := schedule.rounds_to_connect()):
+            warn_user(
+                f"the run ended after {self.engine.steps} steps, before all workers had averaged with one another: "
+                f"this schedule connects them in {needed} rounds, {needed * self.run.pace} steps; "
+                "finish() has averaged once"
+            )
 
     def after(self, error: PartreduceError) -> None:
         """Where an error is one of the run: destroy the groups first, so that peers learn at once; then say it."""

@@ -299,8 +299,8 @@ def _kept_for_figures(tried: AlphabetSearch, span: float) -> float:
 def _candidates(problem: Problem, tried: AlphabetSearch, *, before: float) -> list[Candidate]:
     """The archives' fronts with their figures recomputed by `topo`, which the search does not share code with.
 
-    What was asked for comes first, then the best at what each hint communicates, then entries spread over the front,
-    ever finer, until `before`.
+    What was asked for comes first, then the best at what each hint communicates, then those on the front's lower convex
+    hull and the rest of it (`scattered`), until `before`.
     """
     alphabet, clock = tried.alphabet, tried.clock
     budget, value = problem.limits.max_communication, problem.most_consensus_distance
@@ -313,7 +313,7 @@ def _candidates(problem: Problem, tried: AlphabetSearch, *, before: float) -> li
             archive.cheapest_below(np.inf if value is None else value),
         ]
         hinted = [archive.best_within(budget) for budget in budgets_of(problem)]
-        for entry in (*asked, *scattered(hinted), *scattered(archive.front())):
+        for entry in (*asked, *_spread(hinted), *scattered(archive.front(), lambda entry: (entry[1], entry[0]))):
             if entry is None or len(result) >= MAX_REPORTED:
                 continue
             indices = primitive(entry[2], problem.limits.min_period)
@@ -328,8 +328,27 @@ def _candidates(problem: Problem, tried: AlphabetSearch, *, before: float) -> li
     return result
 
 
-def scattered(front: list[T]) -> list[T]:
-    """The same entries, ordered so that every beginning of the list is spread over the whole front."""
+def scattered(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
+    """The same entries, each beginning of the list spread over the whole front: first those on its lower convex hull.
+
+    A time to a loss, a step's seconds times the steps, is a product of two sums that rise with one cost each, so that
+    the least over a front lies on the hull, whatever a unit of either costs. O(k log k).
+    """
+    hull: list[T] = []
+    for entry in sorted(front, key=at):
+        x, y = at(entry)
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = at(hull[-2]), at(hull[-1])
+            if (x1 - x0) * (y - y0) > (x - x0) * (y1 - y0):
+                break
+            hull.pop()
+        hull.append(entry)
+    on_hull = set(map(id, hull))
+    return _spread(hull) + _spread([entry for entry in front if id(entry) not in on_hull])
+
+
+def _spread(front: list[T]) -> list[T]:
+    """Ordered so that every beginning of the list is spread over the whole."""
     order: list[int] = []
     step = 1 << max(0, len(front) - 1).bit_length()
     while step:

@@ -664,3 +664,27 @@ def test_eight_bits_of_gradients_with_an_optimizer_that_divides_by_their_size_ar
     said = [str(one.message) for one in caught if "partreduce" in str(one.message)]
     assert len(said) == told
     assert all(f"codec int8 with {make.__name__}" in text and "docs/codecs.md" in text for text in said)
+
+
+PAIRS_THEN_ALL = Static(
+    phases=GroupPhases(tuple(Phase.from_groups(4, g) for g in ([[0, 1], [2, 3]], [range(4)]))), pace=3
+)
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(0, False), (3, True), (5, True), (6, False)])
+def test_a_run_that_ends_before_all_have_averaged_says_so_once(ranks, steps, warned):
+    """Its workers trained apart, which a loss over seconds does not show."""
+
+    def work(world):
+        model, optimizer = wrapped(world, PAIRS_THEN_ALL)
+        for _ in range(steps):
+            model.backward(1.0)
+            optimizer.step()
+        optimizer.finish()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ranks.run(4, work)
+    said = [str(warning.message) for warning in caught if "the run ended after" in str(warning.message)]
+    wanted = f"the run ended after {steps} steps, before all workers had averaged with one another: this schedule"
+    assert said == [f"{wanted} connects them in 2 rounds, 6 steps; finish() has averaged once"] * warned

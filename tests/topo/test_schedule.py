@@ -175,3 +175,19 @@ def test_words_may_stand_for_choices_and_unknown_ones_are_named():
         How(codec="int9")
     with pytest.raises(ScheduleError, match=r"drain: is \['drop'\]"):
         Pipeline(drain=["drop"])
+
+
+@pytest.mark.parametrize(
+    ("phases", "rounds"),
+    [
+        ([[[0, 1], [2, 3]], [[1, 2]], [[0, 1, 2, 3]]], 2),  # by way of others
+        ([[[0, 1], [2, 3]], [[0, 1]], [[0, 1, 2, 3]]], 3),
+        ([[[0, 1, 2, 3]], [[0, 1]]], 1),
+        ([[[0, 1], [2, 3]], [[0, 1]]], 2),  # never: a period
+        ([[], [[0, 1, 2, 3]]], 2),
+    ],
+)
+def test_rounds_to_connect_are_those_after_which_all_have_averaged_if_by_way_of_others(phases, rounds):
+    made = GroupPhases(tuple(Phase.from_groups(4, groups) for groups in phases))
+    assert Schedule("x", Cluster.regular(1, 4), Static(phases=made)).rounds_to_connect() == rounds
+    assert Schedule("x", Cluster.regular(1, 4), Static(phases=made, prologue=2)).rounds_to_connect() == 1

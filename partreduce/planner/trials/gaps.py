@@ -297,7 +297,7 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
             kind=Gaps.word,
             words=candidate.setting.words,
             memory_bytes=candidate.memory_bytes,
-            more=(model.late_most - model.late) * late / (progress if 0 < progress < 1 else 1.0),
+            more=model.late_more(late) / (progress if 0 < progress < 1 else 1.0),
             progress=progress,
             gradients=mean("gradients") / schedule.num_workers,
             computed=mean("computed"),

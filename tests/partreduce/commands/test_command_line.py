@@ -341,11 +341,14 @@ def test_several_schedules_side_by_side_reproduce_the_worked_example(capsys, fig
 def test_design_says_in_one_line_what_nobody_stated(capsys, tmp_path):
     assert main(["design", "2x2", "--effort", "0.1", "--set", "nic=1GB/s"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Assumed"))
-    assert line.endswith(": --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms")
+    assert line.endswith(": --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms, --optimizer=any")
     place = tmp_path / "cluster.yaml"
     place.write_text("num_nodes: 2\nworkers_per_node: 2\nhardware: {nic: {bandwidth: 1GB/s}, model_bytes: 8MB}\n")
-    assert answer(capsys, "design", place, "--effort", "0.1", "--json")["assumed"] == {"--set compute": "50ms"}
-    assert main(["design", str(place), "--effort", "0.1", "--set", "compute=1ms"]) == 0
+    assert answer(capsys, "design", place, "--effort", "0.1", "--json")["assumed"] == {
+        "--set compute": "50ms",
+        "--optimizer": "any",
+    }
+    assert main(["design", str(place), "--effort", "0.1", "--set", "compute=1ms", "--optimizer", "sgd"]) == 0
     assert "Assumed" not in capsys.readouterr().out, "everything is stated"
 
 

@@ -12,10 +12,11 @@ import pytest
 from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import front
+from partreduce.planner.gain import TIE
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.planner.recommend import cautions, reasons, recommend
-from partreduce.planner.steps_model import CORRECTED, FITTED
+from partreduce.planner.steps_model import CORRECTED, FITTED, Optimizer, shortened
 from partreduce.schedulers import registry
 from partreduce.strategies import Late
 from partreduce.topo.cluster import Cluster
@@ -197,7 +198,7 @@ def test_impossible_jobs_are_refused_in_one_line(options: dict[str, object], mes
 
 
 def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_figures() -> None:
-    assert FITTED.steps_ratio(0.0, 0.0) == 1.0
+    assert FITTED.steps_ratio(0.0, 0.0, gradients=True) == 1.0
     assert (
         FITTED.steps_ratio(1.0, 0.0)
         < FITTED.steps_ratio(2.0, 0.0)
@@ -269,10 +270,47 @@ def test_limits_bind_catalogue_entries_as_they_bind_the_search() -> None:
 
 
 def test_an_overlapped_schedule_is_predicted_from_its_delayed_figures_and_pays_for_its_late_distance() -> None:
-    assert FITTED.steps_ratio(0.9375, 0.0) == pytest.approx(1 + FITTED.a * 0.9375)
+    assert FITTED.steps_ratio(0.9375, 0.0) == pytest.approx(
+        1 + shortened(FITTED.noise, FITTED.num_workers) + FITTED.a * 0.9375
+    )
     assert replace(FITTED, late=0.1).steps_ratio(0.5, 2.0, late=3.0) == pytest.approx(
         FITTED.steps_ratio(0.5, 2.0) + 0.3
     )
     assert FITTED.steps_ratio(0.5, 2.0, late=math.inf) == math.inf
     assert FITTED.error("shuffled", late=True) > FITTED.error("shuffled")
     assert CORRECTED.error("per-node", late=True) == CORRECTED.error("per-node")
+
+
+def test_under_adam_averaging_parameters_costs_steps_even_where_workers_are_never_apart() -> None:
+    """One node: node-then-all averages all workers' parameters in every step, and Adam's moments stay their own."""
+    asked = job("1x8", optimizer=Optimizer.ADAM)
+    alike, every_step = (
+        measure(registry.entry(name).build(asked.cluster), asked) for name in ("node-then-all", "allreduce")
+    )
+    assert alike.consensus_distance.value == 0
+    assert alike.steps_ratio == pytest.approx(1 + shortened(asked.steps_model.noise, 8))
+    assert alike.steps_ratio > 1.3
+    assert every_step.steps_ratio == 1
+    assert measure(alike.schedule, replace(asked, optimizer=Optimizer.SGD)).steps_ratio == 1
+
+
+def test_lateness_at_one_step_a_round_is_nearly_free_under_momentum_and_not_under_sgd() -> None:
+    late = {}
+    for optimizer in Optimizer:
+        options = competitors(job(optimizer=optimizer), until=0.0)
+        late[optimizer] = named(options, "allreduce late hierarchical")
+    momentum, sgd = late[Optimizer.MOMENTUM], late[Optimizer.SGD]
+    assert momentum.time_at_worst < 1.06 * momentum.step_seconds
+    assert sgd.time_at_worst > 1.4 * sgd.step_seconds
+
+
+def test_the_recommendation_is_least_wrong_whichever_task_the_job_is_like() -> None:
+    asked = job("2x4", optimizer=Optimizer.SGD, when=Lateness.LOCKSTEP)
+    options = [option for option in competitors(asked, until=0.0) if math.isfinite(option.time)]
+    chosen, usual = recommend(options, asked), asked.steps_model
+
+    def worst(option: Option) -> float:
+        cases = [[one.time_in(case, usual, lateness=True) for one in (option, *options)] for case in usual.cases]
+        return max(times[0] / min(times) for times in cases)
+
+    assert worst(chosen) <= min(map(worst, options)) * (1 + TIE)

@@ -13,6 +13,7 @@ from partreduce.schedulers.synthesis.alphabet_search import within_limits
 from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, partition_cost
+from partreduce.schedulers.synthesis.front import scattered
 from partreduce.schedulers.synthesis.partitions import PartitionCosts
 from partreduce.schedulers.synthesis.refinement import refine
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
@@ -168,3 +169,19 @@ def test_time_is_left_for_figures_when_only_small_groups_may_meet():
     """Without a full average there is nothing on the front before the search over the alphabet."""
     found = synthesise(problem("4,2", limits=Limits(max_group=2)), effort=1.0)
     assert len(found.candidates) > 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_reported_hold_the_least_time_whatever_a_unit_of_either_cost_costs(seed):
+    rng = np.random.default_rng(seed)
+    points = sorted(zip(np.sort(rng.random(40)), np.sort(rng.exponential(size=40))[::-1], strict=True))
+    ordered = scattered(points, lambda point: point)
+    assert sorted(ordered) == points
+    best = {
+        min(points, key=lambda point: (computing + point[0]) * (1 + price * point[1]))
+        for computing in (0.0, 0.1, 1.0)
+        for price in np.geomspace(1e-3, 1e3, 100)
+    }
+    last = max(map(ordered.index, best))
+    assert all(point in ordered[: last + 1] for point in best)
+    assert last < 20
