@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -64,7 +65,8 @@ def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
     Raises:
         FileProblem: no trace is there, or one is none of ours.
     """
-    events, about = [], {}
+    events: list[Event] = []
+    about: dict[str, Any] = {}
     paths = sorted(folder.glob("trace-[0-9]*.json"))
     if not paths:
         raise FileProblem(f"{folder}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
@@ -128,7 +130,7 @@ def read_run(folder: Path) -> Run:
 
     def trained_for(rank: int, since: float, until: float) -> float:
         """Seconds between two instants without evaluations."""
-        return until - since - sum(e["end"] - e["start"] for e in pauses[rank] if since <= e["start"] < until)
+        return until - since - math.fsum(e["end"] - e["start"] for e in pauses[rank] if since <= e["start"] < until)
 
     count = {rank: mine[-1]["step"] - mine[0]["step"] for rank, mine in own.items()}
     step = {r: trained_for(r, mine[0]["start"], mine[-1]["start"]) / count[r] for r, mine in own.items()}
