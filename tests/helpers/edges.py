@@ -274,14 +274,14 @@ EDGES = [
         "relax < 2 in every group",
         (four(([0, 3], "199/100"), [1, 2]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
         (four(([0, 3], 2), [1, 2]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
-        "0 <= relax < 2",
+        '(consensus/trees) is "trees"; expected 0 <= relax < 2 in every group',
     ),
     Edge(
         TREES,
         "0 <= relax in every group",
         (four(([0, 3], 0), [1, 2]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
         (four(([0, 3], "-1/100"), [1, 2]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
-        "0 <= relax < 2",
+        '(consensus/trees) is "trees"; expected 0 <= relax < 2 in every group',
     ),
     Edge(
         TREES,
@@ -316,7 +316,7 @@ EDGES = [
         "n - 1 witnesses",
         (meets(1), trees([[0, 0, 1], [1, 1, 2]])),
         (meets(1), trees([[0, 0, 1]])),
-        "2 witnesses",
+        '.trees[0] is "\\u2026"; expected 2 witnesses',
     ),
     Edge(
         TREES,
@@ -351,7 +351,7 @@ EDGES = [
         "a rule has a tree for each digit",
         (NODES, trees([[1, 0, 1]], [[0, -1, 0], [1, 0, 1]])),
         (NODES, trees([[1, 0, 1]])),
-        "2 trees",
+        'is "trees"; expected 2 trees',
     ),
     Edge(
         TREES,
@@ -367,7 +367,7 @@ EDGES = [
         (NODES, trees([[1, 0, 1]], [[1, 0, 1]])),
         "2 witnesses",
     ),
-    Edge(TREES, "of groups only", (HALF, trees([[0, 0, 1]])), (EVEN, trees([[0, 0, 1]])), "0 <= relax < 2"),
+    Edge(TREES, "of groups only", (HALF, trees([[0, 0, 1]])), (EVEN, trees([[0, 0, 1]])), 'is "trees"; expected 0 <='),
     # consensus by a graph
     Edge(
         GRAPHS,
@@ -418,7 +418,7 @@ EDGES = [
         (EVEN, tree(0, [0, 1, 0])),
         "reached",
     ),
-    Edge(GRAPHS, "n - 1 edges", (EVEN, tree(0, [0, 0, 1])), (EVEN, tree(0)), "n - 1 edges"),
+    Edge(GRAPHS, "n - 1 edges", (EVEN, tree(0, [0, 0, 1])), (EVEN, tree(0)), 'is "tree"; expected n - 1 edges'),
     Edge(
         GRAPHS,
         "an edge of its round",
@@ -462,7 +462,13 @@ EDGES = [
         ),
         'is "graph"; expected workers that do without none',
     ),
-    Edge(GRAPHS, "of weighted graphs only", (EVEN, tree(0, [0, 0, 1])), (HALF, tree(0, [0, 0, 1])), "expected trees"),
+    Edge(
+        GRAPHS,
+        "of weighted graphs only",
+        (EVEN, tree(0, [0, 0, 1])),
+        (HALF, tree(0, [0, 0, 1])),
+        'is "graph"; expected trees',
+    ),
     # consensus by a power, contraction
     Edge(
         GRAPHS,

@@ -146,7 +146,7 @@ READ_EDGES = [
             (
                 TABLES,
                 "an outer step",
-                outer(optimizer="sgd", lr=1, momentum=0, nesterov=False),
+                outer(optimizer="sgd", lr=1, momentum=0, nesterov=False, anchor="common"),
                 outer(optimizer="sgd", lr=-1),
                 f"{OUTER}.lr: above 0",
             ),

@@ -57,10 +57,10 @@ class Table(NamedTuple):
 class Outer(NamedTuple):
     """An outer step: with lr 1 and no momentum the mean itself is the next model."""
 
-    lr: Fraction = Fraction(1)
-    momentum: Fraction = Fraction(0)
-    nesterov: bool = False
-    has_own_anchors: bool = False
+    lr: Fraction
+    momentum: Fraction
+    nesterov: bool
+    has_own_anchors: bool
 
     @property
     def is_plain(self) -> bool:
@@ -73,7 +73,7 @@ class Tables(NamedTuple):
 
     listed: list[Table]
     is_local: bool
-    outer: Outer = Outer()
+    outer: Outer
 
     def by(self, way: str) -> list[Table]:
         """Those that go this way."""

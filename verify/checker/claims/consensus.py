@@ -46,6 +46,7 @@ disjoint, which `conflict-free` confirms.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..period import averages_on_class, confirm_norm
@@ -88,8 +89,7 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
     confirm(as_long, place, "…", f"{num_edges} witnesses")
     components = Components(schedule.width)
     previous: list[int] = []
-    phase_shown = -1
-    first_of_group: dict[int, int] = {}
+    first_of_group = lru_cache(1)(lambda t: _first_of_group(schedule, t, digits))
     for number, edge in enumerate(tree):
         at = f"{place}[{number}]"
         is_later = (
@@ -100,10 +100,7 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
         )
         confirm(is_later, at, edge, "a later [phase, worker, worker]")
         t, first, other = edge
-        if t != phase_shown:
-            first_of_group = _first_of_group(schedule, t, digits)
-            phase_shown = t
-        together = first != other and first_of_group.get(other) == first
+        together = first != other and first_of_group(t).get(other) == first
         confirm(together, at, edge, f"workers of one contracting group of phase {t}")
         confirm(components.join(first, other), at, edge, "workers that no earlier witness joins")
         previous = edge
@@ -144,7 +141,7 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
     confirm(schedule.form == "graph", place, "graph", "trees")
     needs_all = schedule.gap is None or not schedule.gap.has_backup
     confirm(needs_all, place, "graph", "workers that do without none of their in-neighbours")
-    counts_weights = schedule.mode != "lossy gap" or schedule.gap is None or schedule.gap.weights == "graph"
+    counts_weights = schedule.gap is None or schedule.gap.weights == "graph"
     are_positive = not counts_weights or all(map(keeps_something, schedule.rounds))
     confirm(are_positive, "schedule", "a weight", "positive weights on oneself, and none negative")
     positive = [
