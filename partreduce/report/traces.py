@@ -134,7 +134,7 @@ def read_run(folder: Path) -> Run:
 
     count = {rank: mine[-1]["step"] - mine[0]["step"] for rank, mine in own.items()}
     step = {r: trained_for(r, mine[0]["start"], mine[-1]["start"]) / count[r] for r, mine in own.items()}
-    timed = [event for mine in own.values() for event in mine[1:]]
+    timed = [event for mine in own.values() for event in mine[:-1]]
     last = {key: max(e["start"] for e in group) for key, group in groupby(sorted(timed, key=_meeting), key=_meeting)}
     waiting = sum(max(0.0, min(last[_meeting(e)], e["end"]) - e["start"]) for e in timed)
     steps, all_steps = max(count.values()), sum(count.values())

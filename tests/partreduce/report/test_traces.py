@@ -108,7 +108,8 @@ def test_real_workers_trace_what_the_report_reads(tmp_path):
     assert (run.schedule, run.num_workers, run.steps) == ("pairs", 4, 4)
     assert [value for _, value in run.losses] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert run.consensus_distance == pytest.approx(1.0), "after step 5 pairs stand at -1 and -3 from the last mean"
-    assert 0 < run.waiting_seconds + 1e-9 <= run.operation_seconds < run.step_seconds
+    assert 0 <= run.waiting_seconds <= run.operation_seconds
+    assert run.step_seconds > 0
     assert run.nic_bytes > 0
 
 
