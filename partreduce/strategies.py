@@ -25,6 +25,7 @@ from partreduce.topo.strategies import How as How
 from partreduce.topo.strategies import InitiatorRule as InitiatorRule
 from partreduce.topo.strategies import Late as Late
 from partreduce.topo.strategies import Lockstep as Lockstep
+from partreduce.topo.strategies import Merge as Merge
 from partreduce.topo.strategies import MissedResults as MissedResults
 from partreduce.topo.strategies import Mixing as Mixing
 from partreduce.topo.strategies import Neighbor as Neighbor

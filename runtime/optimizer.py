@@ -117,7 +117,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         replica = replica_of(model, checked_mesh(mesh, world), self.schedule, drift_correction)
         alone = is_alone(world, mesh)
         tables = Tables() if alone else find_tables(model, self.optimizer, self.schedule)
-        flat = FlatModel(model, self.optimizer, policies.buffers, policies.optimizer_state, layout_of(tables))
+        flat = FlatModel(
+            model,
+            self.optimizer,
+            policies.buffers,
+            policies.optimizer_state,
+            layout_of(tables),
+            fragments=self.schedule.strategy.what.fragments,
+        )
         device = flat.buckets[0].device
         facts = facts_of(self.schedule, flat, self.optimizer, policies)
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)

@@ -103,6 +103,20 @@ class Bulk:
         return core_schema.json_or_python_schema(anything, core_schema.is_instance_schema(cls))
 
 
+def take_numbers(value: Closed, place: str, *names: str) -> None:
+    """Make exact numbers of fields that may be given as Python writes them: 0.7 is 7/10.
+
+    Raises:
+        ScheduleError: the place and the value.
+    """
+    for name in names:
+        given = getattr(value, name)
+        try:
+            object.__setattr__(value, name, Fraction(str(given)))
+        except (ValueError, ZeroDivisionError):
+            raise ScheduleError(f"{place}.{name}: is {given!r}; it is a number such as 0.7") from None
+
+
 @lru_cache
 def _choices(closed: Any) -> tuple[tuple[str, type[Choice]], ...]:  # noqa: ANN401 - a dataclass
     """The fields of a dataclass that hold one word of a list, with the list."""

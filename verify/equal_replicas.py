@@ -18,7 +18,7 @@ BYTES = " A codec is no exception: all take the decoded bytes, whoever summed th
 def prove_equal_replicas(schedule: Schedule) -> Claim | None:
     """The rounds after which all are equal, None where there is none. O(size of the schedule)."""
     strategy = schedule.strategy
-    if strategy.mixes_late:
+    if strategy.mixes_late or strategy.what.num_fragments > 1:
         return None
     bytes_ = "" if strategy.how.codec is Codec.NONE else BYTES
     if strategy.averages_gradients:

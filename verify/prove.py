@@ -20,6 +20,7 @@ from partreduce.verify.contraction import prove_contraction
 from partreduce.verify.deadlock_free import prove_deadlock_free
 from partreduce.verify.equal_replicas import prove_equal_replicas
 from partreduce.verify.exact_consensus import prove_exact
+from partreduce.verify.fragments import prove_fragments
 from partreduce.verify.graph import prove_graph
 from partreduce.verify.kept_gap import essential_of_kept_gap, prove_kept_gap
 from partreduce.verify.lag import prove_lag
@@ -148,7 +149,12 @@ def _kept_gap_claims(schedule: Schedule) -> tuple[Claim, ...]:
 
 def _claims_of_runs(schedule: Schedule) -> tuple[Claim, ...]:
     """What a run of fixed rounds can rely on: ages, queues, its end, equal workers, errors, memory."""
-    of_payload = prove_lag(schedule), prove_equal_replicas(schedule), prove_codec_error(schedule)
+    of_payload = (
+        prove_lag(schedule),
+        prove_fragments(schedule),
+        prove_equal_replicas(schedule),
+        prove_codec_error(schedule),
+    )
     made = (claim for claim in of_payload if claim is not None)
     return (*prove_meetings(schedule), *made, prove_memory(schedule))
 

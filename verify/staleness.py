@@ -42,13 +42,16 @@ def _staleness(schedule: Schedule, reach: int) -> Claim:
     if not _keeps_own(schedule):
         text = "a weight is negative, or a worker gives up all of its own value, so what has arrived may leave again."
         return not_proved("staleness", text)
-    late, pace = schedule.strategy.when.lag, int(schedule.paces().max())
+    strategy, pace = schedule.strategy, int(schedule.paces().max())
+    late = strategy.when.lag + int(strategy.lacks_newest)
     age = reach - 1 + late
     direct = "An average takes the parameters of its members after all their steps of the round"
-    if schedule.strategy.when.delays_gradients:
+    if strategy.when.delays_gradients:
         direct = (
             f"An average is applied {late} steps after its gradients were taken: it lacks those of the newest {late}"
         )
+    elif strategy.lacks_newest:
+        direct = "An average begins inside its round and lacks the steps behind that place"
     elif late:
         direct = (
             "A late average takes the parameters with which its round began: it lacks the newest round of every "

@@ -27,7 +27,9 @@ def dense(raw: Document) -> tuple[Groups, list[Matrix]]:
     if strategy["kind"] == "neighbor":
         return None, [_weighted(n, r) for r in strategy["rounds"]]
     if strategy["kind"] == "allreduce":
-        listed = [[(list(range(n)), 1.0)]]
+        when = strategy.get("when", {})
+        merge = when.get("merge", {}) if isinstance(when, dict) else {}
+        listed = [[(list(range(n)), 1 - float(Fraction(merge.get("alpha", 0))))]]
     elif "node_radices" in strategy:
         listed = [_blocks(cluster, strategy["node_radices"], phase) for phase in strategy["phases"]]
     else:
@@ -74,7 +76,8 @@ def steady_distance(raw: Document, listed: Groups, matrices: list[Matrix]) -> fl
     pace = strategy.get("pace", 1)
     paces = np.array(pace if isinstance(pace, list) else [pace] * n)
     when = strategy.get("when", "lockstep")
-    is_late = when != "lockstep" and "pipeline" not in when  # a pipeline's parameters are equal
+    # A pipeline's parameters are equal, and a merge keeps as much of a late step's differences as of all others.
+    is_late = when != "lockstep" and not {"pipeline", "merge"} & set(when)
     scales = [np.ones(n) for _ in matrices]
     if strategy.get("averaging", "mean") != "mean":
         if listed is None:

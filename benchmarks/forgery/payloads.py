@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.forgery.runs import delay_of, has_stages, mixes_late, nodes_of, outer_of, pipeline_of, takes_gradients
+from benchmarks.forgery.runs import (
+    delay_of,
+    has_stages,
+    mixes_late,
+    nodes_of,
+    outer_of,
+    pipeline_of,
+    takes_gradients,
+    turns_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +74,7 @@ def _lag(entry: dict[str, Any], raw: dict[str, Any], _: Groups, __: list[Matrix]
 
 
 def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    if listed is None or entry["of"] != ("gradients" if takes_gradients(raw) else "parameters"):
+    if listed is None or turns_of(raw)[0] > 1 or entry["of"] != ("gradients" if takes_gradients(raw) else "parameters"):
         return False
     rng, n, period = np.random.default_rng(1), len(matrices[0]), len(matrices)
     values = np.zeros(n)
@@ -229,7 +238,12 @@ def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix
     if is_own or name == "outer-consensus":  # of the matrices of own anchors nothing is said
         return is_own and name == "outer-consensus"
     mean = np.full_like(matrices[0], 1 / len(matrices[0]))
-    return listed is not None and not mixes_late(raw) and any(np.allclose(w, mean) for w in matrices)
+    return (
+        listed is not None
+        and turns_of(raw)[0] == 1
+        and not mixes_late(raw)
+        and any(np.allclose(w, mean) for w in matrices)
+    )
 
 
 JUDGES = {

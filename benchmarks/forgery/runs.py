@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import lru_cache
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,14 +101,45 @@ def mixes_late(raw: dict[str, Any]) -> bool:
     when = raw["strategy"].get("when")
     if isinstance(when, dict) and "gap" in when:
         return when["gap"].get("order", "serial") == "parallel"
-    return isinstance(when, dict) and pipeline_of(raw) is None
+    return isinstance(when, dict) and "merge" not in when and pipeline_of(raw) is None
+
+
+def turns_of(raw: dict[str, Any]) -> tuple[int, int, float]:
+    """Into how many fragments the model is cut, by how many steps each is merged late, and what is kept then."""
+    fragments, when = raw["strategy"].get("what", {}).get("fragments", 1), raw["strategy"].get("when")
+    merge = when.get("merge", {}) if isinstance(when, dict) else {}
+    parts = len(fragments) if isinstance(fragments, list) else fragments
+    return parts, merge.get("steps", 0), float(Fraction(merge.get("alpha", 0)))
+
+
+def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    """By four rounds, step by step: what is in flight, and of which step what a worker has of each fragment is."""
+    del listed
+    (parts, late, kept), pace = turns_of(raw), max(paces(raw, len(matrices[0])))
+    turns = [[step for step in range(1, 4 * pace + 1) if _ends(step, p, parts, pace)] for p in range(parts)]
+    order = sorted((step - late, step, number) for number, steps in enumerate(turns) for step in steps)
+    once = all(
+        len([s for s in steps if lo < s <= lo + pace]) == 1 for steps in turns for lo in range(0, 4 * pace, pace)
+    )
+    alone = all(first[1] <= second[0] for first, second in pairwise(order)) and order[0][0] > 0
+    apart = min(second[1] - first[1] for first, second in pairwise(order)) if len(order) > 1 else pace
+    age = max(second - (first - late) for steps in turns for first, second in pairwise(steps))
+    said = {"claim": "fragments", "fragments": parts, "every": pace, "late": late, "age": age, "equal": kept == 0}
+    return once and alone and entry == said | {"apart": entry["apart"]} and 0 < entry["apart"] <= apart
+
+
+def _ends(step: int, number: int, parts: int, pace: int) -> bool:
+    """Whether a fragment's turn ends with a step: its share of the round's steps, and of no step later, is done."""
+    place = (step - 1) % pace + 1
+    return place * parts <= (number + 1) * pace < (place + 1) * parts
 
 
 def takes_gradients(raw: dict[str, Any]) -> bool:
     """Whether gradients are averaged."""
     pace = raw["strategy"].get("pace", 1)
     once = set(pace) == {1} if isinstance(pace, list) else pace == 1
-    return raw["strategy"]["kind"] == "allreduce" and once and not mixes_late(raw) and not outer_of(raw)
+    whole = not outer_of(raw) and turns_of(raw)[2] == 0
+    return raw["strategy"]["kind"] == "allreduce" and once and not mixes_late(raw) and whole
 
 
 def outer_of(raw: dict[str, Any]) -> dict[str, float]:
@@ -242,7 +273,7 @@ def paces(raw: dict[str, Any], n: int) -> list[int]:
 
 
 def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    n, late, delay = len(matrices[0]), mixes_late(raw), delay_of(raw)
+    n, late, delay = len(matrices[0]), mixes_late(raw) or turns_of(raw)[:2] != (1, 0), delay_of(raw)
     if any(w.min() < -TOLERANCE or w.diagonal().min() < TOLERANCE for w in matrices):
         return False
     age, pace = oldest_age(matrices, late=late, delay=delay), max(paces(raw, n))
@@ -272,6 +303,7 @@ def _memory(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices
 
 JUDGES = {
     "staleness": _staleness,
+    "fragments": _fragments,
     "queues": _queues,
     "end": _end,
     "memory": _memory,

@@ -14,7 +14,7 @@ from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, Merge, Neighbor, Round, RulePhases, Static
 from partreduce.topo.strategies.axes import (
     LOCKSTEP,
     Codec,
@@ -145,6 +145,12 @@ SCHEDULES = {
             what=Routes(outer=Outer(lr="7/10", momentum="9/10", nesterov=True)),
         ),
     ),
+    "streaming": Schedule(
+        "s",
+        Cluster.regular(2, 2),
+        AllReduce(pace=11, when=Merge(steps=1, alpha="2/3"), what=Routes(outer=Outer(lr=0.7), fragments=4)),
+    ),
+    "merged": Schedule("m", Cluster.regular(3, 1), AllReduce(pace=4, when=Merge(steps=3))),
     "outer-own": explicit(
         6,
         [[0, 1], [2, 3, 4]],

@@ -17,5 +17,5 @@ def runs(pace: Pace, when: When, how: How, form: Form | None = None, *, what: Ro
         words.append(str(how.codec) + (" across" if how.where is CodecScope.ACROSS_NODES else ""))
     if how.sending is Sending.LAYERS:
         words.append("layers")
-    words += [part for part in (what.in_words, what.outer.in_words) if part]
+    words += [part for part in (what.in_words, what.outer.in_words, what.turns_in_words) if part]
     return " ".join(words)

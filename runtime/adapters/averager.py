@@ -90,9 +90,10 @@ def refuse_strategy(schedule: Schedule, who: str) -> None:
     """Refuse what cannot be done by a group mean after a step."""
     overlaps, codec = schedule.strategy.overlap, schedule.strategy.how.codec
     tables = ", with tables of their own route" if schedule.strategy.what.apart else ""
-    outer = schedule.strategy.what.outer
-    if not schedule.is_phased or overlaps or codec.rounds or tables or not outer.is_plain:
+    what, takes_turns = schedule.strategy.what, schedule.strategy.takes_turns
+    if not schedule.is_phased or overlaps or codec.rounds or tables or not what.outer.is_plain or takes_turns:
         kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
         kind += f", with codec {codec.value}" if codec.rounds else ""
-        kind += tables + (f", with {outer.in_words}" if outer.in_words else "")
+        late = schedule.strategy.when.in_words if takes_turns else ""
+        kind += tables + "".join(f", with {w}" for w in (what.outer.in_words, what.turns_in_words, late) if w)
         raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")

@@ -118,6 +118,8 @@ class Bucket:
     slots: list[Slot] = field(default_factory=list)
     piggybacked: list[Piggybacked] = field(default_factory=list)
     length: int = 0
+    fragment: int = 0
+    """Of the model's fragments the one that it belongs to."""
     note: torch.Tensor | None = None
     """Numbers that averages of parameters carry along, from the place of presence on, and average (see `carry`)."""
     _spare: list[torch.Tensor] = field(default_factory=list)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from partreduce.runtime.averaging.load_watch import count_loads
 from partreduce.runtime.averaging.optimizer_state import state_keys
 from partreduce.runtime.averaging.shards import Sharders, is_sharded, local
 from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.fragments import Fragments, assign
 
 
 class BufferPolicy(StrEnum):
@@ -44,6 +46,7 @@ class FlatModel:
         buffers: what happens to floating-point buffers.
         state: what happens to the optimizer's state.
         apart: parameters that are exchanged another way, with a line for each that says what they are.
+        fragments: into which parts it is cut, of which each has buckets of its own.
 
     Raises:
         InputError: a model that cannot be laid out flat, or an optimizer with foreign parameters.
@@ -56,6 +59,8 @@ class FlatModel:
         buffers: BufferPolicy,
         state: StatePolicy,
         apart: Mapping[torch.nn.Parameter, str] | None = None,
+        *,
+        fragments: Fragments = 1,
     ) -> None:
         _refuse_wrapped(model)
         self.model = model
@@ -70,10 +75,12 @@ class FlatModel:
         if not trainable:
             besides = " besides its tables" if self._apart else ""
             raise InputError(f"model: has no trainable parameter{besides}; nothing could be averaged")
+        numbers = assign(fragments, [(names, p.numel()) for names, _, p in trainable])
+        keys = [(number, p.device, p.dtype) for number, (_, _, p) in zip(numbers, trainable, strict=True)]
         self.buckets: list[Bucket] = []
-        for key in dict.fromkeys((p.device, p.dtype) for _, _, p in trainable):
-            same = [entry for entry in trainable if (entry[2].device, entry[2].dtype) == key]
-            self.buckets.append(_flatten(same, self.sharders))
+        for key in dict.fromkeys(sorted(keys, key=itemgetter(0))):
+            same = [entry for entry, its in zip(trainable, keys, strict=True) if its == key]
+            self.buckets.append(_flatten(same, self.sharders, fragment=key[0]))
         self.buffer_buckets: list[Bucket] = []
         """Buckets of buffers alone, for the mean model, when they do not ride along with every operation."""
         local = buffers is BufferPolicy.LOCAL
@@ -101,6 +108,10 @@ class FlatModel:
         self._trained = {id(parameter) for parameter in (*self._known, *self._apart, *self._frozen)}
         self.loads = count_loads(model)
         """How often `load_state_dict` was called on the model or a part of it."""
+
+    def fragment(self, number: int) -> list[Bucket]:
+        """The buckets of a fragment; buffers ride in the first of their device and dtype."""
+        return [bucket for bucket in self.buckets if bucket.fragment == number]
 
     @property
     def frozen(self) -> list[torch.Tensor]:
@@ -239,7 +250,7 @@ class FlatModel:
             for keys in [state_keys(optimizer, group)]
             for p in group["params"]
         }
-        for slot in [slot for bucket in self.buckets for slot in bucket.slots]:
+        for bucket, slot in [(one, slot) for one in self.buckets for slot in one.slots]:
             self._riding[slot.parameter] = kept.get(slot.parameter, others)
             for key in self._riding[slot.parameter]:
 
@@ -247,7 +258,7 @@ class FlatModel:
                     value = optimizer.state[parameter].get(key) if parameter in optimizer.state else None
                     return local(value) if isinstance(value, torch.Tensor) else None
 
-                _ride(self.buckets, f"{slot.names[0]}:{key}", slot.values, broadcast=False, fetch=fetch)
+                _ride([bucket], f"{slot.names[0]}:{key}", slot.values, broadcast=False, fetch=fetch)
 
 
 def _ride(
@@ -294,6 +305,8 @@ def _parts_of(model: torch.nn.Module) -> list[tuple[dict[str, torch.nn.Module | 
 def _flatten(
     entries: Sequence[tuple[tuple[str, ...], tuple[tuple[torch.nn.Module, str], ...], torch.nn.Parameter]],
     sharders: Sharders,
+    *,
+    fragment: int,
 ) -> Bucket:
     slots, size = [], 0
     for names, owners, parameter in entries:
@@ -304,7 +317,7 @@ def _flatten(
         size = aligned(size, parameter.dtype)
     device, dtype = entries[0][2].device, entries[0][2].dtype
     flat = torch.zeros(size, dtype=dtype, device=device)
-    bucket = Bucket(device, dtype, size, flat, slots, length=size)
+    bucket = Bucket(device, dtype, size, flat, slots, length=size, fragment=fragment)
     with torch.no_grad():
         for slot in slots:
             slot.view(flat).copy_(slot.values)

@@ -78,6 +78,14 @@ class Reducer:
         self._lines: dict[tuple[int, ...], _Line] = {}
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
+    def of(self, buckets: Sequence[Bucket], name: str) -> Reducer:
+        """A reducer of some of the buckets, whose operations no other's are taken for."""
+        part = Reducer(
+            self.world, buckets, self.recorder, self.heartbeat, key=f"{self.key} {name}", timeout=self.timeout
+        )
+        part.checks = self.checks
+        return part
+
     @cached_property
     def streams(self) -> Streams:
         """Where the operations run; all buckets lie on one device."""
@@ -111,6 +119,16 @@ class Reducer:
             self._start(reduction, gradients=gradients, divisor=divisor, codings=codings)
         except (GoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
+        return reduction
+
+    def arrived(
+        self, kind: str, step: int, round_: int, group: Group, sums: Sequence[torch.Tensor], *, since: Reference | None
+    ) -> Reduction:
+        """An operation that is over, with what it brought: a checkpoint was saved before its commit."""
+        reduction = self._announced(kind, step, round_, group, since=since)
+        for array, kept in zip(reduction.arrays, sums, strict=True):
+            array[: len(kept)].copy_(kept)
+        self.recorder.end(reduction.operation)
         return reduction
 
     def begin_parts(self, kind: str, step: int, round_: int, group: Group) -> Reduction:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
 from partreduce.runtime.strategies.base import Run, Runner
+from partreduce.runtime.strategies.fragment_means import FragmentMeans
 from partreduce.runtime.strategies.gap.means import GapMeans
 from partreduce.runtime.strategies.generated import GeneratedMeans
 from partreduce.runtime.strategies.gradient_means import GradientMeans
@@ -56,6 +57,19 @@ def _static(strategy: Static, run: Run) -> Runner:
 
 
 def _means_of_groups(strategy: Static | AllReduce, run: Run) -> Runner:
+    count = strategy.what.num_fragments
+    if not strategy.takes_turns:
+        return _means_of_whole(strategy, run)
+    parts = []
+    for number in range(count):
+        reducer = run.reducer.of(run.flat.fragment(number), f"fragment {number}")
+        part = _means_of_whole(strategy, run.with_reducer(reducer))
+        part.name = f"average of fragment {number}" if count > 1 else part.name
+        parts.append(part)
+    return FragmentMeans(run, parts)
+
+
+def _means_of_whole(strategy: Static | AllReduce, run: Run) -> GroupMeans:
     if not strategy.what.outer.is_plain:
         kind = OwnAnchors if strategy.what.outer.has_own_anchors else OuterMeans
         return kind(strategy.what.outer, run, averaging=strategy.averaging)

@@ -220,7 +220,8 @@ ADDS_PROGRESS = "would send the difference to the others as progress"
 class ParameterRunner(Runner):
     """Averages models: `begin` is called before a step, `end_round` after the last one of a round.
 
-    A worker whose data ended calls `end_round` alone. As it stands it averages nothing, for a script that runs alone.
+    A worker whose data ended calls `end_step` and `end_round` alone. As it stands it averages nothing, for a script
+    that runs alone.
     """
 
     needs_round_start: bool = False
@@ -231,6 +232,9 @@ class ParameterRunner(Runner):
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
         """Called before the wrapped optimizer's step; `first` of its round."""
+
+    def end_step(self, step: int) -> None:
+        """Called after each step, before the end of its round, also where a worker without data takes none."""
 
     def end_round(self, step: int, round_: int) -> Further:  # noqa: ARG002 - for runners that average
         """Called after the last step of a round."""

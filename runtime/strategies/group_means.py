@@ -9,6 +9,7 @@ import torch
 from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
+from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
@@ -34,6 +35,8 @@ class GroupMeans(ParameterRunner):
         self._snapshots: list[torch.Tensor] = []
         self._starts: list[torch.Tensor] = []
         self._piggybacked: list[list[torch.Tensor | None]] = []
+        self.name = "average"
+        """What reports call its operations."""
         self._pending: Reduction | None = None
         self._waited = False
         self._started = -1
@@ -57,11 +60,59 @@ class GroupMeans(ParameterRunner):
             self._commit_delayed(group)
             self._begin_round(step, round_ + 1)
         elif group is not None:
-            reduction = self._start_sum(step, round_, group)
-            self.run.reducer.wait(reduction)
-            self._commit(reduction)
+            self.send(step, round_)
+            self.merge()
             self.are_equal = self._makes_equal(group)
         return NO_FURTHER
+
+    def send(self, step: int, round_: int, *, early: bool = False) -> None:
+        """Start the operation of a round in lockstep; where that is `early`, steps are taken until it is merged."""
+        group = self._group(round_)
+        assert group is not None, "asked of workers that have one"
+        self._piggybacked = [snapshot_piggybacked(bucket) for bucket in self.run.reducer.buckets] if early else []
+        self._pending, self._waited = self._start_sum(step, round_, group), False
+
+    def merge(self) -> None:
+        """Complete and commit the operation that is in flight, if one is."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        if not self._waited:
+            self.run.reducer.wait(pending)
+        self._commit(pending)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether an operation is in flight."""
+        return self._pending is not None
+
+    def flight(self) -> dict[str, torch.Tensor]:
+        """What `take_up` needs of the operation in flight, whose sums are waited for; empty where there is none."""
+        if self._pending is None:
+            return {}
+        self.settle()
+        operation, buckets = self._pending.operation, self.run.reducer.buckets
+        sums = {f"sums/{i}": array[: buckets[i].length] for i, array in enumerate(self._pending.arrays)}
+        before = {
+            f"before/{i}/{place}": value
+            for i, values in enumerate(self._piggybacked)
+            for place, value in enumerate(values)
+            if value is not None
+        }
+        return sums | before | {"place": torch.tensor([operation.step, operation.round])}
+
+    def take_up(self, flight: dict[str, torch.Tensor]) -> None:
+        """Go on with the operation of which `flight` told."""
+        step, round_ = map(int, flight["place"])
+        group, buckets = self._group(round_), self.run.reducer.buckets
+        assert group is not None, "asked of workers that have one"
+        sums = [flight[f"sums/{i}"] for i in range(len(buckets))]
+        self._pending = self.run.reducer.arrived(self.name, step, round_, group, sums, since=self._since(group))
+        self._waited = True
+        self._piggybacked = [
+            [flight.get(f"before/{i}/{place}") for place in range(len(bucket.piggybacked))]
+            for i, bucket in enumerate(buckets)
+        ]
 
     def settle(self) -> None:
         """Wait for the operation in flight, which keeps its sums for the end of the round."""
@@ -129,7 +180,7 @@ class GroupMeans(ParameterRunner):
 
     def _begin_round(self, step: int, round_: int) -> None:
         self._started = round_
-        buckets = self.run.flat.buckets
+        buckets = self.run.reducer.buckets
         if self.normalises and not self.overlap:
             self._starts = _copy_to(self._starts, [bucket.flat for bucket in buckets])
         if not self.overlap:
@@ -164,7 +215,11 @@ class GroupMeans(ParameterRunner):
                         live.copy_(torch.zeros_like(live) if value is None else value)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
-        return self.run.reducer.begin("average", step, round_, group, lag=int(self.overlap))
+        return self.run.reducer.begin(self.name, step, round_, group, lag=int(self.overlap))
+
+    def _since(self, group: Group) -> Reference | None:  # noqa: ARG002 - for those that have one
+        """The reference from which a group's operation is measured."""
+        return None
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
         """Called with the sums of one bucket that have arrived, before their commit."""
@@ -183,7 +238,7 @@ class GroupMeans(ParameterRunner):
         factor = self._mean_pace(group) / self.run.pace
         if factor != 1.0:
             starts = self._snapshots if self.overlap else self._starts
-            for bucket, start in zip(self.run.flat.buckets, starts, strict=True):
+            for bucket, start in zip(self.run.reducer.buckets, starts, strict=True):
                 rescale_progress(bucket, start, factor)
 
     def _commit(self, reduction: Reduction) -> None:
@@ -191,7 +246,7 @@ class GroupMeans(ParameterRunner):
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
             self._receive(index, sums, reduction)
-            commit_piggybacked(bucket, sums, ok)
+            commit_piggybacked(bucket, sums, ok, self._piggybacked[index] if self._piggybacked else None)
             commit_mean(bucket, sums, relax, ok, swap=True)
 
         self.run.reducer.commit(reduction, commit)

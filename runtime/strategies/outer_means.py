@@ -119,7 +119,7 @@ class OuterSteps:
 
     def __init__(self, outer: Outer, run: Run) -> None:
         self._outer = outer
-        buckets = run.flat.buckets if outer.momentum else []
+        buckets = run.reducer.buckets if outer.momentum else []
         self.momenta = {f"momentum/{index}": torch.zeros_like(bucket.flat) for index, bucket in enumerate(buckets)}
         """By the names that they have in a saved state."""
 

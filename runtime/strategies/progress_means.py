@@ -57,7 +57,7 @@ class ProgressMeans(GroupMeans):
         super().__init__(run, averaging=averaging, overlap=overlap)
         how = run.schedule.strategy.how
         self._nodes = run.schedule.cluster.node_of().tolist() if how.where is CodecScope.ACROSS_NODES else None
-        self._codings = Codings(how, len(run.flat.buckets)).of_buckets if how.codec.rounds else None
+        self._codings = Codings(how, len(run.reducer.buckets)).of_buckets if how.codec.rounds else None
         self._starts_made = 0
         self.reference: Reference | None = None
 
@@ -82,7 +82,8 @@ class ProgressMeans(GroupMeans):
         start = {name: tensor for name, tensor in state.items() if name.startswith(ROUND_START)}
         if start:
             super().load_state(start)
-        self.reference = Reference.restored({n: t for n, t in state.items() if n not in start}, self.run.flat.buckets)
+        rest = {name: tensor for name, tensor in state.items() if name not in start}
+        self.reference = Reference.restored(rest, self.run.reducer.buckets)
         self._starts_made = self.reference.starts
 
     def _begin_round(self, step: int, round_: int) -> None:
@@ -93,16 +94,18 @@ class ProgressMeans(GroupMeans):
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
         codings = self._codings if self._is_coded(group) else None
-        since = self.reference if self._is_measured(group) else None
         return self.run.reducer.begin(
-            "average", step, round_, group, lag=int(self.overlap), codings=codings, since=since
+            self.name, step, round_, group, lag=int(self.overlap), codings=codings, since=self._since(group)
         )
+
+    def _since(self, group: Group) -> Reference | None:
+        return self.reference if self._is_measured(group) else None
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
         """Make a mean of the sum of differences; the mean of everybody is the next reference."""
         reference = self.reference
         assert reference is not None, "taken when the first round began"
-        mean = sums[: self.run.flat.buckets[index].size]
+        mean = sums[: self.run.reducer.buckets[index].size]
         everybody = len(reduction.group.members) == self.run.schedule.num_workers
         if reduction.since is not None:
             if everybody:

@@ -39,7 +39,8 @@ class Prediction:
     """What a schedule costs on a cluster. Seconds and bytes are per step of the workers with the largest pace.
 
     Of kinds without common rounds they are per step of all workers, on average. `step_seconds` includes waiting and
-    what no overlap hides, `communication_seconds` is the links' time alone, and `nic_bytes` leaves the busiest node.
+    what no overlap hides, `communication_seconds` is the links' time alone, and `nic_bytes` leaves the busiest node;
+    `peak_nic_bytes` is the most that one step sends from it, None where that is not known.
 
     `largest_age` and `mean_age` are in steps of a worker: by how many steps of another worker what a worker averages
     may be behind when it has averaged; where progress is added to what others change meanwhile (pipelines of gradients,
@@ -58,6 +59,7 @@ class Prediction:
     arrays: float
     memory_bytes: float
     how: str
+    peak_nic_bytes: float | None = None
 
 
 def predict(
@@ -121,6 +123,7 @@ def predict(
         arrays,
         arrays * size,
         "exact" if compute.is_fixed else "sampled",
+        cost.peak_nic_bytes,
     )
 
 
@@ -172,7 +175,8 @@ def _age_of_rounds(schedule: Schedule) -> tuple[float | None, float | None]:
 
 def _age_of_everyone(schedule: Schedule) -> tuple[float, float]:
     """Every round is over all: what is late is late by the same for all."""
-    age = float(schedule.strategy.when.lag * int(schedule.paces().max()))
+    when = schedule.strategy.when
+    age = float(when.lag * int(schedule.paces().max()) + when.late_steps)
     return age, age
 
 

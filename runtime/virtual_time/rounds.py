@@ -34,7 +34,7 @@ def run_rounds(case: Case) -> Timeline:
     rounds = Rounds(when, (schedule.num_workers,))
     meeting = None if exchange is None else TableRounds(rounds, exchange)
     waited = None if exchange is None else np.empty(records.shape[1:])
-    operating = np.zeros(records.shape[1:]) if any(stage.segments for stage in stages) else None
+    operating = np.zeros(records.shape[1:]) if any(stage.segments or stage.turns for stage in stages) else None
     for round_ in range(num_rounds):
         index = (round_ - prologue) % len(stages)
         stage = first if first is not None and round_ < prologue else stages[index]

@@ -62,7 +62,7 @@ class Policies:
             )
         if average_states and schedule.strategy.when.delays_gradients:
             raise InputError("optimizer_state='average': a quorum averages models alone; use 'local'")
-        if average_states and schedule.strategy.mixes_late:
+        if average_states and (schedule.strategy.mixes_late or schedule.strategy.when.late_steps):
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
     def refuse_apart(self, schedule: Schedule) -> None:

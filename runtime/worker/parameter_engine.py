@@ -50,6 +50,7 @@ class ParameterEngine(Engine[ParameterRunner]):
         self._count(step + 1)
         if self._has_tables:
             self.run.tables.stepped()
+        self.runner.end_step(step)
         if self._steps % pace == 0:
             self._end_round(step, round_)
         return loss
@@ -75,7 +76,9 @@ class ParameterEngine(Engine[ParameterRunner]):
         step, round_ = self._steps, self.round
         if self._has_tables and not self._serve_tables_of_round(after_averaging):
             return False
-        self._count((round_ + 1) * self.run.pace)
+        while self._steps < (round_ + 1) * self.run.pace:
+            self._count(self._steps + 1)
+            self.runner.end_step(self._steps - 1)
         self._end_round(step, round_)
         return True
 
@@ -92,4 +95,5 @@ class ParameterEngine(Engine[ParameterRunner]):
                 after_averaging()
             self.optimizer.step()
             self._count(self._steps + 1)
+            self.runner.end_step(self._steps - 1)
         return True

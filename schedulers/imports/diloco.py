@@ -20,12 +20,11 @@ from partreduce.topo.document.place import child, shown
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.document.yaml_reader import parse_yaml
 from partreduce.topo.errors import DocumentError, MissingFeatureError, RefutedError, ScheduleError
-from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import LOCKSTEP, Merge
 from partreduce.topo.strategies.outer import Outer
 from partreduce.topo.strategies.routes import Routes
-from partreduce.topo.strategies.static import GroupPhases, Static
 
 MEGABYTE = 2**20
 MAXTEXT = {
@@ -110,30 +109,27 @@ class Settings:
         return [*rows, *((claim, status, why) for claim, status, why in self.findings())]
 
     def schedule(self, source: str, cluster: Cluster | None) -> Schedule:
-        """The same as a schedule: a round of all every H steps, with an outer step.
+        """The same as a schedule: in every H steps a turn of each fragment, with an outer step.
 
         Raises:
             RefutedError: a claim about the settings is false.
-            MissingFeatureError: fragments that take turns, or come late.
+            MissingFeatureError: two fragments are in flight at once.
             DocumentError: the number of replicas is neither in the file nor given by a cluster.
         """
         for finding in self.findings():
             if finding.status == "refuted":
                 raise RefutedError(f"{source}: {finding.claim} is refuted: {finding.why}")
-        if self.num_fragments > 1 or self.delay:
+        if self.delay >= self.spacing:
             raise MissingFeatureError(
-                f"{source}: {self.num_fragments} fragments, late by {self.delay} steps: a schedule file has no "
-                "fragments and no lateness in steps; import settings with 1 fragment that is merged at once"
+                f"{source}: fragments are sent every {self.spacing} steps and merged {self.delay} steps later: a "
+                f"schedule merges one before it sends the next; import settings with a delay below {self.spacing}"
             )
         if cluster is None and self.num_replicas < 2:
             raise DocumentError("document", "does not say how many replicas there are; give a cluster", source)
         cluster = Cluster.regular(self.num_replicas, 1) if cluster is None else cluster
-        what, name = Routes(outer=self.outer), PurePath(source).stem
-        if not self.alpha:
-            return Schedule(name, cluster, AllReduce(pace=self.asked, what=what))
-        everyone = Group(tuple(range(cluster.num_workers)), 1 - self.alpha)
-        phases = GroupPhases((Phase.from_groups(cluster.num_workers, [everyone]),))
-        return Schedule(name, cluster, Static(pace=self.asked, phases=phases, what=what))
+        what = Routes(outer=self.outer, fragments=self.num_fragments)
+        when = Merge(steps=self.delay, alpha=self.alpha) if self.delay or self.alpha else LOCKSTEP
+        return Schedule(PurePath(source).stem, cluster, AllReduce(pace=self.asked, when=when, what=what))
 
 
 def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:

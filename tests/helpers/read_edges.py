@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from helpers.edges import Edge, document, graph, groups, rule
 
 HUGE = 2**31
@@ -50,6 +52,12 @@ def tables(*names, **options):
 
 def outer(**members):
     return over_all(pace=2, what={"outer": members})
+
+
+def turns(pace, fragments, *, outer=None, **merge):
+    """Fragments in turn, merged late where members of a merge are given."""
+    what = {"fragments": fragments} | ({"outer": outer} if outer else {})
+    return over_all(pace=pace, what=what, **({"when": {"merge": merge}} if merge else {}))
 
 
 def nodes(*listed, **strategy):
@@ -698,6 +706,78 @@ READ_EDGES = [
             ("all meet", [[[0, 1]]], {}),
             ("nobody is late", [[[0, 1, 2]]], {"when": {"late": 1}}),
             ("nobody goes before others", [[[0, 1, 2]]], {"when": {"quorum": {"quorum": 2}}}),
+        )
+    ),
+    # turns of fragments, and merging late
+    *(
+        reads(TABLES, f"fragments {rule}", turns(4, true), turns(4, false), f"strategy.what.fragments: {says}")
+        for rule, true, false, says in (
+            ("are at least 1", 1, 0, "must be an integer 1..2147483647"),
+            ("are a number or lists", 2, "2", "must be an integer"),
+            ("are 2 where they are listed", [["a"], ["b"]], [["a"]], "has 2 or more, each with a pattern"),
+            ("have a pattern each", [["a"], ["b"]], [["a"], []], "has 2 or more, each with a pattern"),
+            ("have patterns that are texts", [["a"], ["b"]], [["a"], [1]], "must be a text"),
+            ("have patterns of a letter or more", [["a"], ["b"]], [["a"], [""]], "a pattern has 1 to 1000 characters"),
+            (
+                "have patterns of 1000 letters",
+                [["a"], ["b" * 1000]],
+                [["a"], ["b" * 1001]],
+                "a pattern has 1 to 1000 characters",
+            ),
+            ("share no pattern", [["a"], ["b"]], [["a"], ["a"]], "a pattern stands in one fragment, once"),
+        )
+    ),
+    reads(
+        SCHEDULE,
+        "every fragment has a turn in a round",
+        turns(4, 4),
+        turns(4, 5),
+        "strategy.what.fragments: every fragment has a turn in each round",
+    ),
+    *(
+        reads(SCHEDULE, f"a merge's {rule}", turns(8, 3, **true), turns(8, 3, **false), f"strategy.{says}")
+        for rule, true, false, says in (
+            ("steps are not negative", {"steps": 0, "alpha": "1/2"}, {"steps": -1, "alpha": "1/2"}, "when.merge.steps"),
+            ("steps end before the next turn", {"steps": 1}, {"steps": 2}, "when.merge.steps: fewer than lie between"),
+            ("alpha is below 1", {"alpha": "99/100"}, {"alpha": 1}, "when.merge.alpha: at least 0 and below 1"),
+            ("alpha is not negative", {"steps": 1, "alpha": 0}, {"steps": 1, "alpha": "-1/99"}, "when.merge.alpha: at"),
+            ("members are these", {"steps": 1}, {"late": 1}, "when.merge: has unknown keys ['late']"),
+        )
+    ),
+    reads(
+        SCHEDULE,
+        "a merge is not lockstep",
+        turns(8, 3, alpha="1/99"),
+        turns(8, 3, alpha=0),
+        "strategy.when.merge: without steps and alpha it is lockstep",
+    ),
+    *(
+        reads(
+            SCHEDULE,
+            f"turns go with {what}",
+            turns(4, 2),
+            raw,
+            "strategy.what.fragments: goes with allreduce, 1 pace for all and plain means",
+        )
+        for what, raw in (
+            ("allreduce", groups(3, [[0, 1, 2]], pace=4, what={"fragments": 2})),
+            ("1 pace", over_all(pace=[4, 4], what={"fragments": 2})),
+            ("plain means", over_all(pace=4, averaging="step-normalised", what={"fragments": 2})),
+            ("rounds that end", over_all(pace=4, when={"late": 1}, what={"fragments": 2})),
+        )
+    ),
+    *(
+        reads(
+            SCHEDULE,
+            f"a rate below the one from which anchors go apart, {what}",
+            turns(2, 1, alpha=alpha, outer={"lr": str(limit - Fraction(1, 10**6)), **more}),
+            turns(2, 1, alpha=alpha, outer={"lr": str(limit), **more}),
+            "strategy.what.outer.lr: anchors and models go apart",
+        )
+        for what, alpha, limit, more in (
+            ("without momentum", "9/10", Fraction(19, 9), {}),
+            ("with momentum", "9/10", Fraction(19, 6), {"momentum": "1/2"}),
+            ("with Nesterov's", "9/10", Fraction(19, 12), {"momentum": "1/2", "nesterov": True}),
         )
     ),
     # the whole document

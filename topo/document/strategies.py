@@ -20,7 +20,7 @@ from partreduce.topo.document.place import child, shown
 from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import LOCKSTEP, How, Late, Pipeline, When
+from partreduce.topo.strategies.axes import LOCKSTEP, How, Late, Merge, Pipeline, When
 from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.topo.strategies.generated import Generated
@@ -153,7 +153,7 @@ class Wait:
     `like` says what an object of it is, for who wrote none; `inner` are members that are objects themselves.
     """
 
-    value: type[Pipeline | Gap | Quorum]
+    value: type[Merge | Pipeline | Gap | Quorum]
     like: str
     inner: dict[str, type] = field(default_factory=dict)
 
@@ -161,6 +161,7 @@ class Wait:
 WAITS: dict[str, Wait] = {
     wait.value.word: wait
     for wait in (
+        Wait(Merge, 'an object such as {"steps": 2, "alpha": "1/2"}'),
         Wait(Pipeline, "an object, {} for a pipeline 2 wide"),
         Wait(Gap, "an object, {} for Hop's standard setting", {"skip": Skip}),
         Wait(Quorum, 'an object such as {"quorum": "solo"}'),
@@ -178,7 +179,8 @@ def _load_when(raw: object, place: str) -> When:
         return Late()
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
         return _load_members(wait, raw[wait.value.word], child(place, wait.value.word))
-    known = '"lockstep", {"late": 1}, {"pipeline": {}}, {"gap": {}} or {"quorum": {"quorum": "solo"}}'
+    known = '"lockstep", {"late": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"gap": {}} or '
+    known += '{"quorum": {"quorum": "solo"}}'
     raise DocumentError(place, f"is {shown(raw)}; it must be {known}")
 
 
@@ -221,7 +223,7 @@ def when_schema() -> dict[str, Any]:
     }
 
 
-def _described(value: type[Pipeline | Gap | Quorum]) -> dict[str, Any]:
+def _described(value: type[Merge | Pipeline | Gap | Quorum]) -> dict[str, Any]:
     """The JSON Schema of a value, with the first paragraph of its docstring."""
     schema = _adapter(value).json_schema(ref_template="#/$defs/{model}")
     schema.pop("title", None)

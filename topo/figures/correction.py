@@ -138,6 +138,11 @@ def refuse_schedule(schedule: Schedule) -> None:
         raise InputError(
             f"drift correction: schedule {schedule.name!r} has outer steps, for which it is not derived; {way_out}"
         )
+    if strategy.takes_turns:
+        raise InputError(
+            f"drift correction: schedule {schedule.name!r} has rounds of fragments, or merges late, for which it is "
+            f"not derived; {way_out}"
+        )
     if strategy.averaging is not Averaging.MEAN:
         raise InputError(f"drift correction: schedule {schedule.name!r} normalises steps; use plain means with it")
     if strategy.how.codec.rounds:

@@ -16,7 +16,7 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
     there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.
     """
     strategy = schedule.strategy
-    if not strategy.averages_everyone or not isinstance(strategy.pace, int):
+    if not strategy.averages_everyone or strategy.when.kept or not isinstance(strategy.pace, int):
         return None
     n, sizes = schedule.num_workers, schedule.cluster.node_sizes().astype(np.float64)
     along = float((sizes**2).sum()) / n

@@ -10,6 +10,7 @@ from partreduce.topo.strategies.axes import GradientTotal as GradientTotal
 from partreduce.topo.strategies.axes import How as How
 from partreduce.topo.strategies.axes import Late as Late
 from partreduce.topo.strategies.axes import Lockstep as Lockstep
+from partreduce.topo.strategies.axes import Merge as Merge
 from partreduce.topo.strategies.axes import Pipeline as Pipeline
 from partreduce.topo.strategies.axes import Sending as Sending
 from partreduce.topo.strategies.axes import When as When

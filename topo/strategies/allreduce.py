@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block, RuleView
-from partreduce.topo.strategies.axes import Form, Late, Lockstep, Pipeline, Sending, When
+from partreduce.topo.strategies.axes import Form, Late, Lockstep, Merge, Pipeline, Sending, When
 from partreduce.topo.strategies.base import Phased
 from partreduce.topo.strategies.quorum import Quorum
 
@@ -24,7 +25,7 @@ class AllReduce(Phased):
     """
 
     kind: ClassVar[str] = "allreduce"
-    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Pipeline, Quorum)
+    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Merge, Pipeline, Quorum)
     forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
 
     def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
@@ -32,6 +33,14 @@ class AllReduce(Phased):
         if isinstance(self.when, Quorum):
             return "a quorum's sums are sent as they are; leave it out"
         return ""
+
+    def refuses_fragments(self) -> str:
+        """With a late averaging, whose rounds overlap."""
+        return (
+            ""
+            if isinstance(self.when, Lockstep | Merge)
+            else f"when.{self.when.word} is for whole models; leave it out"
+        )
 
     def check_kind(self, cluster: Cluster) -> None:
         """Refuse a quorum that the cluster does not have, or that should start before a gradient is whole."""
@@ -46,7 +55,8 @@ class AllReduce(Phased):
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
-        return self.steps_once and not self.mixes_late and self.what.outer.is_plain
+        is_plain = self.what.outer.is_plain and not isinstance(self.when, Merge)
+        return self.steps_once and not self.mixes_late and is_plain
 
     @property
     def sends_layers(self) -> bool:
@@ -60,20 +70,28 @@ class AllReduce(Phased):
     def period(self) -> int:
         return 1
 
-    def phase(self, index: int, cluster: Cluster) -> Phase:  # noqa: ARG002 - all phases are one
-        return Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
+    def phase(self, index: int, cluster: Cluster) -> Phase:
+        return Phase.from_groups(cluster.num_workers, [self.group_of(0, index, cluster)])
 
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group:  # noqa: ARG002 - all groups are one
-        return Group(tuple(range(cluster.num_workers)))
+        return Group(tuple(range(cluster.num_workers)), self._relax)
+
+    @property
+    def _relax(self) -> Fraction:
+        """What of the way to the others' model a worker goes: off the mean lateness inside a round makes no difference.
+
+        What x keeps of the steps since it was sent, it keeps of its difference to the others, too.
+        """
+        return 1 - self.when.kept
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
         """One block: across workers that each count as a node or, with `by_node`, across equal nodes of the cluster."""
         if not by_node:
-            return RuleView((cluster.num_workers,), ((Block((0,), (0,)),),), 1)
+            return RuleView((cluster.num_workers,), ((Block((0,), (0,), self._relax),),), 1)
         if cluster.workers_per_node is None:
             return None
         radices = (cluster.num_nodes,) if cluster.num_nodes > 1 else ()
-        everyone = Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices))))
+        everyone = Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices))), self._relax)
         return RuleView(radices, ((everyone,),), cluster.workers_per_node)
 
     def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - the same for all clusters

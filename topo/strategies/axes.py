@@ -6,10 +6,11 @@ The other two, *with whom* and *what*, are what the strategy kinds themselves sa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed, Count, Rounds
+from partreduce.topo.fields import Choice, Closed, Count, Exact, Rounds, take_numbers
 from partreduce.topo.strategies.gap import Gap
 from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.strategies.waiting import Waiting
@@ -46,6 +47,49 @@ class Late(Waiting):
         """Refuse another lateness than one round."""
         if self.rounds != 1:
             raise ScheduleError(f"when.late: is {self.rounds}; an averaging is late by 1 round")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge(Closed, Waiting):
+    """Averages what workers had `steps` steps before a round's end, while they go on, and merges it at the end.
+
+    x <- alpha * own + (1 - alpha) * global, where own is the model at the end and global what became of the average
+    (Streaming DiLoCo, arXiv 2501.18512, section 3.2). What a worker learned meanwhile stays with weight alpha only.
+    """
+
+    word: ClassVar[str] = "merge"
+
+    steps: Rounds = 0
+    alpha: Exact = Fraction(0)
+
+    def __post_init__(self) -> None:
+        """Take alpha as it is written."""
+        Closed.__post_init__(self)
+        take_numbers(self, "when.merge", "alpha")
+
+    @property
+    def in_words(self) -> str:
+        """By how much it is late, and what stays of a worker's own model."""
+        late = f"{self.steps} step{'s' * (self.steps != 1)} late" if self.steps else ""
+        own = f"{float(self.alpha):g} of its own" if self.alpha else ""
+        return ", ".join(part for part in (late, own) if part)
+
+    @property
+    def late_steps(self) -> int:
+        return self.steps
+
+    @property
+    def kept(self) -> Fraction:
+        return self.alpha
+
+    def check(self) -> None:
+        """Refuse what is lockstep, or no merging."""
+        if not 0 <= self.alpha < 1:
+            raise ScheduleError(f"when.merge.alpha: is {self.alpha}; a worker keeps at least 0 and less than all")
+        if self.steps < 0:
+            raise ScheduleError(f"when.merge.steps: is {self.steps}; it is a number of steps >= 0")
+        if not self.steps and not self.alpha:
+            raise ScheduleError("when.merge: has steps 0 and alpha 0, which is lockstep; leave it out")
 
 
 class Drain(Choice):
@@ -110,7 +154,7 @@ WIDER = (
 """The paper's argument against more than two iterations side by side."""
 
 LOCKSTEP = Lockstep()
-When = Lockstep | Late | Pipeline | Gap | Quorum
+When = Lockstep | Late | Merge | Pipeline | Gap | Quorum
 """How long a round waits, and how old what it gets may be."""
 
 

@@ -16,7 +16,7 @@ from partreduce.topo.fields import Choice, Closed, Count
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep, Round
 from partreduce.topo.rule import RuleView
-from partreduce.topo.strategies.axes import LOCKSTEP, RING, Codec, Form, How, Late, Lockstep, Sending, When
+from partreduce.topo.strategies.axes import LOCKSTEP, RING, Codec, Form, How, Late, Lockstep, Merge, Sending, When
 from partreduce.topo.strategies.routes import ALIKE, Routes
 
 Pace = Count | tuple[Count, ...]
@@ -63,6 +63,8 @@ class Strategy(Closed, ABC):
         self.when.check()
         if not self.what.outer.is_plain:
             self._check_outer(cluster)
+        if self.takes_turns:
+            self._check_turns()
         self._check_lateness()
         if self.how.form not in self.forms:
             known = " or ".join(self.forms)
@@ -103,7 +105,7 @@ class Strategy(Closed, ABC):
             )
 
     def _check_outer(self, cluster: Cluster) -> None:
-        if not isinstance(self.when, Lockstep):
+        if not isinstance(self.when, Lockstep | Merge):
             raise ScheduleError(
                 f"what.outer: takes what workers moved until all meet, and when.{self.when.word} brings it later; "
                 "leave one of the two out"
@@ -116,6 +118,42 @@ class Strategy(Closed, ABC):
                 "what.outer: acts where all workers meet, so that they go on from one model, and strategy "
                 f"{self.kind!r} has no such round here; take allreduce, or static with a phase of one group of all"
             )
+
+    def _check_turns(self) -> None:
+        """Refuse fragments that do not all have a turn in each round, one after the other, each merged before the next.
+
+        And merging that drives the anchor and what is left of the workers' mean apart. With e = mean - anchor and the
+        outer momentum b a round without gradients maps (e, b) linearly; by Jury's criterion its spectral radius is
+        below 1 if and only if alpha * lr < (1 + alpha) * (1 + momentum), with Nesterov's alpha * lr * (1 + 2 momentum).
+        """
+        when, count = self.when, self.what.num_fragments
+        if count > 1 and (reason := self.refuses_fragments()):
+            raise ScheduleError(f"what.fragments: are {count}; {reason}")
+        if not isinstance(self.pace, int) or self.averaging is not Averaging.MEAN:
+            raise ScheduleError(
+                f"{'what.fragments' if count > 1 else 'when.merge'}: goes with one pace for all workers and plain "
+                "means; give pace as a number, and leave averaging out"
+            )
+        if count > self.pace:
+            raise ScheduleError(f"what.fragments: are {count}, and each has its turn in a round of {self.pace} steps")
+        if when.late_steps >= self.pace // count:
+            raise ScheduleError(
+                f"when.merge.steps: is {when.late_steps}; the turns of {count} fragments in {self.pace} steps may be "
+                f"{self.pace // count} steps apart, and one is merged before the next is sent; take fewer"
+            )
+        if isinstance(when, Merge):
+            factor = self.what.outer.momentum
+            pull = when.alpha * self.what.outer.lr * (1 + 2 * factor * self.what.outer.nesterov)
+            if pull >= (1 + when.alpha) * (1 + factor):
+                most = (1 + when.alpha) * (1 + factor) / (pull / self.what.outer.lr)
+                raise ScheduleError(
+                    f"what.outer.lr: is {self.what.outer.lr}; with alpha {when.alpha} and this momentum anchors and "
+                    f"models go apart from a rate of {most} on; take a smaller one"
+                )
+
+    def refuses_fragments(self) -> str:
+        """Why parts of the model may not take turns; empty where they may."""
+        return f"strategy {self.kind!r} averages whole models; take allreduce with a pace above 1, or leave them out"
 
     def refuses_own_anchors(self) -> str:
         """Why groups may not make outer steps from anchors that differ; empty where they may."""
@@ -160,6 +198,16 @@ class Strategy(Closed, ABC):
     def overlap(self) -> bool:
         """Whether averaging runs while a round computes."""
         return self.when.lag > 0
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether rounds have operations in the middle: of fragments, or of whole models that are merged later."""
+        return self.what.num_fragments > 1 or isinstance(self.when, Merge)
+
+    @property
+    def lacks_newest(self) -> bool:
+        """Whether what is averaged in a round, of any fragment, lacks steps that the round has when it ends."""
+        return self.what.num_fragments > 1 or self.when.late_steps > 0
 
     @property
     def mixes_late(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed, Exact
+from partreduce.topo.fields import Choice, Closed, Exact, take_numbers
 
 
 class OuterOptimizer(Choice):
@@ -55,12 +55,7 @@ class Outer(Closed):
             ScheduleError: the place, the value and the rule.
         """
         Closed.__post_init__(self)
-        for name in ("lr", "momentum"):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, Fraction(str(value)))
-            except (ValueError, ZeroDivisionError):
-                raise ScheduleError(f"what.outer.{name}: is {value!r}; it is a number such as 0.7") from None
+        take_numbers(self, "what.outer", "lr", "momentum")
 
     @property
     def is_plain(self) -> bool:

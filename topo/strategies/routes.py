@@ -12,6 +12,7 @@ from typing import ClassVar
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed, Count, Index, Title
 from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.fragments import Fragments, check_fragments, number_of
 from partreduce.topo.strategies.outer import PLAIN, Outer
 
 
@@ -67,7 +68,9 @@ class Route(Closed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes(Closed):
-    """What travels apart from the strategy's own averaging, in every step and in lockstep; `outer` is for all else.
+    """What travels apart from the strategy's own averaging, in every step and in lockstep.
+
+    All else takes `outer` steps, in `fragments` that take turns.
 
     `local_aggregation`: workers of one node first agree on each row that several of them touch, and it crosses to
     another node once. `average`: whether a table's gradient is the workers' mean, or their sum;
@@ -82,6 +85,7 @@ class Routes(Closed):
     average: bool = True
     average_dense: bool = True
     outer: Outer = PLAIN
+    fragments: Fragments = 1
 
     def __bool__(self) -> bool:
         """Whether anything travels apart."""
@@ -93,6 +97,16 @@ class Routes(Closed):
         ways = [(route.way, route.in_words) for route in self.apart]
         words = sorted(set(ways), key=lambda one: (one[0] is TableWay.GATHER, ways.index(one)))
         return ", ".join(f"{ways.count(one)} {one[1]}" for one in words)
+
+    @property
+    def num_fragments(self) -> int:
+        """Into how many parts what does not travel apart is cut."""
+        return number_of(self.fragments)
+
+    @property
+    def turns_in_words(self) -> str:
+        """Of how many fragments; empty where there is one."""
+        return f"{self.num_fragments} fragments" if self.num_fragments > 1 else ""
 
     @property
     def apart(self) -> tuple[Route, ...]:
@@ -124,6 +138,7 @@ class Routes(Closed):
             ScheduleError: the place, the value and the rule.
         """
         self.outer.check()
+        check_fragments(self.fragments)
         default = Routes()
         for name in ("local_aggregation", "average", "average_dense"):
             if not self.tables and getattr(self, name) != getattr(default, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from fractions import Fraction
 from typing import ClassVar
 
 
@@ -29,6 +30,16 @@ class Waiting(ABC):
     def lag(self) -> int:
         """Rounds by which an averaging is late."""
         return 0
+
+    @property
+    def late_steps(self) -> int:
+        """Steps by which what is averaged at a round's end is older than it; the round computes meanwhile."""
+        return 0
+
+    @property
+    def kept(self) -> Fraction:
+        """The share of its own that a worker keeps where it takes what has been averaged."""
+        return Fraction(0)
 
     @property
     def warm_up(self) -> int:

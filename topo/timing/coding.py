@@ -7,11 +7,13 @@ a sum is quantise → all_to_all → exact sum → quantise → all_gather (`top
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partreduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
 from partreduce.topo.hardware import CodecSeconds, Hardware
 from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending
+from partreduce.topo.strategies.base import Strategy
+from partreduce.topo.strategies.fragments import round_ends
 
 FREE = CodecSeconds()
 """No time."""
@@ -65,13 +67,26 @@ PLAIN = Coding()
 class Travel:
     """How a sum travels: its form, its coding, and the shares of the payload that are sent one after the other.
 
-    Segment j of L is ready when the share `ready[j]` of a step's computing is done.
+    Segment j of L is ready when the share `ready[j]` of a step's computing is done. With `turns` each is sent and
+    merged where these shares of a round's computing are done, and computing waits for it there.
     """
 
     form: Form
     coding: Coding = PLAIN
     shares: tuple[float, ...] = (1.0,)
     ready: tuple[float, ...] = (1.0,)
+    turns: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def of_strategy(cls, strategy: Strategy, hardware: Hardware, form: Form | None = None) -> Travel:
+        """As `of`; fragments that take turns, or a model that is merged late, share the payload evenly."""
+        travel, count = cls.of(strategy.how, hardware, form), strategy.what.num_fragments
+        if not strategy.lacks_newest:
+            return travel
+        pace, late = strategy.pace, strategy.when.late_steps
+        assert isinstance(pace, int), "the strategy's check says so"
+        turns = tuple(((end - late) / pace, end / pace) for end in round_ends(count, pace))
+        return replace(travel, shares=(1 / count,) * count, turns=turns)
 
     @classmethod
     def of(cls, how: How, hardware: Hardware, form: Form | None = None) -> Travel:

@@ -54,13 +54,15 @@ class Communication:
     """What a schedule's communication costs, without any waiting for slow workers.
 
     `phases` holds the seconds of each phase; `per_round` their mean; `per_step` that mean divided by the largest pace.
-    `nic_bytes_per_step` is what leaves the busiest node through its NICs, averaged over steps.
+    `nic_bytes_per_step` is what leaves the busiest node through its NICs, averaged over steps; `peak_nic_bytes` is the
+    most that what one step sends lets leave it.
     """
 
     phases: tuple[float, ...]
     per_round: float
     per_step: float
     nic_bytes_per_step: float
+    peak_nic_bytes: float
 
 
 def communication(
@@ -75,16 +77,18 @@ def communication(
         InputError: the model's size is neither given nor part of the hardware.
         ScheduleError: the strategy has no fixed phases, or its codec does not go with the form.
     """
-    size, travel = bytes_of(hardware, model_bytes), Travel.of(schedule.strategy.how, hardware, form)
+    size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, form)
     pace = schedule.strategy.pace
     steps = pace if isinstance(pace, int) else max(pace)
-    seconds, sent = [], []
+    seconds, sent, peaks = [], [], []
     for index in range(schedule.period):
         listed = phase_loads(schedule, index, hardware, model_bytes=size, travel=travel)
         seconds.append(float(segment_seconds(listed).sum(axis=0).max(initial=0.0)))
-        sent.append(sum(loaded.busiest_node_bytes() for loaded in listed))
+        each = [loaded.busiest_node_bytes() for loaded in listed]
+        sent.append(sum(each))
+        peaks.append(max(each) if travel.turns else sent[-1])
     per_round = float(np.mean(seconds))
-    return Communication(tuple(seconds), per_round, per_round / steps, float(np.mean(sent)) / steps)
+    return Communication(tuple(seconds), per_round, per_round / steps, float(np.mean(sent)) / steps, float(max(peaks)))
 
 
 def group_seconds(

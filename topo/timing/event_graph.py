@@ -140,7 +140,7 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, f
     rule = schedule.rule(by_node=True)
     assert rule is not None, "nodes that are all alike have a rule"
     size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
-    travel = Travel.of(schedule.strategy.how, hardware, form)
+    travel = Travel.of_strategy(schedule.strategy, hardware, form)
     stages = []
     for index, phase in enumerate(rule.phases):
         every = segment_seconds(phase_loads(schedule, index, hardware, model_bytes=sent, travel=travel))
@@ -158,8 +158,8 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, f
         count = every.shape[1]
         counts = [1] * len(spans) if count == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
         first = np.cumsum([0, *counts])[:-1]
-        seconds, segments = in_segments(every[:, first], travel)
-        stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), seconds, cell_of, segments))
+        parts = in_segments(every[:, first], travel)
+        stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), parts.seconds, cell_of, *parts[1:]))
     return stages
 
 
@@ -246,6 +246,14 @@ def _forward(
 ) -> list[_Ways]:
     """One round (the equations stand in `topo.timing.rounds`)."""
     now, *under_way = states
+    before = 0.0
+    for turn in stage.turns:
+        begin = potential.ready(stage, _Ways(now.origin, now.weight + compute * (turn.begins - before)))
+        end = _Ways(begin.origin, begin.weight + stage.seconds_of(turn))
+        now = potential.later(_Ways(now.origin, now.weight + compute * (turn.ends - before)), end)
+        before = turn.ends
+    if stage.turns:
+        return [now]
     computed = _Ways(now.origin, now.weight + compute)
     sent = computed if stage.segments is None else _Ways(now.origin, now.weight + stage.before(compute))
     if under_way:  # the operation begins behind the newest one, and the round ends with the oldest

@@ -6,11 +6,14 @@ operation of that round, and let `max` be over the group.
     lockstep   e[t] = max(s[t] + c[t]) + d[t]                             s[t+1] = e[t]
     late       e[t] = max(s[t]) + d[t]                                    s[t+1] = max(s[t] + c[t], e[t])
     pipeline   e[t] = max(s[t] + c[t], e[t−1]) + d[t]                     s[t+1] = max(s[t] + c[t], e[t−K+1])
+    merge      e[t] = max(s[t] + w·c[t]) + d[t]                           s[t+1] = max(s[t] + c[t], e[t])
 
 Late, an operation begins when the round begins, on the parameters that are there; in a pipeline when the round's
 gradient is there, and the round ends without it: K−1 rounds later somebody waits. With K = 2 both are one recursion, in
 which the operation of a pipeline belongs to the round before; they differ in the first round, which waits for nothing
 in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to wait for.
+Merged late, an operation begins where the share w of a round is computed; fragments that take turns are so many such
+rounds, each with the share of computing that lies between two turns.
 Warm-up rounds of a pipeline are in lockstep and leave nothing under way.
 
 Operations of one worker run one after the other, in order. One that is sent layer by layer begins as soon as a segment
@@ -55,6 +58,8 @@ class Rounds:
 
     def next(self, stage: Stage, compute: Floats) -> Moments:
         """One round, with seconds of computing of shape (..., num_workers). O(workers) for each run."""
+        if stage.turns:
+            return self._in_turns(stage, compute)
         start, computed = self.now, self.now + compute
         if not self.when.delays_gradients or self.count < self.when.warm_up:
             late = self.when.lag > 0 and not self.when.delays_gradients
@@ -76,6 +81,16 @@ class Rounds:
             self.now = np.maximum(computed, self._under_way.popleft()) if late_enough else computed
         self.count += 1
         return Moments(start, computed, begin, end, self.now)
+
+    def _in_turns(self, stage: Stage, compute: Floats) -> Moments:
+        start, first, end, before = self.now, self.now, self.now, 0.0
+        for place, turn in enumerate(stage.turns):
+            begin = stage.ready(self.now + compute * (turn.begins - before))
+            end = begin + stage.seconds_of(turn)
+            self.now = np.maximum(self.now + compute * (turn.ends - before), end)
+            first, before = (first if place else begin), turn.ends
+        self.count += 1
+        return Moments(start, start + compute, first, end, self.now)
 
     def drained(self) -> Floats:
         """When all is over: behind the last round, what a pipeline still has under way is awaited.

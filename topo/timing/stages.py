@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +29,32 @@ class Segments:
     left: npt.NDArray[np.float64]
 
 
+class Turn(NamedTuple):
+    """A part of a round's operation that begins and is waited for where these shares of its computing are done.
+
+    It takes cell c `seconds[c]`.
+    """
+
+    begins: float
+    ends: float
+    seconds: npt.NDArray[np.float64]
+
+
+class Parts(NamedTuple):
+    """The seconds of each cell's operation, and its segments or turns where it does not go in one piece."""
+
+    seconds: npt.NDArray[np.float64]
+    segments: Segments | None = None
+    turns: tuple[Turn, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One round. Cell c waits for the workers `sources[offsets[c]:offsets[c+1]]` and then takes `seconds[c]`.
 
     `cell_of` (num_workers,) is the cell that a worker takes part in, −1 for none. The cells are the groups of a phase,
-    or one for each worker and its in-neighbours. With `segments` an operation begins while its round computes.
+    or one for each worker and its in-neighbours. With `segments` an operation begins while its round computes; with
+    `turns` it is several, each of which computing goes on beside.
     """
 
     sources: npt.NDArray[np.int64]
@@ -41,6 +62,7 @@ class Stage:
     seconds: npt.NDArray[np.float64]
     cell_of: npt.NDArray[np.int64]
     segments: Segments | None = None
+    turns: tuple[Turn, ...] = ()
 
     def ready(self, arrival: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """When the operation of each worker's cell can begin, shape (..., num_workers); its own arrival if in none."""
@@ -54,6 +76,10 @@ class Stage:
         if not len(self.seconds):
             return np.zeros(len(self.cell_of))
         return np.where(self.cell_of >= 0, self.seconds[self.cell_of], 0.0)
+
+    def seconds_of(self, turn: Turn) -> npt.NDArray[np.float64]:
+        """Seconds that each worker communicates in one of its turns, shape (num_workers,)."""
+        return np.where(self.cell_of >= 0, turn.seconds[self.cell_of], 0.0)
 
     def before(self, compute: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds from a worker's beginning to compute until its cell, if all the others are ready, ends or begins.
@@ -90,7 +116,7 @@ def of_period(
         InputError: the model's size is needed and missing.
         ScheduleError: the strategy has no fixed phases.
     """
-    travel = Travel.of(schedule.strategy.how, hardware, form)
+    travel = Travel.of_strategy(schedule.strategy, hardware, form)
     return [_stage(schedule, index, hardware, model_bytes, travel) for index in range(schedule.period)]
 
 
@@ -120,16 +146,20 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
         ).seconds()
         for share in set(travel.shares)
     }
-    seconds, segments = in_segments(np.stack([found[share] for share in travel.shares]), travel)
-    return Stage(phase.members.astype(np.int64), phase.offsets, seconds, phase.labels().astype(np.int64), segments)
+    parts = in_segments(np.stack([found[share] for share in travel.shares]), travel)
+    labels = phase.labels().astype(np.int64)
+    return Stage(phase.members.astype(np.int64), phase.offsets, parts.seconds, labels, *parts[1:])
 
 
-def in_segments(seconds: npt.NDArray[np.float64], travel: Travel) -> tuple[npt.NDArray[np.float64], Segments | None]:
-    """(seconds of each operation, its segments unless sent whole) from those of each segment, (segments, cells)."""
+def in_segments(seconds: npt.NDArray[np.float64], travel: Travel) -> Parts:
+    """What an operation consists of, from the seconds of each of its segments, (segments, cells)."""
+    if travel.turns:
+        turns = tuple(Turn(*place, each) for place, each in zip(travel.turns, seconds, strict=True))
+        return Parts(seconds.sum(axis=0), turns=turns)
     if travel.ready == (1.0,):
-        return seconds[0], None
+        return Parts(seconds[0])
     left = np.cumsum(seconds[::-1], axis=0)[::-1]
-    return left[0], Segments(np.array(travel.ready), left)
+    return Parts(left[0], Segments(np.array(travel.ready), left))
 
 
 def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:

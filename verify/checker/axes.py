@@ -1,18 +1,19 @@
 """Reading two axes of a strategy: `when`, how late what an average gives may be, and `how` it travels.
 
-A gap (`when`) is read in `kept_gap`, a quorum in `quorum`. A pipeline delays gradients by `width` - 1 steps, after
-`warm_up` steps in lockstep. Of `how` the `codec` says what the numbers of a sum are rounded to, and `where` in which of
-its stages.
+A merge (`when`) is late by steps inside a round. A gap is read in `kept_gap`, a quorum in `quorum`. A pipeline delays
+gradients by `width` - 1 steps, after `warm_up` steps in lockstep. Of `how` the `codec` says what the numbers of a sum
+are rounded to, and `where` in which of its stages.
 """
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from .kept_gap import KeptGap, read_gap
 from .quorum import StartedRounds, read_quorum
 from .refusal import require
-from .strict_json import as_choice, as_integer, as_object
+from .strict_json import as_choice, as_integer, as_number, as_object, shortest
 
 LIMIT = 2**31
 """No width and no block reaches this."""
@@ -41,13 +42,17 @@ CHOICES: dict[str, tuple[object, ...]] = {
 class When(NamedTuple):
     """Whether averages of parameters are late, and what there is instead of rounds in lockstep or one late.
 
-    `pipeline` has all members of a pipeline of gradients, or none; `gap` is one that is kept, `quorum` starts rounds.
+    With `steps` or `kept` the average is of what workers had so many steps before a round's end, and there they keep
+    that share of their own. `pipeline` has all members of a pipeline of gradients, or none; `gap` is one that is kept,
+    `quorum` starts rounds.
     """
 
     is_late: bool = False
     pipeline: dict[str, Any] = {}  # noqa: RUF012 - never changed
     gap: KeptGap | None = None
     quorum: StartedRounds | None = None
+    steps: int = 0
+    kept: Fraction = Fraction(0)
 
 
 def read_when(raw: dict[str, Any], num_workers: int) -> When:
@@ -63,6 +68,8 @@ def read_when(raw: dict[str, Any], num_workers: int) -> When:
     if "quorum" in when:
         as_object(when, "strategy.when", ("quorum",))
         return When(quorum=read_quorum(when["quorum"], "strategy.when.quorum", num_workers))
+    if "merge" in when:
+        return _read_merge(as_object(when, "strategy.when", ("merge",))["merge"], "strategy.when.merge")
     if "pipeline" not in when:
         as_object(when, "strategy.when", ("late",))
         as_choice(when["late"], "strategy.when.late", (1,))
@@ -71,6 +78,18 @@ def read_when(raw: dict[str, Any], num_workers: int) -> When:
     pipeline = PIPELINE | _read_members(when["pipeline"], "strategy.when.pipeline", PIPELINE)
     as_integer(pipeline["width"], "strategy.when.pipeline.width", 2, LIMIT)
     return When(pipeline=pipeline)
+
+
+def _read_merge(raw: object, place: str) -> When:
+    """A closed object; what equals its default is left out, in place."""
+    members = as_object(raw, place, (), ("steps", "alpha"))
+    steps = as_integer(members.pop("steps", 0), f"{place}.steps", 0, 2**53)
+    kept = as_number(members.pop("alpha", 0), f"{place}.alpha")
+    require(0 <= kept < 1, f"{place}.alpha", "at least 0 and below 1")
+    require(steps > 0 or kept > 0, place, "without steps and alpha it is lockstep")
+    members |= {"steps": steps} if steps else {}
+    members |= {"alpha": shortest(kept)} if kept else {}
+    return When(steps=steps, kept=kept)
 
 
 def read_how(raw: dict[str, Any], *, averages_gradients: bool) -> dict[str, Any]:

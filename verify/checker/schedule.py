@@ -18,7 +18,7 @@ from math import lcm, prod
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .axes import read_how, read_when
+from .axes import When, read_how, read_when
 from .kept_gap import event_graph, require_fit
 from .quorum import require_in_groups
 from .refusal import require
@@ -93,6 +93,8 @@ class Schedule:
     in a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round late where `is_late`. `nodes` are
     the nodes as the file lists them, empty where it says only that each has `node_size` workers, in the order of
     ranks. `gap` is what workers keep that go on by themselves, None in rounds. `tables` go their own way in each step.
+    With `late_steps` a round averages what workers had so many steps before its end, where they keep the share `kept`
+    of their own.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -111,9 +113,16 @@ class Schedule:
     gap: KeptGap | None
     quorum: StartedRounds | None
     tables: Tables
+    late_steps: int
+    kept: Fraction
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether what is averaged at the end of a round, of any fragment, lacks the newest steps."""
+        return self.tables.num_fragments > 1 or self.late_steps > 0
 
     @property
     def mode(self) -> Mode:
@@ -206,6 +215,8 @@ class _Options(NamedTuple):
     gap: KeptGap | None
     quorum: StartedRounds | None
     tables: Tables
+    late_steps: int
+    kept: Fraction
 
 
 def read_schedule(document: object) -> Schedule:
@@ -233,6 +244,8 @@ def read_schedule(document: object) -> Schedule:
             parts["phases"] = []  # what a round sums is decided as the job runs
         else:
             require_in_groups(raw["strategy"], options.quorum, parts["phases"], parts["radices"])
+    if options.kept:
+        parts["phases"] = [[Average([0], [0], 1 - options.kept)]]
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     schedule = Schedule(
         num_workers=cluster.num_workers,
@@ -326,10 +339,13 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     require(len(paces) == needed, "strategy.pace", "needs 1 number, or 1 a worker")
     raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
     as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
-    is_late, pipeline, gap, quorum = read_when(raw, cluster.num_workers)
+    when = read_when(raw, cluster.num_workers)
+    is_late, pipeline, gap, quorum, late_steps, kept = when
     tables = read_what(raw, cluster.num_workers)
-    is_plain = tables.outer.is_plain
+    is_plain = tables.outer.is_plain and not kept
     averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late and is_plain
+    if tables.num_fragments > 1 or late_steps or kept:
+        _require_turns(raw, paces, when, tables)
     fits = averages_gradients or not (pipeline or (quorum and raw["kind"] != "static"))
     require(fits, "strategy.when", "goes with allreduce at pace 1, a quorum with static as well")
     how = read_how(raw, averages_gradients=averages_gradients)
@@ -343,8 +359,41 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
             del raw[name]
     is_step_normalised = raw.get("averaging", "mean") != "mean"
     return _Options(
-        prologue, paces, is_late, averages_gradients, pipeline, is_step_normalised, how, gap, quorum, tables
+        prologue,
+        paces,
+        is_late,
+        averages_gradients,
+        pipeline,
+        is_step_normalised,
+        how,
+        gap,
+        quorum,
+        tables,
+        late_steps,
+        kept,
     )
+
+
+def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Tables) -> None:
+    """Every fragment has a turn in each round, merged before the next is sent; and anchors stay with the workers' mean.
+
+    With e = mean - anchor and the outer momentum b, r the rate, μ the momentum's factor and α what workers keep, a
+    round without gradients maps (e, b) to (α·(e - s), b'), where b' = μ·b + e and s = r·b', or Nesterov's r·(e + μ·b').
+    Its trace T is α·(1 - r·ν) + μ with ν = 1, or 1 + μ, and its determinant D is α·μ, or α·μ·(1 - r). The spectral
+    radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r
+    > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
+    """
+    is_plain = not (when.is_late or when.pipeline or when.gap or when.quorum)
+    is_alike = raw["kind"] == "allreduce" and len(paces) == 1 and raw.get("averaging", "mean") == "mean"
+    place = "strategy.what.fragments" if tables.num_fragments > 1 else "strategy.when.merge"
+    require(is_plain and is_alike, place, "goes with allreduce, 1 pace for all and plain means, without other lateness")
+    require(tables.num_fragments <= paces[0], place, "every fragment has a turn in each round")
+    apart = paces[0] // tables.num_fragments
+    require(when.steps < apart, "strategy.when.merge.steps", "fewer than lie between two turns")
+    _, momentum, nesterov, _ = tables.outer
+    pull = when.kept * tables.outer.lr * (1 + 2 * momentum * nesterov)
+    is_stable = pull < (1 + when.kept) * (1 + momentum)
+    require(is_stable, "strategy.what.outer.lr", "anchors and models go apart")
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:

@@ -5,7 +5,8 @@ workers are hosts where none is named, and there are as many parts as hosts wher
 whole table of way `gather`, and so of way `dense`, which goes by the strategy's own averages as everything else does.
 `codec` says what the numbers of rows are rounded to where they cross, handed out or brought back as gradients.
 
-`outer` says what a mean over all workers becomes before they go on from it.
+`outer` says what a mean over all workers becomes before they go on from it, and `fragments` into which parts that take
+turns the model is cut: their number, or the patterns of each one's parameters.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Tables(NamedTuple):
     listed: list[Table]
     is_local: bool
     outer: Outer
+    num_fragments: int
 
     def by(self, way: str) -> list[Table]:
         """Those that go this way."""
@@ -88,7 +90,8 @@ def _numbers(below: int, place: int, modulus: int) -> int:
 def read_what(strategy: dict[str, Any], num_workers: int) -> Tables:
     """A closed object; members that equal their default are left out of it, in place."""
     place = "strategy.what"
-    members = as_object(strategy.setdefault("what", {}), place, (), (*DEFAULTS, "outer"))
+    members = as_object(strategy.setdefault("what", {}), place, (), (*DEFAULTS, "outer", "fragments"))
+    num_fragments = _read_fragments(members, f"{place}.fragments")
     outer = _read_outer(members, f"{place}.outer")
     is_local = members.get("local_aggregation", True)
     as_choice(is_local, f"{place}.local_aggregation", (False, True))
@@ -99,10 +102,24 @@ def read_what(strategy: dict[str, Any], num_workers: int) -> Tables:
     names = [table.parameter for table in listed]
     require(len(set(names)) == len(names), f"{place}.tables", "a parameter has one route")
     _drop_defaults(members, DEFAULTS)
-    require(listed or set(members) <= {"outer"}, place, "settings are for tables, and there is none")
+    require(listed or set(members) <= {"outer", "fragments"}, place, "settings are for tables, and there is none")
     if not members:
         del strategy["what"]
-    return Tables(listed, bool(is_local), outer)
+    return Tables(listed, bool(is_local), outer, num_fragments)
+
+
+def _read_fragments(what: dict[str, Any], place: str) -> int:
+    """How many; one is left out, in place."""
+    if not isinstance(what.get("fragments", 1), list):
+        count = as_integer(what.get("fragments", 1), place, 1, LIMIT)
+        _drop_defaults(what, {"fragments": 1})
+        return count
+    listed = [as_list(patterns, place) for patterns in what["fragments"]]
+    require(len(listed) > 1 and all(listed), place, "has 2 or more, each with a pattern")
+    patterns = [as_text(pattern, place) for patterns in listed for pattern in patterns]
+    require(all(0 < len(pattern) <= 1000 for pattern in patterns), place, "a pattern has 1 to 1000 characters")
+    require(len(set(patterns)) == len(patterns), place, "a pattern stands in one fragment, once")
+    return len(listed)
 
 
 def _read_outer(what: dict[str, Any], place: str) -> Outer:

@@ -15,7 +15,8 @@ from partreduce.schedulers.imports import import_schedule
 from partreduce.schedulers.imports.diloco import torchft_buckets
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingFeatureError, RefutedError
-from partreduce.topo.strategies import AllReduce, Outer, Routes, Static
+from partreduce.topo.strategies import AllReduce, Merge, Outer, Routes
+from partreduce.topo.strategies.fragments import round_ends
 from partreduce.verify import prove
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -146,20 +147,38 @@ def test_true_settings_become_a_schedule_with_an_outer_step(maxtext, torchft):
 
 def test_alpha_keeps_a_share_of_a_workers_own_model(torchft):
     """As torchft merges it: the anchor is the global model, and the worker goes on from between the two."""
-    strategy = import_schedule(torchft(fragment_update_alpha=0.25)).strategy
-    assert isinstance(strategy, Static)
-    assert strategy.phases.phases[0][0].relax == Fraction(3, 4)
-    assert strategy.what.outer == Outer(**DILOCO)
+    schedule = import_schedule(torchft(fragment_update_alpha=0.25))
+    assert schedule.phase(0)[0].relax == Fraction(3, 4)
+    assert schedule.strategy.what.outer == Outer(**DILOCO)
 
 
-def test_fragments_and_late_merges_are_explained_and_not_written(torchft):
+def test_fragments_and_late_merges_become_turns_in_the_steps_of_torchfts_hook(torchft):
     path = torchft(model_fragments=4, fragment_sync_delay=3)
-    with pytest.raises(MissingFeatureError, match="4 fragments, late by 3 steps: a schedule file has no fragments"):
-        import_schedule(path)
+    schedule = import_schedule(path)
+    outer = Routes(outer=Outer(**DILOCO), fragments=4)
+    assert schedule.strategy == AllReduce(pace=20, when=Merge(steps=3), what=outer)
+    assert prove(schedule).verdict == "proved"
+    ends = [20 * round_ + end for round_ in range(3) for end in round_ends(4, 20)]
+    assert list(zip(ends, [0, 1, 2, 3] * 3, strict=True)) == sent_by_torchft(20, 4, 60), "merged there, 3 steps late"
     found = findings(path)
     assert found["fragments"] == ("4", "one of them is sent every 5 steps")
     assert found["merged in time"][0] == "proved"
     assert "is dropped" in found["α"][1]
+
+
+def test_maxtexts_fragments_become_turns_in_its_order(maxtext):
+    """Its fragment 1 comes first: which is called 0 is a name, as long as the model is cut by number."""
+    streams = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 2}
+    schedule = import_schedule(maxtext(**streams, communication_overlapping_alpha=0.5))
+    outer = Routes(outer=Outer(lr=0.3, momentum=0.9, nesterov=True), fragments=6)
+    assert schedule.strategy == AllReduce(pace=36, when=Merge(steps=2, alpha="1/2"), what=outer)
+    assert [step for step, _ in sent_by_maxtext(36, 6, 36)] == list(round_ends(6, 36))
+
+
+def test_a_fragment_that_is_sent_while_another_is_on_its_way_is_explained_and_not_written(maxtext):
+    late = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 6}
+    with pytest.raises(MissingFeatureError, match="sent every 6 steps and merged 6 steps later: a schedule merges one"):
+        import_schedule(maxtext(**late))
 
 
 @pytest.mark.parametrize(

@@ -178,14 +178,20 @@ BROKEN = [
     (
         changed(RULE, ["strategy", "when"], 1),
         "strategy.when",
-        'is 1; it must be "lockstep", {"late": 1}, {"pipeline": {}}, {"gap": {}} or {"quorum": {"quorum": "solo"}}',
+        (
+            'is 1; it must be "lockstep", {"late": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"gap": {}} or '
+            '{"quorum": {"quorum": "solo"}}'
+        ),
     ),
     (changed(RULE, ["strategy", "when"], {"late": True}), "strategy.when.late", "is true; an averaging is late by 1"),
     (changed(RULE, ["strategy", "when"], {"late": 2}), "strategy.when.late", "is 2; an averaging is late by 1 round"),
     (
         changed(RULE, ["strategy", "when"], {"late": 1, "gap": 2}),
         "strategy.when",
-        'it must be "lockstep", {"late": 1}, {"pipeline": {}}, {"gap": {}} or {"quorum": {"quorum": "solo"}}',
+        (
+            'it must be "lockstep", {"late": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"gap": {}} or '
+            '{"quorum": {"quorum": "solo"}}'
+        ),
     ),
     (changed(RULE, ["strategy", "how"], "ring"), "strategy.how", 'is "ring"; it must be an object'),
     (

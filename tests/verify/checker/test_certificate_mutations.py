@@ -150,6 +150,15 @@ OUTERS = [
     {"nesterov": False}, {"nesterov": 1, "momentum": "1/2"}, {"dampening": 0}, {}, [], None,
 ]  # fmt: skip
 AXES += [{"what": {"outer": outer}} for outer in OUTERS] + [{"what": {"outer": {"lr": 2}}, "when": {"late": 1}}]
+TURNS = [
+    *({"fragments": parts} for parts in (1, 2, 3, 4, 0, "2", True, [["a.*"], ["b", "c"]], [["a"]], [["a"], []],
+                                         [["a"], ["a"]], [["a"], "b"], [["a"], [""]], [["a"], ["b" * 1001]], [])),
+    *({"merge": merge} for merge in ({"steps": 1}, {"alpha": "1/2"}, {"alpha": "2/4", "steps": 0}, {"alpha": 1}, {},
+                                     {"steps": -1}, {"steps": 3}, {"alpha": "-1/9", "steps": 1}, {"late": 1}, 1)),
+]  # fmt: skip
+AXES += [{"pace": pace, "what" if "fragments" in turn else "when": turn} for turn in TURNS for pace in (3, [3, 3])]
+AXES += [{"pace": 3, "what": {"fragments": 2}, "when": when} for when in ({"late": 1}, {"merge": {"alpha": "1/2"}})]
+AXES += [{"pace": 3, "averaging": "step-normalised", "when": {"merge": {"steps": 1}}}]
 AXES += [{"when": when} for when in LAGS] + [{"how": how} for how in CODED]
 
 

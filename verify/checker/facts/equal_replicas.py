@@ -10,7 +10,8 @@ parameters, state and gradient makes equal out of equal. So do the updates that 
 workers (relax 1), in lockstep, all hold the same parameters: the average, or what an outer step makes of it, from an
 anchor and a momentum that are the same for all, since only such rounds change them. With a codec the average is decoded
 from the same bytes by all, and added to a reference that is the same for all. In the other rounds, and after steps,
-they may differ; so may optimizer state, always. The rounds of the prologue are such averages as well.
+they may differ; so may optimizer state, always. Nothing is said of fragments in turn, which are never equal all at
+once (`fragments` says when each is). The rounds of the prologue are such averages as well.
 
 Why all take the same bits. A sum is made once for each part of the array and copied to all, in the ring (each part has
 one end of its way around, from where it goes round finished) as in the hierarchical form; with the codec int8 a part is
@@ -36,6 +37,6 @@ if TYPE_CHECKING:
 def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     """`of` what the averages are, `rounds` of the period after which all are equal."""
     rounds = [t for t, relax in schedule.averages_of_all().items() if relax == 1]
-    if not rounds or schedule.is_late:
+    if not rounds or schedule.is_late or schedule.tables.num_fragments > 1:
         return None
     return {"of": "gradients" if schedule.averages_gradients else "parameters", "rounds": rounds}

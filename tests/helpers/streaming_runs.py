@@ -1,0 +1,166 @@
+"""Random runs with fragments that take turns, and streaming DiLoCo in one process that says what they must give."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import torch
+
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Lockstep, Merge, Outer, Routes
+
+LAYERS = ("0", "1", "2", "3")
+"""Of the model below, in its order."""
+
+
+@dataclass(frozen=True)
+class StreamingRun:
+    """A schedule over everybody, and how each worker trains between its operations.
+
+    `steps` are those of each worker's own data; who has fewer goes on without, and all end with the longest's round.
+    `turns` are the layers of each fragment.
+    """
+
+    schedule: Schedule
+    turns: tuple[tuple[str, ...], ...]
+    steps: tuple[int, ...]
+    inner: str
+    clip: float
+    decay: float
+    seed: int
+
+    @property
+    def pace(self) -> int:
+        return self.schedule.strategy.pace
+
+    @property
+    def last(self) -> int:
+        """The step after which the longest data's round ends."""
+        return -(-max(self.steps) // self.pace) * self.pace
+
+
+def random_run(seed: int) -> StreamingRun:
+    """H from 1 to 9, P from 1 to 4, any lateness, alpha, outer and inner optimizer."""
+    rng = random.Random(seed)
+    n, pace = rng.randint(2, 4), rng.randint(1, 9)
+    count = rng.randint(1, min(4, pace))
+    momentum = rng.choice([0, 0.5, 0.9])
+    outer = Outer(lr=rng.choice([0.3, 0.7, 1, 1.25]), momentum=momentum, nesterov=momentum > 0 and rng.random() < 0.6)
+    late, alpha = rng.randrange(pace // count), rng.choice(["0", "0", "1/2", "3/4"])
+    when = Merge(steps=late, alpha=alpha) if late or alpha != "0" else Lockstep()
+    layers = list(LAYERS)
+    if rng.random() < 0.5:
+        fragments = count
+        turns = {1: [LAYERS], 2: [LAYERS[:1], LAYERS[1:]], 3: [("0",), ("1",), ("2", "3")], 4: list(zip(LAYERS))}[count]
+    else:
+        rng.shuffle(layers)
+        turns = [tuple(layers[number::count]) for number in range(count)]
+        fragments = tuple(tuple(f"{layer}.*" for layer in turn) for turn in turns) if count > 1 else 1
+    strategy = AllReduce(pace=pace, when=when, what=Routes(outer=outer, fragments=fragments))
+    if strategy.averages_gradients:
+        strategy = replace(strategy, pace=2)
+    schedule = Schedule(f"streaming {seed}", Cluster.regular(1, n), strategy)
+    longest = rng.randint(1, 3 * pace)
+    steps = tuple(longest if rng.random() < 0.7 else rng.randint(0, longest) for _ in range(n))
+    inner = rng.choice(["adamw", "adamw", "sgd", "momentum"])
+    return StreamingRun(
+        schedule, tuple(turns), steps, inner, rng.choice([0.0, 0.5]), rng.choice([1.0, 0.9]), seed
+    )  # fmt: skip
+
+
+class Worker:
+    """One worker's model, data, inner optimizer and learning-rate scheduler, as a user's script has them."""
+
+    def __init__(self, case: StreamingRun, rank: int) -> None:
+        self.case, self.rank, self.taken = case, rank, 0
+        generator = torch.Generator().manual_seed(case.seed)  # workers are threads, which share torch's own
+        sizes = [(3, 4), (4, 4), (4, 2), (2, 1)]
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes)).double()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
+        made = {
+            "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, eps=1e-4),
+            "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+            "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        }
+        self.inner = made[case.inner](self.model.parameters())
+
+    def backward(self) -> None:
+        """Gradients of two batches, accumulated and clipped."""
+        for part in range(2):
+            generator = torch.Generator().manual_seed(1000 * self.case.seed + 20 * self.taken + 2 * self.rank + part)
+            inputs = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+            outputs = inputs
+            for layer in self.model:
+                outputs = torch.tanh(layer(outputs))
+            (0.5 * (outputs[:, 0] - (inputs.sum(1) + self.rank).sin()).square().mean()).backward()
+        self.taken += 1
+        if self.case.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
+
+    def values(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()])
+
+
+def run(case: StreamingRun, world) -> torch.Tensor:
+    """Train as one worker; the parameters before the run ends."""
+    worker = Worker(case, world.rank)
+    optimizer = DistributedOptimizer(worker.inner, worker.model, case.schedule, timeout=30, world=world)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, case.decay)
+    with optimizer.join():
+        for _ in range(case.steps[world.rank]):
+            optimizer.zero_grad()
+            worker.backward()
+            optimizer.step()
+            scheduler.step()
+    assert optimizer.steps == case.last
+    last = worker.values()
+    optimizer.finish()
+    return last
+
+
+def reference(case: StreamingRun) -> list[torch.Tensor]:
+    """Algorithm 2 of the paper by torch alone, whose SGD makes the outer steps of each fragment's anchor."""
+    strategy, n = case.schedule.strategy, case.schedule.num_workers
+    pace, outer, count = case.pace, strategy.what.outer, len(case.turns)
+    late = strategy.when.steps if isinstance(strategy.when, Merge) else 0
+    alpha = float(strategy.when.alpha) if isinstance(strategy.when, Merge) else 0.0
+    workers = [Worker(case, rank) for rank in range(n)]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(worker.inner, case.decay) for worker in workers]
+    fragments = [
+        [[p for layer in turn for p in worker.model[int(layer)].parameters()] for worker in workers]
+        for turn in case.turns
+    ]
+    anchors = [[torch.nn.Parameter(p.detach().clone()) for p in fragment[0]] for fragment in fragments]
+    options = {"lr": float(outer.lr), "momentum": float(outer.momentum), "nesterov": outer.nesterov}
+    outers = [torch.optim.SGD(anchor, **options) for anchor in anchors]
+    for step in range(1, case.last + 1):
+        for worker, scheduler in zip(workers, schedulers, strict=True):
+            if step <= case.steps[worker.rank]:
+                worker.inner.zero_grad()
+                worker.backward()
+                worker.inner.step()
+                scheduler.step()
+        for number, (anchor, optimizer) in enumerate(zip(anchors, outers, strict=True)):
+            turn = pace * (number + 1) // count
+            if (step + late - turn) % pace == 0 and step + late >= turn:
+                for place, one in enumerate(anchor):
+                    mean = torch.stack([own[place].detach() for own in fragments[number]]).mean(dim=0)
+                    one.grad = one.detach() - mean
+            if (step - turn) % pace == 0 and step >= turn:
+                optimizer.step()
+                for own in fragments[number]:
+                    for mine, one in zip(own, anchor, strict=True):
+                        mine.data.copy_(alpha * mine + (1 - alpha) * one.detach())
+    return [worker.values() for worker in workers]
+
+
+def complaint(case: StreamingRun, got: dict[int, torch.Tensor]) -> str:
+    """How these workers' models differ from the reference by more than the order of sums explains; empty if not."""
+    wanted = reference(case)
+    error = max(float((values - wanted[rank]).abs().max()) for rank, values in got.items())
+    return "" if error <= 1e-9 else f"{case.schedule.name}: off by {error:g}; {case}"

@@ -1,0 +1,414 @@
+"""Fragments that take turns: streaming DiLoCo's algorithm on random runs, outer steps where it is these, and faults."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from helpers.streaming_runs import StreamingRun, Worker, complaint, random_run, run
+from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.strategies import _means_of_whole, fragment_means
+from partreduce.runtime.strategies.fragment_means import FragmentMeans
+from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.runtime.strategies.outer_means import OuterMeans
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.errors import InputError, PeerLostError, ScheduleError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import (
+    AllReduce,
+    Averaging,
+    Codec,
+    GroupPhases,
+    How,
+    Late,
+    Merge,
+    Outer,
+    Routes,
+    Server,
+    Static,
+)
+from partreduce.topo.strategies.fragments import assign, round_ends
+
+RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "48"))
+CHUNK = 24
+BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 1000))
+DILOCO = Outer(lr=0.7, momentum=0.9, nesterov=True)
+STREAMING = AllReduce(pace=7, when=Merge(steps=1, alpha="1/2"), what=Routes(outer=DILOCO, fragments=3))
+
+
+@pytest.mark.parametrize("part", range(RUNS // CHUNK))
+def test_random_runs_equal_streaming_diloco_in_one_process(ranks, part):
+    """`PARTREDUCE_OUTER_RUNS=1000 pytest tests/runtime/strategies/test_fragments.py -k random_runs` draws more."""
+    for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
+        case = random_run(seed)
+        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
+        assert complaint(case, dict(enumerate(got))) == "", f"seed {seed}"
+
+
+def test_random_runs_cover_what_they_claim():
+    cases = [random_run(seed) for seed in range(400)]
+    strategies = [case.schedule.strategy for case in cases]
+    assert {case.inner for case in cases} == {"adamw", "sgd", "momentum"}
+    assert {one.what.num_fragments for one in strategies} == {1, 2, 3, 4}
+    assert {type(one.what.fragments) for one in strategies} == {int, tuple}
+    assert {one.when.late_steps for one in strategies} >= {0, 1, 2, 3}
+    assert {(type(one.when), one.what.outer.is_plain) for one in strategies} >= {(Merge, True), (Merge, False)}
+    assert any(one.pace % one.what.num_fragments for one in strategies), "turns that are not evenly spaced"
+    assert any(one.pace == 1 for one in strategies)
+    assert any(len(set(case.steps)) > 1 for case in cases), "uneven data"
+    assert any(steps % case.pace for case in cases for steps in case.steps), "data that ends inside a round"
+
+
+@pytest.mark.parametrize("fault", ["a step early", "merged whole", "in another order", "one forgotten"])
+def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
+    begin, make = GroupMeans.send, fragment_means.round_ends
+    if fault == "merged whole":
+        monkeypatch.setattr(AllReduce, "_relax", 1)
+    elif fault == "one forgotten":
+        monkeypatch.setattr(GroupMeans, "send", lambda self, *a, **k: "2" in self.name or begin(self, *a, **k))
+    else:
+        wrong = {"a step early": lambda ends: [end - 1 or end for end in ends], "in another order": lambda e: e[::-1]}
+        monkeypatch.setattr(fragment_means, "round_ends", lambda *a: wrong[fault](make(*a)))
+    for seed in range(40):
+        case = random_run(seed)
+        if fault == "one forgotten" and len(case.turns) < 3:
+            continue
+        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
+        if complaint(case, dict(enumerate(got))):
+            return
+    raise AssertionError("unnoticed")
+
+
+def job(strategy: AllReduce, inner: str = "adamw", seed: int = 3) -> StreamingRun:
+    """Three workers' training by a strategy."""
+    schedule = Schedule("streaming", Cluster.regular(1, 3), strategy)
+    return StreamingRun(schedule, (), (4, 4, 4), inner, 0.5, 1.0, seed)
+
+
+class Training:
+    """One worker's run, that may stop between any two steps."""
+
+    def __init__(self, world, strategy, **options):
+        self.worker = Worker(job(strategy), world.rank)
+        if options.pop("batch_norm", False):
+            self.worker.model.append(torch.nn.BatchNorm1d(1).double())
+            self.worker.inner.add_param_group({"params": list(self.worker.model[-1].parameters())})
+        schedule = self.worker.case.schedule
+        self.optimizer = DistributedOptimizer(
+            self.worker.inner, self.worker.model, schedule, world=world, **{"timeout": 20} | options
+        )
+
+    def steps(self, count):
+        for _ in range(count):
+            self.worker.taken = self.optimizer.steps
+            self.optimizer.zero_grad()
+            self.worker.backward()
+            self.optimizer.step()
+        return self.worker.values()
+
+
+def test_one_fragment_in_lockstep_is_the_outer_step_bit_for_bit(ranks):
+    """By the engine of fragments, too, which a schedule with one in lockstep does not ask for."""
+    whole, stated = (
+        AllReduce(pace=4, what=Routes(outer=DILOCO)),
+        AllReduce(pace=4, what=Routes(outer=DILOCO, fragments=1)),
+    )
+    assert schedule_sha256(job(whole).schedule) == schedule_sha256(job(stated).schedule)
+
+    def work(world):
+        plain, turned = Training(world, whole), Training(world, stated)
+        assert type(plain.optimizer.runner) is OuterMeans
+        run_ = turned.optimizer.run
+        part = _means_of_whole(stated, run_.with_reducer(run_.reducer.of(run_.flat.fragment(0), "fragment 0")))
+        turned.optimizer.runner = turned.optimizer.engine.runner = FragmentMeans(run_, [part])
+        return plain.steps(13), turned.steps(13)
+
+    for one, other in ranks.run(3, work):
+        assert torch.equal(one, other)
+
+
+def test_plain_fragments_in_each_step_of_their_turn_are_averaged_parameters(ranks):
+    """H = 1, a share of its own: x <- own / 4 + 3 / 4 of the mean; and without one the mean itself, as ever."""
+    quarter = AllReduce(when=Merge(alpha="1/4"))
+
+    whole = AllReduce(pace=1, what=Routes(outer=Outer(momentum=0.9)))
+
+    def work(world):
+        return Training(world, quarter).steps(1), Training(world, whole).steps(1)
+
+    alone = [Worker(job(quarter), rank) for rank in range(3)]
+    for one in alone:
+        one.backward()
+        one.inner.step()
+    mean = torch.stack([one.values() for one in alone]).mean(dim=0)
+    for rank, (own, all_of_it) in enumerate(ranks.run(3, work)):
+        torch.testing.assert_close(own, alone[rank].values() / 4 + mean * 3 / 4, rtol=0, atol=1e-14)
+        torch.testing.assert_close(all_of_it, mean, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.INT8])
+@pytest.mark.parametrize("saved", [1, 4, 6, 7, 10])
+def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks, tmp_path, saved, codec):
+    """Of the turns in 2, 4 and 7 of 7 steps one is in flight after 1, 3 and 6, two of which are among these."""
+    strategy = replace(STREAMING, how=How(codec=codec))
+
+    def whole(world):
+        training = Training(world, strategy, batch_norm=True)
+        training.steps(saved)
+        kept = set(training.optimizer.runner.state())
+        save_checkpoint(training.optimizer, tmp_path)
+        return training.steps(16), list(training.worker.model.buffers()), kept
+
+    def resumed(world):
+        training = Training(world, strategy, batch_norm=True)
+        assert load_checkpoint(training.optimizer, tmp_path).steps == saved
+        return training.steps(16), list(training.worker.model.buffers())
+
+    for (one, buffers, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
+        assert torch.equal(one, other)
+        assert all(torch.equal(mine, its) for mine, its in zip(buffers, theirs, strict=True))
+        flying = {1: {0}, 10: {1}, 6: {2}}.get(saved, set())
+        assert {int(name[0]) for name in kept if "flight" in name} == flying
+
+
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
+@pytest.mark.parametrize("saved", [3, 5, 6])
+def test_state_dicts_go_on_bit_for_bit_from_mid_flight(ranks, saved):
+    def work(world):
+        first = Training(world, STREAMING)
+        first.steps(saved)
+        states = {name: tensor.clone() for name, tensor in first.worker.model.state_dict().items()}
+        kept = copy.deepcopy(first.optimizer.state_dict())
+        second = Training(world, STREAMING)
+        second.worker.model.load_state_dict(states)
+        second.optimizer.load_state_dict(kept)
+        return first.steps(12), second.steps(12)
+
+    for first, second in ranks.run(3, work):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
+def test_a_model_loaded_alone_while_a_fragment_is_in_flight_is_refused(ranks):
+    plain = AllReduce(pace=4, when=Merge(steps=2))
+
+    def work(world):
+        training = Training(world, plain)
+        training.steps(3)
+        training.worker.model.load_state_dict(training.worker.model.state_dict())
+        with pytest.raises(InputError, match="would send the difference to the others as progress"):
+            training.steps(1)
+        return True
+
+    assert all(ranks.run(3, work))
+
+
+def test_a_fragment_is_equal_on_all_workers_after_its_turn_and_the_rest_is_not(ranks):
+    """Eight bits, too: what is rounded is the movement."""
+    strategy = AllReduce(pace=6, what=Routes(outer=DILOCO, fragments=(("[01].*",), ("[23].*",))))
+
+    def work(world, how):
+        training = Training(world, replace(strategy, how=how))
+        first = training.steps(3)
+        return first, training.steps(3)
+
+    border = sum(p.numel() for p in Worker(job(strategy), 0).model[:2].parameters())
+    for how in (How(), How(codec=Codec.INT8)):
+        results = ranks.run(3, lambda world, how=how: work(world, how))
+        for other in results[1:]:
+            assert torch.equal(results[0][0][:border], other[0][:border])
+            assert not torch.equal(results[0][0][border:], other[0][border:])
+            assert torch.equal(results[0][1][border:], other[1][border:])
+            assert not torch.equal(results[0][1][:border], other[1][:border])
+
+
+def test_all_workers_run_one_order_of_fragments_and_only_one_at_a_time(ranks):
+    def work(world):
+        training = Training(world, STREAMING)
+        training.steps(14)
+        done = training.optimizer.run.reducer.recorder.last()
+        return [(one.kind, one.step, one.round, one.start, one.end) for one in done if "fragment" in one.kind]
+
+    turns = [(round_, number, step) for round_ in (0, 1) for number, step in enumerate((0, 2, 5))]
+    expected = [(f"average of fragment {number}", 7 * round_ + step, round_) for round_, number, step in turns]
+    for done in ranks.run(3, work):
+        assert [one[:3] for one in done] == expected
+        assert all(first[4] <= second[3] for first, second in pairwise(done))
+
+
+def test_the_mean_model_may_be_looked_at_in_mid_flight(ranks):
+    def work(world, looks):
+        training = Training(world, STREAMING)
+        for _ in range(16):
+            values = training.steps(1)
+            if looks:
+                with training.optimizer.mean_model():
+                    pass
+        return values
+
+    without = ranks.run(3, lambda world: work(world, looks=False))
+    for one, other in zip(without, ranks.run(3, lambda world: work(world, looks=True)), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("taken", [2, 3])
+def test_a_worker_lost_before_a_turn_or_in_mid_flight_ends_the_run_by_name(ranks, taken):
+    """A turn in steps 2 to 4 of 4: who is lost before sends nothing, who is lost later has sent."""
+
+    strategy = AllReduce(pace=8, when=Merge(steps=2), what=Routes(outer=DILOCO, fragments=2))
+
+    def work(world):
+        training = Training(world, strategy, timeout=4)
+        training.steps(1)
+        before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
+        if world.rank == 2:
+            training.steps(taken - 2)
+            training.optimizer.runner.abandon()
+            training.optimizer.ending.after(PeerLostError("worker 2 gives up"))
+            return "gone"
+        with pytest.raises(PeerLostError) as caught:
+            training.steps(7)
+        after = training.optimizer.runner.state() if taken == 2 else before
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        return str(caught.value)
+
+    texts = ranks.run(3, work)
+    ranks.fresh()
+    assert all("worker 2" in text and "\n" not in text for text in texts[:2]), texts
+
+
+def names(count):
+    return [((f"{layer}.{kind}",), size) for layer in range(count) for kind, size in (("weight", 8), ("bias", 2))]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_cut_by_number_keeps_layers_whole_and_the_largest_fragment_smallest(seed):
+    draw = random.Random(seed)
+    layers = draw.randint(1, 7)
+    parameters = [((f"m.{layer}.{part}",), draw.randint(1, 30)) for layer in range(layers) for part in range(2)]
+    count = draw.randint(1, layers)
+    got = assign(count, parameters)
+    assert got == sorted(got)
+    assert set(got) == set(range(count))
+    assert got[::2] == got[1::2]
+    sizes = [sum(size for its, (_, size) in zip(got, parameters, strict=True) if its == one) for one in range(count)]
+    whole = [a[1] + b[1] for a, b in zip(parameters[::2], parameters[1::2], strict=True)]
+
+    def best(start, left):
+        if left == 1:
+            return sum(whole[start:])
+        return min(max(sum(whole[start:end]), best(end, left - 1)) for end in range(start + 1, layers - left + 2))
+
+    assert max(sizes) == best(0, count)
+
+
+def test_turns_are_each_once_in_a_round_apart_and_the_last_at_its_end():
+    for pace in range(1, 60):
+        for count in range(1, pace + 1):
+            ends = round_ends(count, pace)
+            assert len(ends) == count
+            assert ends[-1] == pace
+            gaps = [after - before for before, after in zip((0, *ends), ends, strict=False)]
+            assert min(gaps) == pace // count >= 1
+            assert max(gaps) <= -(-pace // count)
+    assert round_ends(19, 36)[:3] == (1, 3, 5), "MaxText's 36 steps in 19 turns, each once"
+
+
+def test_a_parameter_in_no_fragment_or_in_two_is_refused_by_name():
+    for patterns, words in {
+        (("0.*",), ("1.weight",)): "parameter '1.bias' is in no fragment",
+        (("0.*",), ("1.*", "*.bias")): "parameter '0.bias' is in fragments 0 ('0.*') and 1 ('*.bias')",
+        (("0.*",), ("1.*",), ("head.*",)): "has no parameter for what.fragments[2] of the schedule (head.*)",
+    }.items():
+        with pytest.raises(InputError) as caught:
+            assign(patterns, names(2))
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="has 2 layers with parameters, fewer than the 3 fragments"):
+        assign(3, names(2))
+    assert assign((("0.*",), ("1.*", "tied")), [*names(2), (("x", "tied"), 3)]) == [0, 0, 1, 1, 1]
+    with pytest.raises(InputError, match="parameter 'x' is in fragments 0"):
+        assign((("0.*", "x"), ("1.*", "tied")), [*names(2), (("x", "tied"), 3)])
+
+
+def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
+    everybody = GroupPhases((Phase.from_groups(3, [range(3)]),))
+    two = Routes(fragments=2)
+    refused = {
+        "what.fragments: are 2; strategy 'static' averages whole models": Static(phases=everybody, pace=2, what=two),
+        "what.fragments: are 2; strategy 'server' averages": Server(hosts=(0,), pace=2, what=two),
+        "what.fragments: are 2; when.late is for whole models": AllReduce(pace=2, when=Late(), what=two),
+        "what.fragments: are 2, and each has its turn in a round of 1 steps": AllReduce(what=two),
+        "what.fragments: goes with one pace": AllReduce(pace=(2, 3, 4), what=two),
+        "when.merge: goes with one pace for all workers and plain means": AllReduce(
+            pace=4, when=Merge(steps=1), averaging=Averaging.STEP_NORMALISED
+        ),
+        "when.merge.steps: is 2; the turns of 2 fragments in 5 steps": AllReduce(pace=5, when=Merge(steps=2), what=two),
+        "when.merge.steps: is 1; the turns of 1 fragments in 1 steps": AllReduce(when=Merge(steps=1)),
+        "when.merge.alpha: is 1; a worker keeps at least 0": AllReduce(pace=2, when=Merge(alpha=1)),
+        "which is lockstep; leave it out": AllReduce(pace=2, when=Merge()),
+        "when: strategy 'static' has no late averaging": Static(phases=everybody, pace=2, when=Merge(steps=1)),
+        "what.outer.lr: is 5; with alpha 9/10 and this momentum anchors and models go apart from a rate of 19/9": (
+            AllReduce(pace=2, when=Merge(alpha=0.9), what=Routes(outer=Outer(lr=5)))
+        ),
+    }
+    for words, strategy in refused.items():
+        with pytest.raises(ScheduleError) as caught:
+            Schedule("refused", Cluster.regular(1, 3), strategy)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ScheduleError, match=r"when\.merge\.alpha: is 'half'; it is a number such as 0\.7"):
+        Merge(alpha="half")
+
+    def work(world):
+        texts = []
+        for strategy, options in (
+            (AllReduce(pace=8, what=Routes(fragments=5)), {}),
+            (STREAMING, {"initial": "keep"}),
+            (STREAMING, {"drift_correction": 0.1}),
+            (STREAMING, {"optimizer_state": "average"}),
+            (AllReduce(pace=4, when=Merge(steps=1)), {"drift_correction": 0.1}),
+        ):
+            with pytest.raises(InputError) as caught:
+                Training(world, strategy, **options)
+            texts.append(str(caught.value))
+        with pytest.raises(InputError) as caught:
+            ScheduleAverager(job(AllReduce(pace=4, what=two)).schedule, world=world)
+        return [*texts, str(caught.value)]
+
+    for layers, keep, correction, states, merged, averager in ranks.run(3, work):
+        assert "has 4 layers with parameters, fewer than the 5 fragments" in layers
+        assert "measures what workers moved since they were equal" in keep
+        assert "has outer steps, for which it is not derived" in correction
+        assert "optimizer_state='average': cannot be delayed" in states
+        assert "has rounds of fragments, or merges late" in merged
+        assert "with 2 fragments" in averager
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_rate_from_which_anchors_and_models_go_apart_is_sharp(nesterov):
+    """The joint map of e = mean - anchor and momentum has spectral radius 1 there, less below and more above."""
+    draw = random.Random(nesterov)
+    for _ in range(200):
+        share, factor = draw.randint(1, 9) / 10, draw.randint(0, 9) / 10
+        ahead = nesterov and factor > 0
+        limit = (1 + share) * (1 + factor) / (share * (1 + 2 * factor * ahead))
+        for rate, apart in ((limit * 0.999, False), (limit * 1.001, True)):
+            momentum_first = 1 + factor if ahead else 1
+            matrix = torch.tensor(
+                [
+                    [share * (1 - rate * momentum_first), -share * rate * (factor**2 if ahead else factor)],
+                    [1, factor],
+                ]
+            )
+            assert (float(torch.linalg.eigvals(matrix.double()).abs().max()) > 1) is apart

@@ -1,0 +1,94 @@
+"""Fragments in turn, merged late, as seconds: by hand, in virtual time and by the event graph alike."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from partreduce.runtime.virtual_time.predict import predict
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Lockstep, Merge, Outer, Routes
+from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.cost import communication
+from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.topo.timing.sampling import sample
+
+LATENCY, INVERSE, SIZE = 0.01, 1e-9, 4 * 10**8
+
+
+def hardware():
+    return Hardware(nic=Link(LATENCY, INVERSE), model_bytes=SIZE, compute=0.1)
+
+
+def schedule(pace, fragments=1, steps=0, alpha=0, n=4):
+    when = Merge(steps=steps, alpha=alpha) if steps or alpha else Lockstep()
+    what = Routes(outer=Outer(lr=0.7), fragments=fragments)
+    return Schedule("s", Cluster.regular(n, 1), AllReduce(pace=pace, when=when, what=what))
+
+
+def seconds_of_sum(share, n=4):
+    """A ring of n nodes of one worker."""
+    return 2 * (n - 1) * LATENCY + 2 * (n - 1) / n * SIZE * share * INVERSE
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_round_of_equal_workers_takes_what_turns_do_not_hide(seed):
+    draw = random.Random(seed)
+    pace = draw.randint(1, 20)
+    fragments = draw.randint(1, min(pace, 5))
+    late = draw.randrange(pace // fragments)
+    streaming = schedule(pace, fragments, late)
+    each, expected, before = seconds_of_sum(1 / fragments), 0.0, 0
+    for end in round_ends(fragments, pace):
+        expected += max((end - before) * 0.1, (end - before - late) * 0.1 + each)
+        before = end
+    assert cycle_time(streaming, hardware()).per_round == pytest.approx(expected)
+    assert simulate(streaming, hardware(), num_rounds=5).per_step() == pytest.approx(expected / pace)
+    sampled = sample(streaming, hardware(), ComputeTimes.of(hardware()), num_rounds=4, num_samples=2)
+    assert sampled.per_round == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_of_unequal_workers_event_graph_and_virtual_time_say_the_same(seed):
+    draw = random.Random(seed)
+    pace = draw.randint(1, 12)
+    fragments = draw.randint(1, min(pace, 4))
+    streaming = schedule(pace, fragments, draw.randrange(pace // fragments), "1/2")
+    slow = ComputeTimes(base=0.1, slowdown=tuple((worker, draw.choice([1.0, 1.5, 4.0])) for worker in range(4)))
+    exact = cycle_time(streaming, hardware(), slow)
+    run = simulate(streaming, hardware(), compute=slow, num_rounds=60)
+    assert run.per_step(warm_up=20) == pytest.approx(exact.per_step)
+    times = slow.fixed(4)
+    now = np.zeros(4)
+    for _ in range(60):
+        before = 0
+        for end in round_ends(fragments, pace):
+            late = streaming.strategy.when.late_steps
+            over = (now + times * (end - before - late)).max() + seconds_of_sum(1 / fragments)
+            now = np.maximum(now + times * (end - before), over)
+            before = end
+    assert run.makespan == pytest.approx(now.max())
+
+
+def test_streaming_sends_the_same_bytes_with_a_peak_of_one_fragment():
+    whole, parts = schedule(12), schedule(12, 4, 2)
+    costs = communication(whole, hardware()), communication(parts, hardware())
+    assert costs[0].nic_bytes_per_step == pytest.approx(costs[1].nic_bytes_per_step)
+    assert costs[0].peak_nic_bytes == pytest.approx(1.5 * SIZE)
+    assert costs[1].peak_nic_bytes == pytest.approx(1.5 * SIZE / 4)
+    assert costs[1].per_round - costs[0].per_round == pytest.approx(3 * 6 * LATENCY)
+    answer = predict(parts, hardware())
+    assert (answer.largest_age, answer.peak_nic_bytes) == (2, costs[1].peak_nic_bytes)
+
+
+def test_a_sum_that_fits_into_the_window_costs_nothing():
+    """0.66 s for all, 0.21 s for a quarter: hidden behind three steps of 0.1 s, not behind two."""
+    assert cycle_time(schedule(12, 4, 2), hardware()).per_step == pytest.approx(0.1 + 4 * 0.01 / 12)
+    assert cycle_time(schedule(16, 4, 3), hardware()).per_step == pytest.approx(0.1)
+    assert cycle_time(schedule(16), hardware()).per_step == pytest.approx(0.1 + 0.66 / 16)

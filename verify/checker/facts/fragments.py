@@ -1,0 +1,46 @@
+"""`fragments`, by the rules of turns: when each part of the model is averaged, and how old it gets.
+
+The model is cut into P fragments, every parameter in one. Of every H steps, H being the pace, fragment p = 0 … P − 1
+has its turn after e_p = ⌊(p + 1)·H / P⌋: what all workers hold of it after e_p − τ steps is summed, and after e_p it is
+merged: x ← α·x + (1 − α)·g, where g is the anchor that an outer step makes of the mean. A model that is merged τ steps
+late is one fragment.
+
+*Theorem*, for P ≤ H and τ < ⌊H / P⌋, which every schedule that can be read obeys. (a) Every fragment has exactly one
+turn in each round of H steps, at the same place of it. (b) All workers send fragments in one order, and merge each
+before the next is sent, all inside the round: at most one is in flight, and no step sends two. (c) Between two turns
+lie at least `apart` = ⌊H / P⌋ steps. (d) What a worker holds of the others' fragment is at most `age` = H + τ steps
+old. (e) Where α is 0 a fragment is equal on all workers after its turn (`equal`).
+
+*Proof.* As H / P ≥ 1, e_p ascends from ⌊H / P⌋ by ⌊H / P⌋ or one more to e_(P−1) = H: that is (a) and (c). A turn
+begins at e_p − τ > e_p − ⌊H / P⌋ ≥ e_(p−1), with e_(−1) = 0, which is (b): where it begins follows from the step
+alone. Just before a turn ends, what came with the last one is H steps after its merging and H + τ after its sending.
+For (e) all compute g from the same anchor, momentum and mean, as `equal-replicas` says of whole models.
+
+*Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
+data ended in every turn of a round that anybody begins), and it refuses a model of which a parameter is in no fragment,
+or in two; which are in which, the file says by patterns, or leaves to the program by their number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..refusal import Work
+    from ..schedule import Schedule
+    from . import Numbers
+
+
+def numbers(schedule: Schedule, _: Work) -> Numbers | None:
+    """`fragments`, `every` so many steps, `apart`, `late`, `age`, `equal`."""
+    if not schedule.takes_turns:
+        return None
+    count, every, late = schedule.tables.num_fragments, schedule.paces[0], schedule.late_steps
+    return {
+        "fragments": count,
+        "every": every,
+        "apart": every // count,
+        "late": late,
+        "age": every + late,
+        "equal": schedule.kept == 0,
+    }

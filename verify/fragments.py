@@ -1,0 +1,31 @@
+"""Claim `fragments`: when each part of the model is averaged, in which order, and how old it gets.
+
+The theorem stands in `verify/checker/facts/fragments.py`.
+"""
+
+from __future__ import annotations
+
+from partreduce.topo.schedule import Schedule
+from partreduce.verify.base import Claim, follows
+
+NAME = "fragments"
+
+
+def prove_fragments(schedule: Schedule) -> Claim | None:
+    """The turns, None where whole models are averaged after all their steps. O(1)."""
+    strategy = schedule.strategy
+    if not strategy.lacks_newest:
+        return None
+    count, every, late = strategy.what.num_fragments, schedule.pace_of(0), strategy.when.late_steps
+    kept = strategy.when.kept
+    apart, age = every // count, every + late
+    which = f"Each of {count} fragments" if count > 1 else "The model"
+    merged = f"merged {late} steps after it is sent" if late else "merged where it is sent"
+    equal = "It is equal on all workers then" if not kept else f"Workers keep {kept} of their own then"
+    text = (
+        f"{which} has exactly one turn in every {every} steps, {merged}; between turns lie at least {apart} steps, so "
+        "one is merged before the next is sent: at most one is in flight, and all workers send them in one order, "
+        f"which follows from the step. {equal}, and what a worker holds of the others' is at most {age} steps old. "
+        "The run refuses a model of which a parameter is in no fragment, or in two."
+    )
+    return follows(NAME, text, fragments=count, every=every, apart=apart, late=late, age=age, equal=not kept)
