@@ -56,7 +56,7 @@ def draw_gaps_over_time(
     if len(shares) <= 12:
         share.set_yticks(gaps)
     plain(share)
-    write(figure.add_subplot(grid[1:, 1]), _words(record))
+    write(figure.add_subplot(grid[1:, 1]), _words(record, drawn=int(seen.edge_largest.max())))
     return figure
 
 
@@ -72,10 +72,11 @@ def _lines(axis: Axes, what: str, bound: int | None, seen: int) -> None:
     plain(axis)
 
 
-def _words(record: GapRecord) -> list[str]:
-    steps = record.finish.size
+def _words(record: GapRecord, drawn: int) -> list[str]:
+    """Numbers of the whole run; the largest that the curve shows is `drawn`."""
+    steps, most = record.finish.size, record.largest_over_edges()
     return [
-        f"largest over an edge: {record.largest_over_edges()}",
+        f"largest over an edge: {most}" + " (too brief to draw)" * (most > drawn),
         f"between any two: {record.largest_over_pairs()}",
         f"skipped: {int(record.skipped.sum()) / steps:.1%} of all steps",
         f"longest queue: {int(record.fill.max())} updates",
