@@ -66,6 +66,11 @@ class Pilot:
     """Under which the loss did not fall or was no number in one of the runs; without steps ratios."""
 
     @property
+    def cost(self) -> int:
+        """Steps that it took of every worker, All-Reduce's among them."""
+        return self.steps * len(self.seeds) * (1 + len(self.probes) + len(self.unstable))
+
+    @property
     def max_consensus_distance(self) -> float:
         return max(probe.consensus_distance for probe in self.probes)
 

@@ -192,8 +192,8 @@ def answer(rows: list[Row]) -> tuple[str, str]:
         if words:
             for task in sorted({row["task"] for row in own}):
                 listed = [row for row in own if row["task"] == task]
-                cells.append([task, listed[0]["rate"], *_told(fitted(listed)), f"{piped[task] - 1:.2f}", "", ""])
-        delay = float(np.exp(np.mean([np.log(piped[task]) for task in {row["task"] for row in own}]))) - 1
+                cells.append([task, listed[0]["rate"], *_told(fitted(listed)), f"{piped[task]:.2f}", "", ""])
+        delay = float(np.exp(np.mean([np.log(piped[task]) for task in {row["task"] for row in own}])))
         errors = held_out(own)
         nine = [f"{np.quantile(found, 0.9):.0%}" for found in errors.values()]
         cells.append([f"all {words}".strip(), "", *_told(fitted(own)), f"{delay:.2f}", *nine])
@@ -202,7 +202,7 @@ def answer(rows: list[Row]) -> tuple[str, str]:
     shown = ("allreduce every 5", "allreduce late", "allreduce every 3 late")
     measured = [[task, *(_both(rows, task, name) for name in shown)] for task in sorted({row["task"] for row in rows})]
     words = f"By the prices of the optimizer's other kinds / measured, on {CLUSTER} ({DIVERGED:g}: not reached):"
-    head = ("task", "rate", "noise", "a", "late", "later", "delay", "9 of 10, lockstep", "9 of 10, late")
+    head = ("task", "rate", "noise", "a", "late", "later", "pipeline", "9 of 10, lockstep", "9 of 10, late")
     return (
         f"Held out, a kind of network at a time ({len(rows)} tasks x schedules): {'; '.join(said)}.",
         f"{kit.table(head, cells)}\n{words}\n\n{kit.table(('task', *shown), measured)}",

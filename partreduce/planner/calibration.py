@@ -240,7 +240,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
         late=prices.late.value,
         later=0.0,
         tasks=tuple(
-            TaskPrices(a=a, late=late, delay=late)
+            TaskPrices(a=a, late=late)
             for a in {prices.consensus_distance.low, prices.consensus_distance.high}
             for late in {prices.late.low, prices.late.high if is_borne else inf}
         ),
@@ -250,6 +250,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
         delay=prices.late.value,
         delay_noise=None,
         delay_error=_error(pilot),
+        delay_more=prices.late.high - prices.late.value if is_borne else inf,
         max_consensus_distance=pilot.max_consensus_distance,
         max_drift=pilot.max_drift,
         a_beyond=max(prices.consensus_distance.high, FITTED.a) if least_unstable == inf else inf,

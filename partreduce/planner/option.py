@@ -158,7 +158,7 @@ class Option:
         if lateness and self.facts is not None:
             more += self.facts.more
         elif lateness and self.lateness is Lateness.PIPELINE:
-            more += (case.delay - usual.delay) * self.schedule.strategy.when.lag
+            more += self.model.delay_more * self.schedule.strategy.when.lag
         return self.step_seconds * (self.steps_ratio + more)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
@@ -27,6 +28,7 @@ from partreduce.planner.preference import preference
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import InputError, PartreduceError, UnknownError
+from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import Form
 
 
@@ -142,6 +144,8 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
             f"{without:.2f} times All-Reduce's steps"
         )
+    if job.pilot is not None:
+        said.append(_changed_by(job.pilot, chosen, options, job))
     return said
 
 
@@ -157,6 +161,23 @@ def _paced(chosen: Option) -> list[str]:
         "write the training loop as `for batch in optimizer.batches(loader)`, which ends all of them at the same round"
     )
     return [said]
+
+
+def _changed_by(pilot: Pilot, chosen: Option, options: Sequence[Option], job: Job) -> str:
+    """What a pilot cost, and what would be recommended without it."""
+    blind = replace(job, pilot=None, take=None)
+    shipped, priced = blind.steps_model, job.steps_model
+    usual = []
+    for option in options:
+        if math.isfinite(option.steps_ratio) and option.step_seconds > 0:
+            steps = option.time_in(shipped, priced, lateness=True) / option.step_seconds
+            usual.append(replace(option, steps_ratio=steps, model=shipped))
+    found = recommend(usual, blind)
+    told = f"the pilot took {pilot.cost:,} steps of your job"
+    if found.name == chosen.name:
+        return f"{told}; without it the same would be recommended"
+    times = next(option for option in options if option.name == found.name).time / chosen.time
+    return f"{told}; without it {found.name} would be recommended, which by its prices takes {times:.2f} times as long"
 
 
 def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:

@@ -9,6 +9,7 @@ import signal
 import time
 from datetime import timedelta
 from fractions import Fraction
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -21,14 +22,14 @@ from helpers.scenarios import main, rank, report, reporting
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import save_checkpoint
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.transport.alone import AloneWorld
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.rendezvous import connect_store
 from partreduce.runtime.transport.torch_api import PrefixStore
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
+from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
@@ -269,6 +270,43 @@ def features() -> None:
     report(replica=mesh.get_coordinate()[0], found=found, mixed=both)
 
 
+SAVED = ("all-reduce", "every 2", "groups", "late", "outer", "pipeline")
+
+
+def checkpoints() -> None:
+    """Half a run, saved twice, and the other half; or, where there is a checkpoint, the other half alone."""
+    shape = tuple(map(int, os.environ["MESH"].split("x")))
+    mesh, found = mesh_of(shape), {}
+    (replica, shard), samples = mesh.get_coordinate(), torch.Generator().manual_seed(12)
+    data = torch.randn(4 * ROUNDS, shape[0], 8, 5, generator=samples)[:, replica].tensor_split(shape[1], dim=1)[shard]
+    for name in os.environ.get("KINDS", ",".join(SAVED)).split(","):
+        directory = Path(os.environ["DIRECTORY"], name)
+        own = name == "groups"  # what belongs to a rank alone, and not to its replica: random numbers and statistics
+        model = sharded(mesh, network(norm=own))
+        optimizer = DistributedOptimizer(adam(model), model, schedules(2)[name], mesh=mesh["dp_replicate"], timeout=60)
+        try:
+            resumed = load_checkpoint(optimizer, directory)
+        except PartreduceError as error:
+            found[name] = str(error)
+            continue
+        pace, losses = optimizer.run.pace, []
+        while optimizer.round < 2 * ROUNDS:
+            x = data[optimizer.steps]
+            loss = (model(x) - x.sum(-1, keepdim=True)).square().mean()
+            if own:
+                loss = loss * (1 + torch.rand(()))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if resumed is None and optimizer.steps in (pace, ROUNDS * pace):
+                save_checkpoint(optimizer, directory, extra={"own": rank()}, keep=1)
+        optimizer.finish()
+        extra = None if resumed is None else resumed.extra
+        found[name] = losses[-ROUNDS * pace :], numbers(model).tolist(), extra
+    report(replica=replica, found=found)
+
+
 def killed() -> None:
     """Rank 3 of 2×2 dies between two steps of a long run."""
     mesh = mesh_of((2, 2))
@@ -375,7 +413,7 @@ REFUSALS = {
     "offloaded": _offloaded,
     "scaler": _scaled,
     "skip": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"]).skip(),
-    "checkpoint": lambda mesh: save_checkpoint(_wrapped(sharded(mesh), mesh["dp_replicate"]), "/nowhere"),
+    "checkpoint": lambda mesh: save_checkpoint(_wrapped(sharded(mesh), mesh["dp_replicate"]), "/nowhere", extra={1j}),
 }
 
 
@@ -394,6 +432,8 @@ SCENARIOS = {
     "same losses, 4": (4, same_losses),
     "same losses, 8": (8, same_losses),
     "features": (4, features),
+    "checkpoints, 4": (4, checkpoints),
+    "checkpoints, 8": (8, checkpoints),
     "killed": (4, killed),
     "delays": (4, delays),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,11 @@ from partreduce.planner.calibration import (
     steps_model,
     steps_ratio_between,
 )
+from partreduce.planner.competitors import competitors
 from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.plan import plan
+from partreduce.planner.recommend import reasons, recommend
 from partreduce.planner.steps_model import FITTED
 from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference, ring_pairs
@@ -270,3 +273,19 @@ def test_a_pilot_that_says_nothing_about_the_job_is_refused() -> None:
         job(pilot=PRICED, data=Data.PER_WORKER)
     with pytest.raises(InputError, match="without drift correction"):
         job(pilot=PRICED, drift_correction=True)
+
+
+def test_the_answer_says_what_a_pilot_cost_and_what_it_changed() -> None:
+    """Where consensus distance costs next to nothing, a pilot that says so makes rounds longer."""
+    free = replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.001), late=Price(0.0, 0.0, 0.001))
+    probes = tuple(replace(probe, consensus_distance=50.0) for probe in PRICED.probes)
+    asked = replace(job(pilot=replace(PRICED, prices=free, probes=probes)), time_limit=None, effort=0.5)
+    options = competitors(asked, until=0.0)
+    chosen = recommend(options, asked)
+    (said,) = (sentence for sentence in reasons(chosen, options, asked) if "the pilot took" in sentence)
+    words = r"the pilot took 360 steps of your job; without it (.+) would be recommended, .* takes (.+) times as long"
+    told = re.fullmatch(words, said)
+    assert told is not None
+    other = next(option for option in options if option.name == told[1])
+    assert float(told[2]) == pytest.approx(other.time / chosen.time, abs=0.01)
+    assert other.consensus_distance.value < chosen.consensus_distance.value

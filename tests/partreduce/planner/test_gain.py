@@ -123,7 +123,7 @@ def test_a_pilot_says_what_lateness_costs_at_the_most(options: list[Option]) -> 
 
 def test_an_older_gradient_costs_more_where_it_costs_most(options: list[Option]) -> None:
     pipeline = next(option for option in options if option.lateness is Lateness.PIPELINE)
-    assert pipeline.time_at_worst == pytest.approx(pipeline.step_seconds * 5), "two tasks did not reach their loss"
+    assert pipeline.time_at_worst == pytest.approx(pipeline.step_seconds * 2.1, rel=0.01)
     flat = replace(JOB, curvature=0.2).steps_model
     known = replace(pipeline, model=flat, steps_ratio=1 + flat.delayed(2, 0.2))
     assert known.time_at_worst < 1.02 * known.time, "a small curvature leaves little to fear"
