@@ -16,7 +16,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Form, GroupPhases, How, Late, Outer, Pipeline, Routes
+from partreduce.topo.strategies import Form, GroupPhases, How, Late, Lockstep, Merge, Outer, Pipeline, Routes
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from partreduce.topo.strategies.generated import Division, Generated
@@ -58,6 +58,8 @@ class Kind:
     keeps_gap: bool = False
     takes_several: bool = False
     outer: Outer = PLAIN
+    late_steps: int = 0
+    kept: float = 0.0
 
     @property
     def is_free(self) -> bool:
@@ -82,17 +84,20 @@ class Kind:
         return x
 
     def _outer_states(self, steps: int) -> npt.NDArray[np.float64]:
-        """As Algorithm 1 of DiLoCo (arXiv 2311.08105) has it, with Nesterov's momentum; rounds are of all workers."""
+        """As Algorithm 1 of DiLoCo (arXiv 2311.08105) has it, with Nesterov's momentum; rounds are of all workers.
+
+        Merged late (arXiv 2501.18512): what is averaged is `late_steps` old, and `kept` of each worker's own stays.
+        """
         lr, momentum = float(self.outer.lr), float(self.outer.momentum)
         x = np.zeros((steps + 1, WORKERS, WORKERS))
         anchor, b = np.zeros(WORKERS), np.zeros(WORKERS)
         for step in range(steps):
             x[step + 1] = x[step] + np.eye(WORKERS)
             if (step + 1) % self.steps_a_round == 0:
-                movement = x[step + 1].mean(axis=0) - anchor
+                movement = x[step + 1 - self.late_steps].mean(axis=0) - anchor
                 b = momentum * b + movement
                 anchor = anchor + lr * (movement + momentum * b)
-                x[step + 1] = anchor
+                x[step + 1] = self.kept * x[step + 1] + (1 - self.kept) * anchor
         return x
 
 
@@ -129,11 +134,14 @@ def _quorum(**options: object) -> Kind:
     return Kind(AllReduce(when=quorum), None, "sums", gradients=True, takes_several=True)
 
 
-def _outer_steps() -> Kind:
-    """DiLoCo: every third step the workers' mean movement is the gradient of an outer optimizer."""
+def _outer_steps(*, late_steps: int = 0, kept: float = 0.0) -> Kind:
+    """DiLoCo: every third step the workers' mean movement is the gradient of an outer optimizer; merged late or not."""
     outer = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
-    strategy = AllReduce(pace=3, what=Routes(outer=outer))
-    return Kind(strategy, (ALL,), "reference", steps_a_round=3, outer=outer)
+    when = Merge(steps=late_steps, alpha=Fraction(kept)) if late_steps else Lockstep()
+    strategy = AllReduce(pace=3, when=when, what=Routes(outer=outer))
+    return Kind(
+        strategy, (ALL,), "reference", steps_a_round=3, outer=outer, late_steps=late_steps, kept=kept
+    )  # fmt: skip
 
 
 def _phases() -> GroupPhases:
@@ -152,6 +160,7 @@ KINDS = {
     "allreduce pipeline": Kind(AllReduce(when=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
     "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
     "outer": _outer_steps(),
+    "outer merged late": _outer_steps(late_steps=1, kept=0.5),
     "allreduce late": Kind(AllReduce(when=Late()), (ALL,), "reference", late=True),
     "quorum solo": _quorum(quorum=QuorumStart.SOLO),
     "quorum majority": _quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, staleness=2),

@@ -32,7 +32,7 @@ from scipy.stats import binomtest
 
 from benchmarks.mutants.mutations import Mutant, mutants_of
 from benchmarks.mutants.targets import ROOT, TARGETS
-from benchmarks.mutants.warm import NOTES
+from benchmarks.mutants.warm import NOTES, body_around
 
 BUILD = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
@@ -258,6 +258,7 @@ def main() -> None:
         session = Session(file, stages=stages, again=chosen.again, fresh=chosen.fresh)
         keys = {_key(asdict(mutant)): mutant for mutant in picked}
         todo = [m for k, m in keys.items() if k not in session.rows]
+        todo.sort(key=lambda mutant: not body_around(source, mutant.line))  # all tests judge what is in no function
         if todo:
             judge(slots, file, todo, session, jobs=min(chosen.jobs, len(todo)), stages=stages)
         good &= report(

@@ -45,7 +45,6 @@ def command(
     time_limit: own.TimeLimit = None,
     seed: own.Seed = 0,
     output: own.Output = None,
-    front: own.FrontFile = None,
     plot: own.PlotFile = None,
     as_json: options.Json = False,
 ) -> None:
@@ -98,7 +97,7 @@ def command(
     if (cluster or "").isdigit() and not as_json:
         from partreduce.console import claim_stdout, console
 
-        claim_stdout(output, front, as_json=as_json)
+        claim_stdout(output, as_json=as_json)
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
     facts = None if model is None else _facts_of(model, touched, place)
     assumed = options.assumed(place, given, model_bytes=model_bytes)
@@ -106,7 +105,7 @@ def command(
         assumed["--optimizer"] = options.ANY
     if facts is not None:
         assumed.pop("--model-bytes", None)  # the model's own
-    search(job, model=facts, assumed=assumed, name=name, output=output, front=front, plot=plot, as_json=as_json)
+    search(job, model=facts, assumed=assumed, name=name, output=output, plot=plot, as_json=as_json)
 
 
 def _is_answered_by_the_catalogue(
@@ -131,7 +130,7 @@ def _is_answered_by_the_catalogue(
     if cluster is None:
         raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
     if using is not None:
-        reason = "is for the planner, and --using builds an entry as it stands; leave one of them out"
+        reason = "tells the planner what to weigh, and --using builds an entry without weighing; leave one of them out"
         options.refuse(context, others - set(BUILDING), reason)
         _build(cluster, using, param or [], name, output, as_json=as_json)
         return True

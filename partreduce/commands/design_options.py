@@ -139,14 +139,9 @@ Seed = Annotated[int, typer.Option(help="Of the search.", min=0, rich_help_panel
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Where to write the schedule.", rich_help_panel=options.WRITTEN)
 ]
-FrontFile = Annotated[
-    Path | None, typer.Option(help="Where to write the whole front as JSON.", rich_help_panel=options.WRITTEN)
-]
 PlotFile = Annotated[
     Path | None,
-    typer.Option(
-        help="Picture of the front, or of quorums against imbalance: .png, .svg, .pdf.", rich_help_panel=options.WRITTEN
-    ),
+    typer.Option(help="Picture of the front: .png, .svg, .pdf.", rich_help_panel=options.WRITTEN),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ def search(
     *,
     name: str | None,
     output: Path | None,
-    front: Path | None,
     plot: Path | None,
     as_json: bool,
     assumed: Mapping[str, str],
@@ -41,15 +39,15 @@ def search(
     `assumed` holds the defaults that stand in for what nobody stated, by option.
     The tables of a `model` go the ways that are best beside the recommendation.
     """
-    from partreduce.console import claim_stdout, console, emit_json, suggest_verify, write_text
+    from partreduce.console import claim_stdout, console, emit_json, suggest_verify
     from partreduce.planner.hybrid import plan_hybrid
     from partreduce.planner.plan import plan
     from partreduce.report.front import draw_front
     from partreduce.schedulers.synthesis.problem import Status
     from partreduce.topo.errors import InfeasibleError, UnknownError
 
-    claim_stdout(output, front, as_json=as_json)
-    _refuse_lost_work(output, front, plot)
+    claim_stdout(output, as_json=as_json)
+    _refuse_lost_work(output, plot)
     try:
         with _progress(_how_long(job), as_json=as_json) as say:
             hybrid = None if model is None else plan_hybrid(job, model, progress=say)
@@ -63,14 +61,7 @@ def search(
     if output is not None:
         schedule = planned.recommendation.schedule if hybrid is None else hybrid.schedule
         _write(output, schedule, planned.proof if hybrid is None else hybrid.proof, name)
-    if front is not None:
-        write_text(front, json.dumps(document, indent=2) + "\n")
-    if plot is not None and job.quorum:
-        from partreduce.planner.imbalance import imbalances
-        from partreduce.report.quorums import draw_quorums
-
-        draw_quorums(planned, imbalances(job, planned.options), plot)
-    elif plot is not None:
+    if plot is not None:
         draw_front(planned, job.data, plot)
     if as_json:
         emit_json(document | ({"output": str(output)} if output else {}))
@@ -81,7 +72,7 @@ def search(
     _print(planned, job if hybrid is None else hybrid.job)
     if hybrid is not None:
         _print_tables(hybrid)
-    for path in (output, front, plot):
+    for path in (output, plot):
         if path is not None:
             console().print(f"written to {path}")
     suggest_verify(output)
@@ -98,13 +89,13 @@ def _write(output: Path, schedule: Schedule, proof: Proof, name: str | None) -> 
     write_schedule(output, schedule.with_certificate(proof.certificate))
 
 
-def _refuse_lost_work(output: Path | None, front: Path | None, plot: Path | None) -> None:
+def _refuse_lost_work(output: Path | None, plot: Path | None) -> None:
     """Refuse what could not be written after the search before it starts."""
     from partreduce.report.picture import check
     from partreduce.topo.errors import FileProblem
 
     check(plot)
-    for path in (output, front, plot):
+    for path in (output, plot):
         if path is not None and not path.parent.is_dir():
             raise FileProblem(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
 

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from partreduce.topo.timing.compute import Disturbance
 
 MAX_PAIRS = 256
-DRAWN = {"gaps": "gaps over time", "quorum": "rounds over time"}
-"""What a picture shows where it is no timeline, by what the facts hold."""
-
-
-ALONE = ("trace", "rounds", "seed")
+ALONE = ("trace", "rounds", "seed", "output")
 """What is asked of one schedule, and not of several beside each other."""
 
 
@@ -45,8 +41,7 @@ def command(
         typer.Option(
             "--output",
             "-o",
-            help="Timeline; gaps over time where a schedule keeps a gap; who is in the rounds, and how late, under a "
-            "quorum; several schedules beside each other: .png, .svg, .pdf; .json for Perfetto.",
+            help="Picture of the timeline: .png, .svg, .pdf; or .json for Perfetto.",
         ),
     ] = None,
     as_json: options.Json = False,
@@ -75,7 +70,7 @@ def command(
         raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
     place = place or load_schedule(schedules[0]).cluster
     hardware = options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
-    simulate_several(schedules, place, hardware, form=how, touched=touched, output=output, as_json=as_json)
+    simulate_several(schedules, place, hardware, form=how, touched=touched, as_json=as_json)
 
 
 def _simulate_one(
@@ -115,7 +110,7 @@ def _simulate_one(
         steady = cycle_time(loaded, hardware, times, form=form)
         facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
     if output is not None:
-        _write(timeline, loaded, output, facts)
+        _write(timeline, loaded, output)
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
@@ -256,29 +251,15 @@ def workers_of(timeline: "Timeline") -> dict[str, Any]:
     }
 
 
-def _write(timeline: "Timeline", schedule: "Schedule", output: Path, facts: dict[str, Any]) -> None:
+def _write(timeline: "Timeline", schedule: "Schedule", output: Path) -> None:
     from partreduce.console import write_text
     from partreduce.report.picture import save
     from partreduce.report.timeline import draw_timeline, perfetto
 
-    record = None if timeline.observed is None else timeline.observed.gaps
-    quorum = None if timeline.observed is None else timeline.observed.quorum
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
-    elif record is not None:
-        from partreduce.report.gaps_over_time import draw_gaps_over_time
-
-        proved = facts["gaps"]
-        bounds = {"over_edges": proved["proved_over_edges"], "over_pairs": proved["proved_over_pairs"]}
-        save(draw_gaps_over_time(record, schedule.name, **bounds), output)
-    elif quorum is not None:
-        from partreduce.report.quorum_over_time import draw_quorum_over_time
-
-        asked = facts["quorum"]
-        picture = draw_quorum_over_time(quorum, schedule.name, needed=asked["needed"], bound=asked["proved_age"])
-        save(picture, output)
     else:
-        save(draw_timeline(timeline, schedule.name), output)
+        save(draw_timeline(timeline, schedule.name, paces=schedule.paces().tolist()), output)
 
 
 def _print(
@@ -297,8 +278,9 @@ def _print(
 
     out = console()
     out.print(
-        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds in "
-        f"{seconds(facts['makespan_seconds'])}, [bold]{seconds(facts['seconds_per_step'])}[/] per step"
+        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds "
+        f"{'of the slowest ' * timeline.free_running}in {seconds(facts['makespan_seconds'])}, "
+        f"[bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
     strategy = schedule.strategy
     if words := runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what):
@@ -329,8 +311,7 @@ def _print(
     if free:
         out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
     if output is not None:
-        drawn = next((words for name, words in DRAWN.items() if name in facts), "timeline")
-        out.print(f"{'timeline' if output.suffix.lower() == '.json' else drawn} written to {output}")
+        out.print(f"timeline written to {output}")
 
 
 def _print_where_time_goes(timeline: "Timeline", facts: dict[str, Any]) -> None:

@@ -20,7 +20,6 @@ def simulate_several(
     *,
     form: "Form | None",
     touched: list[str] | None,
-    output: Path | None,
     as_json: bool,
 ) -> None:
     """Put communication, step time, consensus distance and drift of schedules for one cluster side by side.
@@ -31,13 +30,12 @@ def simulate_several(
         hardware: with the size of the model.
         form: how groups average; as each file says where it is None.
         touched: shares of rows of tables that go their own way.
-        output: where to draw them.
         as_json: print a document instead of a table.
 
     Raises:
         InputError: a schedule for a cluster of another shape.
     """
-    from partreduce.console import console, emit_json
+    from partreduce.console import emit_json
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.errors import InputError
 
@@ -48,21 +46,12 @@ def simulate_several(
                 f"{path}: is for {schedule.cluster}, the others are compared on {place}; compare schedules of one "
                 "shape, or simulate each alone"
             )
-    if output is not None:
-        from partreduce.report.comparison import draw_comparison
-        from partreduce.report.picture import check, save
-
-        check(output)
     shares = None if touched is None else touched_of(touched, place)
     rows = [row_of(schedule, whole_for(schedule, loaded, hardware), form, shares) for schedule in loaded]
-    if output is not None:
-        save(draw_comparison(rows), output)
     if as_json:
         emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
         return
     _print(rows, place, hardware)
-    if output is not None:
-        console().print(f"written to {output}")
 
 
 def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -> None:
@@ -87,9 +76,10 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     console().print(comparison)
     console().print(
         "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Age: steps of "
-        "another worker by which what is averaged may be behind. Memory: of the busiest worker, beside its parameters. "
-        "Per period: contraction. In steady state: consensus distance under gradient noise, drift when workers (or "
-        "nodes) see different data. Kinds without fixed rounds are simulated, and have no figures of mixing.",
+        "another worker by which what is averaged may be behind; it grows with the run where one is never heard. "
+        "Memory: of the busiest worker, beside its parameters. Per period: contraction. In steady state: consensus "
+        "distance under gradient noise, drift when workers (or nodes) see different data. Kinds without fixed rounds "
+        "are simulated, and have no figures of mixing. `partreduce design` predicts steps and time to a loss.",
         style="dim",
     )
 

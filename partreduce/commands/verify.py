@@ -40,10 +40,6 @@ def command(
     certificate: Annotated[Path | None, typer.Option(help="Write the certificate here.", metavar="FILE")] = None,
     as_json: options.Json = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say in words why each claim holds or not.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw the witness: tree, conflict or closed set; of gaps their matrices.", metavar="FILE"),
-    ] = None,
     cluster: Annotated[str | None, typer.Option(help="For FILE.py:NAME: where it runs.")] = None,
     period: Annotated[int | None, typer.Option(help="For FILE.py:NAME: after how many steps it repeats.")] = None,
     export: Annotated[
@@ -72,21 +68,17 @@ def command(
     """Prove that a schedule cannot conflict or deadlock and reaches consensus; exit 1 if a claim is refuted."""
     from partreduce.console import claim_stdout
     from partreduce.graph_input import is_name
-    from partreduce.report.picture import check
 
-    check(plot)
     claim_stdout(certificate, export, as_json=as_json)
     if bound_gaps or settings or is_name(str(schedule)):
         from partreduce.commands.verify_gaps import verify_gaps
 
         options.refuse(context, OF_SCHEDULES, "is about a schedule's claims; leave it or --gaps out")
-        return verify_gaps(
-            str(schedule), settings, directed=directed, max_states=max_states, plot=plot, as_json=as_json
-        )  # fmt: skip
+        return verify_gaps(str(schedule), settings, directed=directed, max_states=max_states, as_json=as_json)
     options.refuse(context, OF_GAPS, "is about iteration gaps; say --gaps, too")
     loaded, proof = _proved(schedule, cluster, period, export, quantity_of_bytes(max_bytes))
     figures = figures_of(loaded)
-    _write(schedule, loaded, proof, certificate=certificate, export=export, plot=plot)
+    _write(schedule, loaded, proof, certificate=certificate, export=export)
     if as_json:
         _emit(proof, figures, explain=explain)
     else:
@@ -129,9 +121,8 @@ def _write(
     *,
     certificate: Path | None,
     export: Path | None,
-    plot: Path | None,
 ) -> None:
-    """Write the expansion, the certificate and the picture that were asked for."""
+    """Write the expansion and the certificate that were asked for."""
     import json
 
     from partreduce.console import write_text
@@ -147,10 +138,6 @@ def _write(
         )
     if certificate is not None:
         write_text(certificate, json.dumps(dict(proof.certificate), sort_keys=True, separators=(",", ":")) + "\n")
-    if plot is not None and loaded is not None:
-        from partreduce.report.witness import draw_witness
-
-        draw_witness(loaded, proof, plot)
 
 
 def _emit(proof: "Proof", figures: dict[str, Any], *, explain: bool) -> None:

@@ -1,6 +1,5 @@
 """`partreduce verify --gaps`: how far workers drift apart in steps under Hop's settings, and what queues that needs."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partreduce.commands.options import settings_of, whole
@@ -23,7 +22,6 @@ def verify_gaps(
     *,
     directed: bool,
     max_states: int,
-    plot: Path | None,
     as_json: bool,
 ) -> int:
     """Bound the iteration gaps: as published, exactly, and as attained by exploring every interleaving.
@@ -50,10 +48,6 @@ def verify_gaps(
     if asked == Gap() and runs is not None:  # what was not asked for otherwise is as it will run
         asked = Gap(**{name: getattr(runs, name) for name in WAITS})
     found = gaps(loaded, asked, max_states=max_states)
-    if plot is not None:
-        from partreduce.report.gaps import draw_gaps
-
-        draw_gaps(found, plot, title=f"{graph}: {words(asked)}")
     if as_json:
         emit_json(found.to_json())
     else:

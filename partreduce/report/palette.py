@@ -32,10 +32,6 @@ COMMUNICATE = OKABE_ITO[1]
 COMMUNICATE_HATCH = "///"
 WAIT = "#e3e3e3"
 MESSAGE = OKABE_ITO[5]
-SEQUENTIAL = "Blues"
-"""For matrices of numbers: one hue, so that lightness alone carries the order."""
-DIVERGING = "RdBu"
-"""For numbers on both sides of a middle: red below, blue above, which colour-blind readers can tell apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,21 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def like(parameter: Any, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - a parameter, or one that is sharded
+    """These local values as a tensor that is sharded as a parameter is, if it is."""
+    if not is_sharded(parameter):
+        return values
+    sharded: torch.Tensor = type(parameter.data).from_local(
+        values,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return sharded
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSlot(Slot):
     """One sharded parameter's place in a bucket; with `held`, what FSDP keeps of it."""
@@ -51,17 +66,7 @@ class ShardSlot(Slot):
         return None if gradient is None else local(gradient)
 
     def put_gradient(self, values: torch.Tensor | None) -> None:
-        parameter: Any = self.parameter
-        if values is not None:
-            values = type(parameter.data).from_local(
-                values,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
-        parameter.grad = values
+        self.parameter.grad = None if values is None else like(self.parameter, values)
 
     def put(self, flat: torch.Tensor) -> None:
         parameter: Any = self.parameter
@@ -169,6 +174,22 @@ def replica_of(
             "leave it out"
         )
     return [own, *sorted(together - {own})]
+
+
+def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
+    """The ranks of a sharded model.
+
+    Raises:
+        InputError: its parameters lie over several dimensions.
+    """
+    mesh, *others = {_mesh_of(parameter) for parameter in model.parameters() if is_sharded(parameter)}
+    if others or mesh.ndim > 1:
+        raise InputError(
+            "model: lies over several dimensions of a mesh, and a checkpoint is written over one; save the model by "
+            "torch.distributed.checkpoint inside mean_model()"
+        )
+    group: dist.ProcessGroup = mesh.get_group()
+    return group
 
 
 def _mesh_of(parameter: Any) -> DeviceMesh:  # noqa: ANN401 - a DTensor, whose module is imported by who has one

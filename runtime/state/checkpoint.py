@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state import checkpoint_directory
+from partreduce.runtime.state import checkpoint_directory, sharded_checkpoint
 from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
 from partreduce.runtime.state.saved_tables import deal_anew, reader
@@ -77,7 +77,8 @@ def save_checkpoint(
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
     with _assembled(optimizer, "save_checkpoint()") as members:
-        return _saved(optimizer, directory, extra, keep, members)
+        saved = _saved_shards if optimizer.run.flat.sharders.shards else _saved
+        return saved(optimizer, directory, extra, keep, members)
 
 
 def _saved(
@@ -89,10 +90,7 @@ def _saved(
     name = f"round-{round_:08d}"
     mine = {"round": round_, "lineage": meeting.lineage or secrets.token_hex(8)}
     said = meeting.exchange("checkpoint", mine | checkpoint_directory.standing(directory, name), members)
-    if len(rounds := sorted({int(entry["round"]) for entry in said})) > 1:
-        raise InputError(
-            f"save_checkpoint: workers came after {', '.join(map(str, rounds))} rounds; all call it after the same one"
-        )
+    _refuse_other_rounds(said)
     number = 1 + max(int(entry["highest"]) for entry in said)
     meeting.lineage = lineage = str(said[0]["lineage"])
     if any(entry["taken"] for entry in said):
@@ -109,9 +107,7 @@ def _saved(
     except (PartreduceError, OSError) as error:
         report = {"problem": f"worker {rank}: {error}"}
     reports = meeting.exchange("checkpoint saved", report, members)
-    problem = next((text for entry in reports if (text := entry.get("problem")) is not None), None)
-    if problem is not None:
-        raise FileProblem(f"checkpoint of round {round_}: {problem}")
+    _refuse_problems(reports, round_)
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -127,6 +123,46 @@ def _saved(
     write_file(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     checkpoint_directory.delete(superfluous, rank)
     return folder
+
+
+def _saved_shards(
+    optimizer: DistributedOptimizer, directory: Path, extra: object, keep: int, members: tuple[int, ...]
+) -> Path:
+    """As `_saved`, of a sharded replica."""
+    ending, meeting, round_ = optimizer.ending, optimizer.meeting, optimizer.round
+    folder = directory / f"round-{round_:08d}"
+    _refuse_other_rounds(meeting.exchange("checkpoint", {"round": round_}, members))
+    ending.guard(optimizer.runner.settle)
+    tensors, facts = _state_file(optimizer).collect()
+    earlier = [name for name in meeting.earlier if name != folder.name]
+    deleted = earlier[: 1 - keep or None]
+    meeting.earlier = [*earlier[len(deleted) :], folder.name]
+    facts |= {"extra": extra, "earlier": meeting.earlier, "schedule": optimizer.schedule.name}
+    facts |= {"schedule_sha256": schedule_sha256(optimizer.schedule), "num_workers": optimizer.num_workers}
+    try:
+        sharded_checkpoint.save(folder, optimizer.rank, optimizer.run.flat, tensors, facts)
+        report = {}
+    except InputError:
+        raise
+    except PartreduceError as error:
+        report = {"problem": f"worker {optimizer.rank}: {error}"}
+    _refuse_problems(meeting.exchange("checkpoint saved", report, members), round_)
+    for name in deleted:
+        sharded_checkpoint.delete(directory / name, optimizer.rank, optimizer.run.flat)
+    return folder
+
+
+def _refuse_other_rounds(said: Sequence[Mapping[str, Any]]) -> None:
+    if len(rounds := sorted({int(entry["round"]) for entry in said})) > 1:
+        raise InputError(
+            f"save_checkpoint: workers came after {', '.join(map(str, rounds))} rounds; all call it after the same one"
+        )
+
+
+def _refuse_problems(reports: Sequence[Mapping[str, Any]], round_: int) -> None:
+    problem = next((text for entry in reports if (text := entry.get("problem")) is not None), None)
+    if problem is not None:
+        raise FileProblem(f"checkpoint of round {round_}: {problem}")
 
 
 @contextlib.contextmanager
@@ -158,6 +194,8 @@ def load_checkpoint(
     optimizer.ending.refuse_unless_running("save or load a checkpoint")
     optimizer.ending.guard(optimizer.engine.gather)
     with _assembled(optimizer, "load_checkpoint()") as members:
+        if optimizer.run.flat.sharders.shards:
+            return _loaded_shards(optimizer, directory, members, other_run=other_run)
         return _loaded(optimizer, directory, members, other_run=other_run)
 
 
@@ -165,11 +203,6 @@ def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str
     """The directory as a path, where both arguments are what they should be and stand in their order."""
     if not hasattr(optimizer, "ending"):
         raise InputError(f"{who}: optimizer is a {type(optimizer).__name__}; pass the DistributedOptimizer first")
-    if optimizer.run.flat.sharders.shards:
-        raise InputError(
-            f"{who}: the model is sharded, and files of ours hold whole ones; save each replica by "
-            "torch.distributed.checkpoint (docs/how-to/sharded-models.md)"
-        )
     if not isinstance(directory, (str, os.PathLike)) or "\0" in str(directory):
         raise InputError(f"{who}: directory is {str(directory)[:80]!r}, a {type(directory).__name__}; pass a path")
     return Path(directory)
@@ -210,6 +243,38 @@ def _loaded(
     meeting.lineage = manifest["lineage"]
     ending.guard(lambda: optimizer.runner.resume(steps, optimizer.round))
     return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
+
+
+def _loaded_shards(
+    optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, other_run: bool
+) -> Resumed | None:
+    """As `_loaded`, of a sharded replica."""
+    if other_run:
+        raise InputError(
+            "load_checkpoint: other_run=True would take the mean of whole models, and these are sharded; load one "
+            "replica's folder by torch.distributed.checkpoint before you wrap"
+        )
+    folder = sharded_checkpoint.newest(directory, optimizer.rank)
+    if folder is None:
+        return None
+    flat = optimizer.run.flat
+    try:
+        tensors, facts, same = sharded_checkpoint.load(folder, optimizer.rank, flat, optimizer.optimizer)
+        _refuse_other_run(optimizer, facts | {"model_sha256": _model_sha256(optimizer)}, folder)
+        report: dict[str, str] = {}
+    except PartreduceError as error:
+        report = {"problem": str(error)}
+    if problem := next((text for one in sharded_checkpoint.said_by_all(report) if (text := one.get("problem"))), None):
+        raise InputError(problem)
+    optimizer.ending.guard(optimizer.runner.drain)
+    flat.sharders.reshard()
+    _state_file(optimizer).restore(tensors, facts, own_random_states=same)
+    optimizer.engine.go_on_from(int(facts["steps"]))
+    optimizer.meeting.earlier = facts["earlier"]
+    optimizer.meeting.exchange("checkpoint loaded", {}, members)
+    optimizer.ending.guard(lambda: optimizer.runner.resume(optimizer.steps, optimizer.round))
+    extra = facts["extra"] if same else None
+    return Resumed(folder, optimizer.steps, optimizer.round, int(facts["num_workers"]), extra)
 
 
 def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[int]) -> Resumed:

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-
-class GapsOverTime(NamedTuple):
-    """Gaps at some instants, all of shape (instants,).
-
-    `edge_mean` and `edge_largest` are over the edges, in either direction; `pair_largest` is over all pairs of workers.
-    """
-
-    seconds: npt.NDArray[np.float64]
-    edge_mean: npt.NDArray[np.float64]
-    edge_largest: npt.NDArray[np.int64]
-    pair_largest: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +59,6 @@ class GapRecord:
         end = float(self.finish[-1].min())
         return (np.arange(count) + 0.5) / count * end
 
-    def over_time(self, count: int = 200) -> GapsOverTime:
-        """Gaps at so many instants. O(count · edges)."""
-        seconds = self.instants(count)
-        steps = self.steps_at(seconds)
-        mean, largest = np.zeros(count), np.zeros(count, dtype=np.int64)
-        for row, now in enumerate(steps):
-            gaps = np.abs(now[self.sources] - now[self.targets])
-            mean[row], largest[row] = gaps.mean(), gaps.max(initial=0)
-        return GapsOverTime(seconds, mean, largest, steps.max(axis=1) - steps.min(axis=1))
-
     def distribution(self, count: int = 200) -> npt.NDArray[np.float64]:
         """The share of edges and instants at which the two ends are 0, 1, 2, … steps apart; sums to 1."""
         steps = self.steps_at(self.instants(count))
@@ -113,10 +90,6 @@ class QuorumRecord:
         oldest = np.zeros(len(self.gradients), dtype=np.int64)
         np.maximum.at(oldest, self.rounds, self.ages)
         return oldest
-
-    def mean_ages(self) -> npt.NDArray[np.float64]:
-        """The mean age in each round, every one of which has a gradient, shape (num_rounds,)."""
-        return np.asarray(np.bincount(self.rounds, weights=self.ages) / self.gradients.sum(axis=1))
 
     def shares_of_ages(self, *, warm_up: int = 0) -> npt.NDArray[np.float64]:
         """The share of gradients of age 0, 1, 2, … after so many rounds; sums to 1."""

@@ -22,6 +22,8 @@ class Meeting:
         self.run, self.ending = run, ending
         self.lineage = ""
         """Which checkpoints are of this run, once it has saved or resumed; equal on all workers."""
+        self.earlier: list[str] = []
+        """Of sharded models: the folders of this run's checkpoints that it has not deleted, the newest last."""
 
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None

@@ -1,7 +1,7 @@
 """Aimed cases for the checker: of every inequality and premise data that is just true, and data that is just false.
 
 `EDGES` has one row each: the file of the checker, the rule in words, what is just true, what is just false, and a part
-of the sentence with which that is refused. docs/theory/guards.md lists them.
+of the sentence with which that is refused. tests/verify/checker/guards.md lists them.
 """
 
 from __future__ import annotations
@@ -138,16 +138,16 @@ MIXED = rule([2, 3], 4, [([0], [1], "1/2"), ([1, 2], [0]), ([3], [])])
 """Of each node's four workers the first goes along one digit, two along the other, and the last skips."""
 ANSWERED = [line for v in range(6) for line in (f"{v // 3 * 12} 1/2", *[f"{v % 3 * 4 + 1} 1"] * 2, "-")]
 
-NORMALISED = graph(
-    3,
-    [(0, 1, "1/4"), (1, 0, "1/4")],
-    [(1, 2, "1/4"), (2, 1, "1/4")],
-    pace=[1, 2, 3],
-    averaging="step-normalised",
-)
+NORMALISED_ROUNDS = [[(0, 1, "1/4"), (1, 0, "1/4")], [(1, 2, "1/4"), (2, 1, "1/4")]]
+NORMALISED = graph(3, *NORMALISED_ROUNDS, pace=[1, 2, 3], averaging="step-normalised")
 NORMALISED_DISTANCE, NORMALISED_COVARIANCE = (
     Fraction(2969362421, 2**30),
     [118185195, -32759524, 27161614, -85425578, 5598003, 79827668],
+)
+PLAINLY = graph(3, *NORMALISED_ROUNDS, pace=[1, 2, 3])
+PLAINLY_DISTANCE, PLAINLY_COVARIANCE = (
+    Fraction(2704240775, 2**30),
+    [101167252, -22168101, 24687287, -78999066, -2519102, 81518252],
 )
 SHARED = groups(3, [[0, 1]], [[1, 2]], pace=[1, 2, 3], averaging="step-normalised")
 SHARED_DISTANCE, SHARED_COVARIANCE = (
@@ -680,14 +680,14 @@ EDGES = [
         "relax <= 2 in every group",
         (settled(2), HUGE_COVARIANCE),
         (settled("5/2"), HUGE_COVARIANCE),
-        "0 <= relax <= 2",
+        'is "relax"; expected 0 <= relax <= 2 in every group',
     ),
     Edge(
         STEADY,
         "0 <= relax in every group",
         (settled(0), HUGE_COVARIANCE),
         (settled("-1/2"), HUGE_COVARIANCE),
-        "0 <= relax <= 2",
+        'is "relax"; expected 0 <= relax <= 2 in every group',
     ),
     Edge(
         STEADY,
@@ -715,7 +715,7 @@ EDGES = [
         "columns sum to 1, in round 2 either",
         (thirds("1/9"), HUGE_COVARIANCE),
         (thirds("1/9", back="1/8"), HUGE_COVARIANCE),
-        "columns that sum to 1",
+        'is "a column"; expected columns that sum to 1',
     ),
     Edge(
         DISTANCE,
@@ -737,6 +737,13 @@ EDGES = [
         (NODES, distance(10**6, *[[2**20, 0, 2**20]] * 2)),
         (NODES, distance(99, [2**20, 0, 2**20])),
         "2 classes",
+    ),
+    Edge(
+        DISTANCE,
+        "of up to 12 digits",
+        (rule([2] * 12, 1, [([0], list(range(12)))]), distance(10**6, [2**20], [2**20])),
+        (rule([2] * 13, 1, [([0], list(range(13)))]), distance(10**6, [2**20], [2**20])),
+        "claims[0] (consensus-distance): over 12 digits",
     ),
     Edge(
         DISTANCE,
@@ -798,6 +805,13 @@ EDGES = [
         "an edge averages what the mean pace of all workers pushes",
         (NORMALISED, distance(NORMALISED_DISTANCE, NORMALISED_COVARIANCE, bits=25)),
         (NORMALISED, distance(NORMALISED_DISTANCE * (1 - Fraction(1, 10**5)), NORMALISED_COVARIANCE, bits=25)),
+        ".at_most",
+    ),
+    Edge(
+        STEADY,
+        "a plain average takes what each of different pace pushes",
+        (PLAINLY, distance(PLAINLY_DISTANCE, PLAINLY_COVARIANCE, bits=25)),
+        (PLAINLY, distance(PLAINLY_DISTANCE * (1 - Fraction(1, 10**5)), PLAINLY_COVARIANCE, bits=25)),
         ".at_most",
     ),
     Edge(

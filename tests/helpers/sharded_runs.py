@@ -9,6 +9,7 @@ import signal
 import time
 from datetime import timedelta
 from fractions import Fraction
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -16,19 +17,20 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from helpers.scenarios import main, rank, report, reporting
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import save_checkpoint
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.transport.alone import AloneWorld
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.rendezvous import connect_store
 from partreduce.runtime.transport.torch_api import PrefixStore
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
+from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
@@ -73,7 +75,7 @@ class Block(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.two = torch.nn.Linear(7, 9), torch.nn.Linear(9, 7)
+        self.one, self.two = torch.nn.Linear(7, 10), torch.nn.Linear(10, 7)
 
     def forward(self, x):
         return x + self.two(torch.tanh(self.one(x)))
@@ -89,10 +91,13 @@ def network(*, tied=False, norm=False):
     return torch.nn.Sequential(*layers)
 
 
+NAMES = ("dp_replicate", "dp_shard", "tp")
+
+
 def mesh_of(shape):
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    return init_device_mesh("cpu", shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+    return init_device_mesh("cpu", shape, mesh_dim_names=NAMES[: len(shape)])
 
 
 def sharded(mesh, model=None, **options):
@@ -171,12 +176,11 @@ def reference(schedule, shape, name, *, make=sgd, build=network, options=None, *
 
 def run(schedule, mesh, *, make=sgd, build=network, shard=sharded, options=None, **training):
     """A run of sharded replicas: losses of this rank's replica, and its whole model at the end."""
-    shape = tuple(mesh.mesh.shape)
     model = shard(mesh, build())
     optimizer = DistributedOptimizer(
         make(model), model, schedule, mesh=mesh["dp_replicate"], timeout=60, **(options or {})
     )
-    losses = train(optimizer, model, shape, tuple(mesh.get_coordinate()), **training)
+    losses = train(optimizer, model, tuple(mesh.mesh.shape)[:2], tuple(mesh.get_coordinate())[:2], **training)
     return of_replica(losses, mesh), numbers(model).tolist()
 
 
@@ -269,6 +273,66 @@ def features() -> None:
     report(replica=mesh.get_coordinate()[0], found=found, mixed=both)
 
 
+def parallel(mesh, model):
+    """Blocks split by columns and rows over tp, and all sharded over dp_shard where that is more than one rank."""
+    for part in model:
+        if isinstance(part, Block):
+            parallelize_module(part, mesh["tp"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
+    return model if mesh["dp_shard"].size() == 1 else sharded(mesh, model)
+
+
+def tensor_parallel() -> None:
+    shape = tuple(map(int, os.environ["MESH"].split("x")))
+    mesh, found = mesh_of(shape), {}
+    for name in ("all-reduce", "every 2", "late", "outer"):
+        schedule = schedules(2)[name]
+        found[name] = run(schedule, mesh, shard=parallel), reference(schedule, shape[:2], f"tp {name}")
+    said = ""
+    if shape[1] > 1:
+        try:
+            save_checkpoint(_wrapped(parallel(mesh, network()), mesh["dp_replicate"]), "/nowhere")
+        except InputError as error:
+            said = str(error)
+    report(replica=mesh.get_coordinate()[0], found=found, said=said)
+
+
+SAVED = ("every 2", "groups", "late", "outer", "pipeline")
+
+
+def checkpoints() -> None:
+    """Half a run, saved twice, and the other half; or, where there is a checkpoint, the other half alone."""
+    shape = tuple(map(int, os.environ["MESH"].split("x")))
+    mesh, found = mesh_of(shape), {}
+    (replica, shard), samples = mesh.get_coordinate(), torch.Generator().manual_seed(12)
+    data = torch.randn(4 * ROUNDS, shape[0], 8, 5, generator=samples)[:, replica].tensor_split(shape[1], dim=1)[shard]
+    for name in os.environ.get("KINDS", ",".join(SAVED)).split(","):
+        directory = Path(os.environ["DIRECTORY"], name)
+        own = name == "groups"  # what belongs to a rank alone, and not to its replica: random numbers and statistics
+        model = sharded(mesh, network(norm=own))
+        optimizer = DistributedOptimizer(adam(model), model, schedules(2)[name], mesh=mesh["dp_replicate"], timeout=60)
+        try:
+            resumed = load_checkpoint(optimizer, directory)
+        except PartreduceError as error:
+            found[name] = str(error)
+            continue
+        pace, losses = optimizer.run.pace, []
+        while optimizer.round < 2 * ROUNDS:
+            x = data[optimizer.steps]
+            loss = (model(x) - x.sum(-1, keepdim=True)).square().mean()
+            if own:
+                loss = loss * (1 + torch.rand(()))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if resumed is None and optimizer.steps in (pace, ROUNDS * pace):
+                save_checkpoint(optimizer, directory, extra={"own": rank()}, keep=1)
+        optimizer.finish()
+        extra = None if resumed is None else resumed.extra
+        found[name] = losses[-ROUNDS * pace :], numbers(model).tolist(), extra
+    report(replica=replica, found=found)
+
+
 def killed() -> None:
     """Rank 3 of 2×2 dies between two steps of a long run."""
     mesh = mesh_of((2, 2))
@@ -313,7 +377,8 @@ def delayed(places):
 
 def delays() -> None:
     mesh, found = mesh_of((2, 2)), {}
-    for name, schedule in schedules(2).items():
+    for name in ("all-reduce", "layers", "groups", "late", "pipeline", "outer"):
+        schedule = schedules(2)[name]
         usual, found[name] = run(schedule, mesh), []
         for places in [*((one,) for one in DELAYS), tuple(DELAYS)]:
             with delayed(places) as count:
@@ -375,7 +440,7 @@ REFUSALS = {
     "offloaded": _offloaded,
     "scaler": _scaled,
     "skip": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"]).skip(),
-    "checkpoint": lambda mesh: save_checkpoint(_wrapped(sharded(mesh), mesh["dp_replicate"]), "/nowhere"),
+    "checkpoint": lambda mesh: save_checkpoint(_wrapped(sharded(mesh), mesh["dp_replicate"]), "/nowhere", extra={1j}),
 }
 
 
@@ -394,6 +459,10 @@ SCENARIOS = {
     "same losses, 4": (4, same_losses),
     "same losses, 8": (8, same_losses),
     "features": (4, features),
+    "tensor parallel, 4": (4, tensor_parallel),
+    "tensor parallel, 8": (8, tensor_parallel),
+    "checkpoints, 2": (2, checkpoints),
+    "checkpoints, 4": (4, checkpoints),
     "killed": (4, killed),
     "delays": (4, delays),
 }

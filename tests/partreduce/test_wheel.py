@@ -256,10 +256,7 @@ def test_a_base_install_proves_figure_10(base_install, tmp_path):
 NEEDING = [
     ("plot", ["show", "schedule.json", "-o", "picture.png"]),
     ("plot", ["show", "schedule.json", "-o", "page.html"]),
-    ("plot", ["verify", "schedule.json", "--plot", "picture.png"]),
-    ("plot", ["simulate", "schedule.json", "schedule.json", "-o", "picture.png"]),
     ("plot", ["simulate", "schedule.json", "-o", "picture.png"]),
-    ("plot", ["verify", "ring:4", "--plot", "picture.png"]),
     ("plot", ["design", "2x4", "--plot", "front.png"]),
     ("torch", ["run", "--workers", "2", "script.py"]),
     ("torch", ["measure", "--workers", "2"]),

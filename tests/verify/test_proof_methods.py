@@ -1,4 +1,4 @@
-"""The single proof methods: exactness, bounds on rounds, gaps, functions, budgets."""
+"""The single proof methods: exactness, functions, the program."""
 
 from __future__ import annotations
 

@@ -1,18 +1,15 @@
 """What a quorum's rounds take without running them: worker w computes for X_w seconds, and Q must have come.
 
 Late gradients count for the next round, and whoever finds a result when it calls goes on at once. So a
-worker brings at most one gradient to a round, and no more than it computes. Between two extremes:
+worker brings at most one gradient to a round, and no more than it computes. Workers are taken to be *free*: they come
+independently of one another and hardly anybody waits. With T seconds from round to round a worker needs E[max(X_w, T)]
+for a gradient, and T solves  sum over w of T / E[max(X_w, T)] = Q, whose left side grows with T from 0 to P; a round
+takes no less than word and sum. Under majority a round lasts until the drawn worker comes next: for what is left of its
+computing, E[X²]/(2E[X]) on average, or all of it if it was drawn before, too, with probability 1/P; others are in it if
+they come by then.
 
-* *free* (`balance`): workers come independently of one another and hardly anybody waits. With T seconds from round to
-  round a worker needs E[max(X_w, T)] for a gradient, and T solves  sum over w of T / E[max(X_w, T)] = Q, whose left
-  side grows with T from 0 to P; a round takes no less than word and sum. Under majority a round lasts until the drawn
-  worker comes next: for what is left of its computing, E[X²]/(2E[X]) on average, or all of it if it was drawn before,
-  too, with probability 1/P; others are in it if they come by then.
-* *in step* (`in_step`): those that a round waits for begin the next one together, when it ends. Then a round takes
-  E[X_(Q)], word and sum, and slower workers join as above.
-
-Which one it is depends on how workers began and on whether they part by more than a sum takes; virtual time, which
-assumes neither, lies between them (docs/theory/partial-collectives.md has derivations and comparisons).
+The other extreme are workers *in step*, of whom those that a round waits for begin the next one together. Virtual time,
+which assumes neither, lies between (docs/theory/partial-collectives.md has derivations and comparisons).
 """
 
 from __future__ import annotations
@@ -75,23 +72,6 @@ def balance(
         low, high = (middle, high) if _brought(seconds, middle) < needed else (low, middle)
     period = max(high, least)
     return ManyRounds(period, _brought(seconds, period))
-
-
-def in_step(
-    seconds: npt.NDArray[np.float64], setting: Quorum, *, word: float = 0.0, sum_seconds: float = 0.0
-) -> ManyRounds:
-    """The same of workers that begin each round together, as far as it waits for them; arguments as of `balance`."""
-    starts = _starts(seconds, setting)
-    period = float(np.mean([come.mean() for come in starts])) + word + sum_seconds
-    return ManyRounds(period, _brought(seconds, period) if period else float(setting.needed(seconds.shape[1])))
-
-
-def _starts(calls: npt.NDArray[np.float64], setting: Quorum) -> list[npt.NDArray[np.float64]]:
-    """When the round starts, (samples,): for every worker that may be drawn, or once."""
-    if setting.quorum is QuorumStart.MAJORITY:
-        return list(calls.T)
-    needed = setting.needed(calls.shape[1])
-    return [np.partition(calls, needed - 1, axis=1)[:, needed - 1]]
 
 
 def _brought(seconds: npt.NDArray[np.float64], period: float) -> float:

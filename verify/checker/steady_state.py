@@ -76,7 +76,7 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
     width = schedule.width
     require(width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
     paces = schedule.paces
-    if len(paces) == 1 or all(paces[at : at + width] == paces[:width] for at in range(0, len(paces), width)):
+    if all(paces[at : at + width] == paces[:width] for at in range(0, len(paces), width)):
         return schedule
     require(schedule.num_workers <= MAX_ROWS, place, f"over {MAX_ROWS} workers of different pace")
     nodes = list(product(*map(range, schedule.radices)))  # the digits of every node, counted up like an odometer

@@ -58,7 +58,7 @@ def judged(tmp_path):
 WITH_REFERENCE = [name for name, kind in KINDS.items() if kind.law == "reference"]
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_REFERENCE if name != "outer"])
+@pytest.mark.parametrize("name", [name for name in WITH_REFERENCE if KINDS[name].outer.is_plain])
 def test_the_reference_alone_keeps_every_sum_of_progress(name):
     states = KINDS[name].states(STEPS)
     steps = np.maximum(np.arange(STEPS + 1) - KINDS[name].lag, 0)
@@ -69,6 +69,13 @@ def test_the_reference_of_outer_steps_is_nesterovs():
     """Movements are 3/4 a round; its momentum is 3/4, then 0.9 · 3/4 + 3/4 = 1.425."""
     first = 0.7 * (0.75 + 0.9 * 0.75)
     assert np.allclose(KINDS["outer"].states(6)[[3, 6]][:, 2], [[first], [first + 0.7 * (0.75 + 0.9 * 1.425)]])
+
+
+def test_the_reference_of_a_late_merge_takes_what_was_sent_a_step_before():
+    """Movements are 2/4; the worker whose row it is keeps half of its 3, the others half of their 0."""
+    anchor = 0.7 * (0.5 + 0.9 * 0.5)
+    late = KINDS["outer merged late"].states(3)[3]
+    assert np.allclose(late[:, 2], [anchor / 2, anchor / 2, (3 + anchor) / 2, anchor / 2])
 
 
 @pytest.mark.parametrize("name", WITH_REFERENCE)

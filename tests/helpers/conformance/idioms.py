@@ -24,8 +24,8 @@ EARLY = [name for name, kind in KINDS.items() if kind.early]
 WHOLE = [name for name in GRADIENTS if name not in EARLY]
 QUORUMS = [name for name, kind in KINDS.items() if kind.quorum]
 PIPELINES = [name for name, kind in KINDS.items() if kind.lag]
-APART = [name for name, kind in KINDS.items() if not kind.gradients and kind.pace == 1]
-"""Whose workers hold models of their own after four steps; at pace 2 all have just met."""
+APART = [name for name, kind in KINDS.items() if not kind.gradients and (kind.pace == 1 or kind.turns > 1)]
+"""Whose workers hold models of their own after four steps; at pace 2 all have just met, and fragments never all do."""
 _building = threading.Lock()
 
 

@@ -15,6 +15,7 @@ from partreduce.topo.strategies import (
     GroupPhases,
     How,
     Late,
+    Merge,
     Neighbor,
     Outer,
     Pairwise,
@@ -49,6 +50,8 @@ class Kind:
     """Whether rounds average a second model, to which a call adds what the first one did."""
     outer: dict | None = None
     """What torch's SGD, as the outer optimizer of a round of all, is made with."""
+    turns: int = 1
+    """Fragments that take turns, each merged a step late with half of a worker's own."""
     early: bool = False
     """Whether gradients leave during the backward pass."""
     free: str = ""
@@ -90,6 +93,12 @@ KINDS = {
     "allreduce, pace 2": Kind(AllReduce(pace=2), pace=2),
     "allreduce, late": Kind(AllReduce(when=Late()), late=True),
     "allreduce, outer": Kind(AllReduce(pace=2, what=OUTER), pace=2, outer=DILOCO),
+    "allreduce, fragments": Kind(
+        AllReduce(pace=4, when=Merge(steps=1, alpha="1/2"), what=Routes(outer=Outer(**DILOCO), fragments=2)),
+        pace=4,
+        outer=DILOCO,
+        turns=2,
+    ),
     "static": Kind(Static(phases=PHASES), (FIRST_TWO, LAST_TWO, MEAN)),
     "static, outer": Kind(Static(phases=PHASES, what=OUTER), (FIRST_TWO, LAST_TWO, MEAN), outer=DILOCO),
     "static, quorum": Kind(Static(phases=PHASES, when=PATIENT), (FIRST_TWO, LAST_TWO, MEAN), shadow=True),

@@ -14,6 +14,7 @@ import threading
 import torch
 
 from helpers.conformance.kinds import MEAN, N
+from partreduce.topo.strategies.fragments import assign
 
 WAIT = 30
 HOST = 0
@@ -61,8 +62,15 @@ class PlainOptimizer:
         self.steps = 0
         self.start = None
         """Late: where the round began. Free kinds: where progress is counted from."""
+        named = [((name,), p.numel()) for name, p in model.named_parameters() if p.requires_grad]
+        places = [place for place, (_, size) in zip(assign(kind.turns, named), named, strict=True) for _ in range(size)]
+        self.fragments = [torch.tensor(places) == number for number in range(kind.turns)]
+        """Which numbers of the model each holds."""
         self.anchor = self.outer = None
-        """The model of the last outer step as a parameter, and the optimizer that makes the next one of it."""
+        """The model of the last outer step as a parameter, and the optimizer that makes the next one of it; of each
+        fragment."""
+        self.sent = None
+        """The mean of the fragment that is in flight."""
         self.averaged = False
         self.late = []
         """Mean gradients that are still to be applied, oldest first."""
@@ -127,7 +135,9 @@ class PlainOptimizer:
             if apply:
                 self.inner.step(*([] if closure is None else [closure]))
         self.steps += 1
-        if self.steps % self.kind.pace == 0 and not self.kind.gradients:
+        if self.kind.turns > 1:
+            self.take_turns()
+        elif self.steps % self.kind.pace == 0 and not self.kind.gradients:
             self.end_round()
 
     def scaler_step(self, scaler):
@@ -141,6 +151,7 @@ class PlainOptimizer:
 
     def serve(self, steps):
         """Data ended: the model stays in the averages, or follows the others' gradients."""
+        steps = -(-steps // self.kind.pace) * self.kind.pace  # to the end of its round
         while self.steps < steps and self.kind.free not in ("server", "pairwise"):
             if self.kind.free == "generated":
                 self.follow(at_end=False)  # it leaves the generator before it looks whether there is another round
@@ -165,33 +176,49 @@ class PlainOptimizer:
 
     def state_dict(self):
         late = [[None if g is None else g.clone() for g in gradients] for gradients in self.late]
-        outer = self.outer and (self.anchor.detach().clone(), copy.deepcopy(self.outer.state_dict()))
+        outer = self.outer and copy.deepcopy(([anchor.detach() for anchor in self.anchor], self.sent, self.outer))
+        outer = outer and (*outer[:2], [one.state_dict() for one in outer[2]])
         return {"inner": self.inner.state_dict(), "steps": self.steps, "late": late, "outer": outer}
 
     def load_state_dict(self, state):
         self.inner.load_state_dict(copy.deepcopy(state["inner"]))
         self.follow(at_end=False)
         self.steps, self.start, self.late = state["steps"], None, list(state["late"])
-        self.outer = None
+        self.outer = self.sent = None
         if state["outer"]:
-            self.take_anchor(state["outer"][0].clone())
-            self.outer.load_state_dict(state["outer"][1])
+            anchors, self.sent, momenta = copy.deepcopy(state["outer"])
+            self.take_anchors(anchors)
+            for one, its in zip(self.outer, momenta, strict=True):
+                one.load_state_dict(its)
 
     # What a kind does
 
-    def take_anchor(self, vector):
-        self.anchor = torch.nn.Parameter(vector)
-        self.outer = torch.optim.SGD([self.anchor], **self.kind.outer)
+    def take_anchors(self, vectors):
+        self.anchor = [torch.nn.Parameter(vector) for vector in vectors]
+        self.outer = [torch.optim.SGD([anchor], **self.kind.outer) for anchor in self.anchor]
 
-    def outer_step(self, mean):
+    def outer_step(self, mean, number=0):
         """DiLoCo's: the gradient is what the workers moved on average, backwards."""
-        self.anchor.grad = self.anchor.detach() - mean
-        self.outer.step()
-        return self.anchor.detach().clone()
+        anchor = self.anchor[number]
+        anchor.grad = anchor.detach() - mean
+        self.outer[number].step()
+        return anchor.detach().clone()
+
+    def take_turns(self):
+        """Streaming DiLoCo: a step after it was sent each half of the model is half of its own and half the anchor."""
+        place = (self.steps - 1) % self.kind.pace + 1
+        for number, mask in enumerate(self.fragments):
+            end = self.kind.pace * (number + 1) // self.kind.turns
+            if place == end - 1:
+                self.sent = sum(self.table.exchange(self.rank, self.get()[mask])) / N
+            if place == end and self.sent is not None:
+                now = self.get()
+                now[mask] = (now[mask] + self.outer_step(self.sent, number)) / 2
+                self.put(now)
 
     def begin(self):
         if self.kind.outer and self.outer is None:
-            self.take_anchor(self.get())
+            self.take_anchors([self.get()[mask] for mask in self.fragments])
         if self.start is None:
             self.start = self.get()
             if self.kind.free == "pairwise" or (self.kind.free == "server" and self.rank == HOST):

@@ -11,7 +11,6 @@ import pytest
 from helpers.command_runs import runner
 from partreduce.commands.verify import command
 from partreduce.graph_input import load_gap_graph
-from partreduce.report.gaps import draw_gaps
 from partreduce.schedulers.imports import import_schedule
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.cluster import Cluster
@@ -20,7 +19,6 @@ from partreduce.topo.errors import DocumentError, InputError, UnknownError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Neighbor, Round
 from partreduce.topo.strategies.gap import Gap, Order
-from partreduce.verify.gaps import gaps
 
 KEYS = ["paper_bound", "exact_bound", "attained", "update_queue_capacity", "token_queue_capacity", "live"]
 
@@ -167,9 +165,3 @@ def test_bad_options_are_input_errors():
         run("ring:4", "--set", "backup=x")
     with pytest.raises(UnknownError, match="1024"):
         run("ring:2000")
-
-
-def test_pictures_are_written(tmp_path):
-    found = gaps(load_gap_graph("ring:4")[0], Gap(backup=1))
-    draw_gaps(found, tmp_path / "gaps.png", title="ring:4")
-    assert (tmp_path / "gaps.png").read_bytes().startswith(b"\x89PNG")

@@ -26,7 +26,7 @@ def run(*arguments):
     return runner(command)(*arguments).stdout
 
 
-def test_a_gap_is_said_beside_its_bound_and_drawn_over_time(file, tmp_path):
+def test_a_gap_is_said_beside_its_bound_and_the_run_is_drawn(file, tmp_path):
     options = (file, "--set", "compute=1s", "--set", "slow=3:5", "--rounds", "40")
     picture = tmp_path / "gaps.svg"
     text = run(*options, "-o", picture)
@@ -36,7 +36,7 @@ def test_a_gap_is_said_beside_its_bound_and_drawn_over_time(file, tmp_path):
     assert 0 < facts["share_skipped"] < 1 / 8
     assert facts["longest_queue"] <= 5
     assert f"{facts['mean_over_edges']:.2f} steps on average, 4 of at most 4" in " ".join(text.split())
-    assert "gaps over time written to" in text
+    assert "timeline written to" in text
     assert "<svg" in picture.read_text()
 
 

@@ -24,7 +24,7 @@ def run(*arguments):
     return runner(command)(*arguments).stdout
 
 
-def test_rounds_are_told_and_drawn_over_time(file, tmp_path):
+def test_rounds_are_told_and_the_run_is_drawn(file, tmp_path):
     options = (file, "--set", "compute=1s", "--set", "slow=7:5", "--set", "jitter=0.02", "--rounds", "100")
     picture = tmp_path / "rounds.svg"
     text = " ".join(run(*options, "-o", picture).split())
@@ -36,5 +36,5 @@ def test_rounds_are_told_and_drawn_over_time(file, tmp_path):
     assert facts["largest_age"] <= facts["proved_age"] == 8
     assert sum(facts["shares_of_ages"]) == pytest.approx(1)
     assert f"at most {facts['largest_age']:g} of 8" in text
-    assert "rounds over time written to" in text
+    assert "timeline written to" in text
     assert "<svg" in picture.read_text()

@@ -57,7 +57,7 @@ def test_no_other_place_writes_files():
         ["verify", "SCHEDULE", "--certificate", "out.json"],
         ["simulate", "SCHEDULE", "-o", "out.json"],
         ["schema", "-o", "out.json"],
-        ["simulate", "SCHEDULE", "SCHEDULE", "-o", "out.svg"],
+        ["simulate", "SCHEDULE", "-o", "out.svg"],
     ],
 )
 def test_what_stood_there_stands_until_the_new_file_is_whole(arguments, tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from partreduce import Job, load_schedule, plan
-from partreduce.planner.imbalance import imbalances
 from partreduce.planner.left_out import not_weighed
 from partreduce.planner.measuring import measure
 from partreduce.planner.trials import quorum_runs
@@ -253,16 +252,6 @@ def test_quorums_and_queues_suit_the_groups():
     for quorum in (2, 3):
         found = period_of(seconds, node, Quorum(quorum=quorum), Costs(0.0, 0.0))
         assert found == pytest.approx(1.0, abs=0.01) or found == pytest.approx(quorum / 4, rel=0.01)
-
-
-def test_the_picture_has_the_best_quorum_of_groups(planned):
-    found = imbalances(job(), planned.options)
-    best = min(of_groups(planned), key=lambda option: option.time)
-    assert best.quorum.words in found.speeds
-    speeds = found.speeds[best.quorum.words]
-    assert speeds[3] == pytest.approx(min(o.time for o in planned.options if o.is_plain and o.pace == 1 and not o.late)
-                                      / best.time, rel=0.1)  # fmt: skip
-    assert (np.diff(speeds) > 0).all()
 
 
 def test_a_run_has_the_calls_of_its_rounds():

@@ -1,6 +1,5 @@
 """Pictures: one palette, one style for a group wherever it is drawn, axes with units, and scales that can be read."""
 
-from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +10,12 @@ import pytest
 import partreduce
 from partreduce.report import palette
 from partreduce.report.axes import logarithmic
-from partreduce.report.comparison import draw_comparison
 from partreduce.report.curves import draw_curves, draw_operations
-from partreduce.report.gaps_over_time import draw_gaps_over_time
 from partreduce.report.graph import draw_rounds
 from partreduce.report.grid import grid_of
 from partreduce.report.picture import draw_schedule, new_figure
 from partreduce.report.terminal import terminal_tables
 from partreduce.report.timeline import draw_timeline
-from partreduce.topo.strategies.gap import Gap
 
 ROOT = Path(partreduce.__file__).parent.parent
 
@@ -114,18 +110,6 @@ def test_one_outlier_does_not_squeeze_the_rest(values):
     assert not any("{" in text or "e+" in text for text in texts)
 
 
-def rows():
-    return [
-        {
-            "name": name,
-            "communication_seconds_per_step": seconds,
-            "consensus_distance": value,
-            "drift": {"worker": value},
-        }
-        for name, seconds, value in (("a", 0.1, 0.0), ("b", 0.01, 1.0), ("c", 0.05, None))
-    ]
-
-
 def pictures():
     schedule = partreduce.design("2x4", using="prague-figure-10")
     result = SimpleNamespace(
@@ -136,7 +120,6 @@ def pictures():
         inside=partreduce.Link.of_bandwidth(10e9), nic=partreduce.Link.of_bandwidth(5e9), model_bytes=100_000_000
     )
     return {
-        "comparison": draw_comparison(rows()),
         "curves": draw_curves([result], 1.0),
         "schedule": draw_schedule(grid_of(schedule)),
         "timeline": draw_timeline(partreduce.simulate(schedule, hardware, num_rounds=4), "t"),
@@ -148,15 +131,12 @@ def test_every_axis_has_a_label_and_what_is_measured_has_a_unit():
         for axis in figure.axes:
             assert axis.get_xlabel() or not axis.axison, name
         words = " ".join(axis.get_xlabel() + axis.get_ylabel() for axis in figure.axes)
-        if name in {"comparison", "timeline"}:
+        if name == "timeline":
             assert "ms)" in words or "(s)" in words
-        if name == "comparison":
-            assert "unit:" in words
 
 
 def test_series_and_colours_have_a_legend():
     made = pictures()
-    assert [text.get_text() for text in made["comparison"].legends[0].get_texts()] == ["a", "b", "c"]
     assert [text.get_text() for text in made["curves"].legends[0].get_texts()] == ["run", "target: loss 1"]
     timeline = made["timeline"].axes[0].get_legend().get_texts()
     assert [text.get_text() for text in timeline] == ["compute", "group operation", "wait"]
@@ -173,18 +153,3 @@ def test_no_text_leaves_its_picture():
             assert not text.get_text() or (
                 box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1
             ), (name, text.get_text())
-
-
-def test_the_gaps_of_a_run_are_drawn_as_far_as_its_text_says():
-    """The panel of all pairs has no bound drawn where that is far; it ended at 1 whatever the gaps were."""
-    schedule = partreduce.design("1x8", using="ring")
-    strategy = replace(schedule.strategy, when=Gap(max_ig=4))
-    links = {"inside": partreduce.Link.of_bandwidth(10e9), "nic": partreduce.Link.of_bandwidth(5e9)}
-    hardware = partreduce.Hardware(**links, compute=0.05, slowdown=((3, 4.0),), model_bytes=1000)
-    run = partreduce.simulate(replace(schedule, strategy=strategy), hardware, num_rounds=40)
-    record = run.observed.gaps
-    assert record.largest_over_pairs() > 2
-    drawn = draw_gaps_over_time(record, "run", over_pairs=99)
-    tops = {axis.get_title(loc="left"): axis.get_ylim()[1] for axis in drawn.axes}
-    (top,) = (top for title, top in tops.items() if title.startswith("gap between any two"))
-    assert top > record.largest_over_pairs()

@@ -1,6 +1,7 @@
 """Models sharded by fully_shard, whose replicas are a schedule's workers (helpers/sharded_runs.py)."""
 
 import re
+from operator import itemgetter
 
 import pytest
 
@@ -9,7 +10,7 @@ from helpers.driver import Driver
 from helpers.warm import WARM
 from partreduce import design, write_schedule
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +20,11 @@ def driver():
     started.close()
 
 
+RANK = itemgetter("rank")
+
+
 def answered(driver, name, **environment):
-    answer = driver.run(name, limit=110, environment=environment)
+    answer = driver.run(name, limit=250, environment=environment)
     assert answer["code"] == 0, answer["output"][-3000:]
     return answer["reports"]
 
@@ -52,6 +56,14 @@ def test_what_users_do_with_sharded_models_is_as_with_whole_ones(driver):
         assert numbers == pytest.approx(expected_numbers, abs=0.01)
 
 
+@pytest.mark.parametrize("mesh", ["2x1x2", "2x2x2"])
+def test_replicas_sharded_by_tensor_parallelism_are_as_whole_workers(driver, mesh):
+    reports = answered(driver, f"tensor parallel, {4 if mesh == '2x1x2' else 8}", MESH=mesh)
+    assert_equal_runs(reports)
+    if mesh == "2x2x2":
+        assert all("and a checkpoint is written over one" in report["said"] for report in reports)
+
+
 def test_no_delay_changes_a_bit_of_sharded_runs(driver):
     for report in answered(driver, "delays"):
         for name, runs in report["found"].items():
@@ -77,12 +89,43 @@ def test_what_no_sharded_model_can_do_is_refused_in_one_line(driver):
         "offloaded": "offload_policy",
         "scaler": "take bfloat16",
         "skip": "skips the step on this rank alone",
-        "checkpoint": "save each replica by torch.distributed.checkpoint",
+        "checkpoint": "save_checkpoint: extra and optimizer settings must be JSON",
     }
     for report in answered(driver, "refusals"):
         assert report["said"].keys() == words.keys()
         for name, said in report["said"].items():
             assert words[name] in said
+            assert "\n" not in said
+
+
+def test_a_checkpoint_of_sharded_replicas_resumes_with_as_many_shards_or_another_number(driver, tmp_path):
+    whole, again = (answered(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path)) for _ in range(2))
+    assert len(list(tmp_path.glob("*/round-*"))) == 5, "keep=1"
+    for one, other in zip(sorted(whole, key=RANK), sorted(again, key=RANK), strict=True):
+        for name, (losses, numbers, _) in one["found"].items():
+            assert [losses, numbers, {"own": one["rank"]}] == other["found"][name], name
+    for report in answered(driver, "checkpoints, 2", MESH="2x1", DIRECTORY=str(tmp_path)):
+        assert "strategy/late/0/sums/0 of another number of shards" in report["found"].pop("pipeline")
+        del report["found"]["groups"]  # whose random numbers were each rank's own
+        assert len(report["found"]) == 3
+        for name, (_, numbers, extra) in report["found"].items():
+            assert extra is None
+            assert numbers == pytest.approx(whole[0]["found"][name][1], abs=2e-6), name
+    for folder in tmp_path.glob("*/round-*/replica-00001"):  # torn, damaged, not of torch
+        kind = folder.parts[-3]
+        if kind == "late":
+            (folder / ".metadata").unlink()
+        else:
+            for path in folder.glob("*.distcp" if kind == "every 2" else ".metadata"):
+                path.write_bytes(path.read_bytes()[:300])
+    words = {
+        "late": "of no checkpoint there all replicas can read their parts",
+        "every 2": "replica-00001: cannot be read: EOFError",
+        "outer": "replica-00001: cannot be read: ",
+    }
+    for report in answered(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path), KINDS=",".join(words)):
+        for name, said in report["found"].items():
+            assert words[name] in said, name
             assert "\n" not in said
 
 

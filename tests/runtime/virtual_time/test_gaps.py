@@ -232,11 +232,12 @@ def test_gaps_are_counted_as_somebody_would_who_watches():
         edges = max(edges, int(np.abs(step[record.sources] - step[record.targets]).max()))
         pairs = max(pairs, int(step.max() - step.min()))
     assert (record.largest_over_edges(), record.largest_over_pairs()) == (edges, pairs)
-    seen, shares = record.over_time(50), record.distribution(50)
-    assert seen.edge_largest.max() <= edges
-    assert seen.pair_largest.max() <= pairs
+    seen, shares = record.steps_at(record.instants(50)), record.distribution(50)
+    apart = np.abs(seen[:, record.sources] - seen[:, record.targets])
+    assert apart.max() <= edges
+    assert (seen.max(axis=1) - seen.min(axis=1)).max() <= pairs
     assert shares.sum() == pytest.approx(1)
-    assert (np.arange(len(shares)) * shares).sum() == pytest.approx(seen.edge_mean.mean())
+    assert (np.arange(len(shares)) * shares).sum() == pytest.approx(apart.mean())
 
 
 def test_updates_stand_in_line_on_the_links_and_tokens_overtake_them():

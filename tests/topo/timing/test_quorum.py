@@ -11,7 +11,15 @@ from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Quorum
 from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
-from partreduce.topo.timing.quorum import balance, in_step, sampled
+from partreduce.topo.timing.quorum import ManyRounds, balance, sampled
+
+
+def in_step(seconds, setting, *, word=0.0, sum_seconds=0.0):
+    """The other extreme: workers that begin each round together, as far as it waits for them."""
+    needed = 1 if setting.quorum == "majority" else setting.needed(seconds.shape[1])
+    starts = seconds.T if setting.quorum == "majority" else [np.sort(seconds, axis=1)[:, needed - 1]]
+    period = float(np.mean([come.mean() for come in starts])) + word + sum_seconds
+    return ManyRounds(period, float((period / np.maximum(seconds, period).mean(axis=0)).sum()))
 
 
 def test_many_rounds_by_hand():

@@ -67,7 +67,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 def _symmetric(triangle: Sequence[int], size: int, place: str) -> IntegerMatrix:
     """The symmetric matrix with these rows of its lower triangle, with GUARD more bits."""
-    confirm(len(triangle) == size * (size + 1) // 2, place, len(triangle), f"{size * (size + 1) // 2} numbers")
+    confirm(2 * len(triangle) == size * (size + 1), place, len(triangle), f"{size * (size + 1) // 2} numbers")
     lower = [[entry << GUARD for entry in triangle[i * (i + 1) // 2 : (i + 1) * (i + 2) // 2]] for i in range(size)]
     return [row + [lower[j][i] for j in range(i + 1, size)] for i, row in enumerate(lower)]
 

@@ -1,0 +1,176 @@
+"""Checkpoints of sharded models, by torch.distributed.checkpoint: each replica's in a folder of its own.
+
+The tensors of a parameter (its numbers, the optimizer's and the strategy's) are DTensors there, so a run may go on with
+another number of shards. What only one rank has, such as its buffers and random states, lies under `shard-INDEX/`. A
+folder without torch's metadata does not count, and a checkpoint counts where every replica's does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.flat_model import FlatModel
+from partreduce.runtime.averaging.shards import like, local, replica_group
+from partreduce.runtime.state.saved_state import Tensors
+from partreduce.topo.errors import FileProblem, InputError
+
+Said = TypeVar("Said")
+METADATA = ".metadata"
+"""What torch writes last."""
+OWN = ("buffer/", "random/")
+"""What every rank has of its own."""
+
+
+def newest(directory: Path, worker: int) -> Path | None:
+    """The newest checkpoint that all replicas have; None where there is none at all. All ranks of the job call it.
+
+    Raises:
+        FileProblem: there are some, and none that all have.
+    """
+    seen = [path.name for path in directory.glob("round-*") if (_place(path, worker) / METADATA).exists()]
+    said = said_by_all(seen)
+    if common := set.intersection(*map(set, said)):
+        return directory / max(common)
+    if any(said):
+        raise FileProblem(f"{directory}: of no checkpoint there all replicas can read their parts")
+    return None
+
+
+def said_by_all(one: Said) -> list[Said]:
+    """What every rank of the job says, itself included; all call it."""
+    said: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, one)
+    return said
+
+
+def delete(folder: Path, worker: int, flat: FlatModel) -> None:
+    """Delete one replica's part of a checkpoint, and the folder after the last part."""
+    if dist.get_rank(replica_group(flat.model)) == 0:
+        (_place(folder, worker) / METADATA).unlink(missing_ok=True)
+        shutil.rmtree(_place(folder, worker), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _place(folder: Path, worker: int) -> Path:
+    return folder / f"replica-{worker:05d}"
+
+
+def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: dict[str, Any]) -> None:
+    """Write one replica's state; all its ranks call it.
+
+    Raises:
+        InputError: `facts` are not JSON on some rank; all ranks say so.
+        FileProblem: a rank could not write.
+    """
+    group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
+    own = f"shard-{dist.get_rank(group)}"
+    text, problem = "", ""
+    try:
+        text = json.dumps(facts)
+    except (TypeError, ValueError) as error:
+        problem = f"save_checkpoint: extra and optimizer settings must be JSON ({error})"
+    if problem := next(filter(None, said_by_all(problem)), ""):
+        raise InputError(problem)
+    named: Tensors = {f"{own}/facts": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
+    for name, tensor in tensors.items():
+        bucket = _bucket_of(name, tensor, flat)
+        if bucket is not None:
+            named |= {f"{name}/{slot.names[0]}": like(slot.parameter, slot.view(tensor)) for slot in bucket.slots}
+        else:
+            # Whole numbers of the strategy's say where it is in the run, as all ranks of a replica are.
+            is_own = name.startswith(OWN) or (name.startswith("strategy/") and tensor.is_floating_point())
+            named[f"{own}/{name}" if is_own else name] = tensor
+    if dist.get_rank(group) == 0:
+        (place / METADATA).unlink(missing_ok=True)
+    try:
+        dcp.save(named, checkpoint_id=place, process_group=group)
+    except (Exception, dcp.CheckpointException) as error:  # noqa: BLE001 - torch tells all ranks what one met
+        raise FileProblem(f"{place}: cannot be written: {_first_line(error)}") from None
+
+
+def load(
+    folder: Path, worker: int, flat: FlatModel, optimizer: torch.optim.Optimizer
+) -> tuple[Tensors, dict[str, Any], bool]:
+    """One replica's state, as `save` was given it, and whether as many shards wrote it; all its ranks call it.
+
+    Of another number of shards this rank has what all have in common, and the first one's facts and buffers.
+
+    Raises:
+        FileProblem: a rank could not read.
+        InputError: the strategy's state was laid out for another number of shards.
+    """
+    group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
+    trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]
+    by_name = dict(flat.model.named_parameters(remove_duplicate=False))
+    try:
+        known: dict[str, Any] = dcp.FileSystemReader(place).read_metadata().state_dict_metadata
+        same = sum(re.fullmatch(r"shard-\d+/facts", name) is not None for name in known) == dist.get_world_size(group)
+        own = f"shard-{dist.get_rank(group) if same else 0}/"
+        named: Tensors = {}
+        for name, facts in known.items():
+            if name.startswith("shard-") and not name.startswith(own):
+                continue
+            kind, *parts = name.split("/")
+            parameter = trained[int(parts[0])] if kind == "optimizer" else by_name.get(parts[-1])
+            empty = torch.empty(facts.size, dtype=facts.properties.dtype)
+            if parameter is not None and parameter.shape == empty.shape:
+                empty = torch.empty_like(parameter, dtype=empty.dtype).detach()
+            named[name] = empty
+        dcp.load(named, checkpoint_id=place, process_group=group)
+    except (Exception, dcp.CheckpointException) as error:  # noqa: BLE001 - as above
+        raise FileProblem(f"{place}: cannot be read: {_first_line(error)}") from None
+    tensors = {name.removeprefix(own): tensor for name, tensor in named.items()}
+    if not same and (left := [name for name in tensors if f"{own}{name}" in named and name.startswith("strategy/")]):
+        raise InputError(
+            f"load_checkpoint: {folder} holds {', '.join(left)} of another number of shards, which goes on with as "
+            "many shards only; start as many ranks a replica"
+        )
+    found = json.loads(bytes(tensors.pop("facts").tolist()))
+    return _assembled(tensors, flat), found, same
+
+
+def _bucket_of(name: str, tensor: torch.Tensor, flat: FlatModel) -> Bucket | None:
+    """The bucket as which an array of the strategy's is laid out, if it is."""
+    kind, _, rest = name.partition("/")
+    index = rest.rpartition("/")[2]
+    if kind != "strategy" or not index.isdecimal() or int(index) >= len(flat.buckets):
+        return None
+    bucket = flat.buckets[int(index)]
+    return bucket if tensor.shape == bucket.flat.shape else None
+
+
+def _assembled(tensors: Tensors, flat: FlatModel) -> Tensors:
+    """The same with the strategy's arrays in one piece again."""
+    slots = {slot.names[0]: (bucket, slot) for bucket in flat.buckets for slot in bucket.slots}
+    whole: Tensors = {}
+    for name, tensor in tensors.items():
+        array, _, parameter = name.rpartition("/")
+        if name.startswith("strategy/") and parameter in slots:
+            bucket, slot = slots[parameter]
+            slot.view(whole.setdefault(array, torch.zeros_like(bucket.flat))).copy_(local(tensor))
+        else:
+            whole[name] = tensor
+    return whole
+
+
+def _torchs() -> Any:  # noqa: ANN401 - torch's package of checkpoints, which takes a while to import
+    from torch.distributed import checkpoint
+
+    return checkpoint
+
+
+def _first_line(error: BaseException) -> str:
+    """What a rank met; torch lists a traceback for each."""
+    causes: Any = getattr(error, "failures", {})
+    cause = next((one[0] if isinstance(one, tuple) else one for one in causes.values()), error)
+    return f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"[:200]
