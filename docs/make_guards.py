@@ -1,4 +1,4 @@
-"""Write docs/theory/guards.md: every inequality and premise of the checker, and the test that guards it.
+"""Write tests/verify/checker/guards.md: every inequality and premise of the checker, and the test that guards it.
 
 python docs/make_guards.py
 """
@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "theory" / "guards.md"
+PAGE = ROOT / "tests" / "verify" / "checker" / "guards.md"
 HEAD = """# What guards the checker
 
-Every inequality and every premise on which a claim of the [checker](../certificates.md) rests, with data that is *just*
-true and data that is just false beside it: one unit too good, one edge too few, one class that diverges. This page is
-written by `python docs/make_guards.py` from the rows of [tests/helpers/edges.py](../../tests/helpers/edges.py), each of
-which [test_checker_edges.py][edges] tries both ways, and from those of
-[tests/helpers/read_edges.py](../../tests/helpers/read_edges.py), which [test_what_the_checker_reads.py][read] tries on
-the loader too; a test holds the page to them. Small changes of the checker's code are to be noticed by these tests
-([mutants](../../benchmarks/results/mutants.md) says how many are).
+Every inequality and every premise on which a claim of the [checker](../../../docs/certificates.md) rests, with data
+that is *just* true and data that is just false beside it: one unit too good, one edge too few, one class that diverges.
+
+This page is written by `python docs/make_guards.py`. Rows of [edges.py](../../helpers/edges.py) are tried both ways by
+[test_checker_edges.py][edges]. Those of [read_edges.py](../../helpers/read_edges.py) are tried on the loader too, by
+[test_what_the_checker_reads.py][read]. A test holds the page to them. Small changes of the checker's code are to be
+noticed by these tests ([mutants](../../../benchmarks/results/mutants.md) says how many are).
 
 Beside them:
 
@@ -32,13 +32,13 @@ Beside them:
 * entries and schedules that are changed at random: [test_certificate_mutations.py][random], and
   `python -m benchmarks.forgery`.
 
-[edges]: ../../tests/verify/checker/test_checker_edges.py
-[numbers]: ../../tests/verify/checker/test_checker_numbers.py
-[read]: ../../tests/verify/checker/test_what_the_checker_reads.py
-[facts]: ../../tests/verify/checker/test_facts.py
-[gaps]: ../../tests/verify/checker/test_gap_facts.py
-[attacks]: ../../tests/verify/checker/test_checker_attacks.py
-[random]: ../../tests/verify/checker/test_certificate_mutations.py
+[edges]: ../../../tests/verify/checker/test_checker_edges.py
+[numbers]: ../../../tests/verify/checker/test_checker_numbers.py
+[read]: ../../../tests/verify/checker/test_what_the_checker_reads.py
+[facts]: ../../../tests/verify/checker/test_facts.py
+[gaps]: ../../../tests/verify/checker/test_gap_facts.py
+[attacks]: ../../../tests/verify/checker/test_checker_attacks.py
+[random]: ../../../tests/verify/checker/test_certificate_mutations.py
 
 """
 
@@ -52,9 +52,14 @@ def page() -> str:
     parts = [HEAD]
     for file in dict.fromkeys(edge.file for edge in edges):
         parts.append(
-            f"## [{file}](../../verify/checker/{file})\n\n| it asks | what is just false is refused with |\n|---|---|\n"
+            f"## [{file}](../../../verify/checker/{file})\n\n"
+            "| it asks | what is just false is refused with |\n|---|---|\n"
         )
-        parts += [f"| {edge.rule} | {edge.says.replace('|', ' ')} |\n" for edge in edges if edge.file == file]
+        parts += [
+            f"| {edge.rule} | {edge.says.replace('|', ' ').replace('[', chr(92) + '[')} |\n"
+            for edge in edges
+            if edge.file == file
+        ]
         parts.append("\n")
     return "".join(parts).rstrip() + "\n"
 

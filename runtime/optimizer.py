@@ -15,7 +15,7 @@ from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.foreign import refuse_foreign_optimizer
-from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
+from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept, squared_distance
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
 from partreduce.runtime.data.sampler import by_pace
@@ -314,15 +314,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self.ending.guarded():
             self.engine.gather()
             self.runner.leave("mean_model")  # others may wait for it in a group, where who waits for all is missing
-            with contextlib.ExitStack() as until_after:
+            with run.reducer.recorder.span("evaluation"), contextlib.ExitStack() as until_after:
                 with run.reducer.heartbeat.gathering("mean_model()", self.round):
                     self.runner.settle()
-                    until_after.enter_context(own_values_kept(run.flat))
+                    own = until_after.enter_context(own_values_kept(run.flat))
                     members = self.runner.others.gathered("mean_model()")
                     self.meeting.exchange("mean_model()", {}, members)  # nobody is in another operation any more
                     average_everywhere(run.mean_reducers, members, self.steps, self.round)
+                if run.reducer.recorder.directory is not None:
+                    run.reducer.recorder.note(distance=squared_distance(run.flat, own))
                 with self.ending.evaluating():
                     yield run.flat.model
+
+    def log(self, **numbers: float | torch.Tensor) -> None:
+        """Note numbers of this step in the trace, such as `loss=loss`; nothing happens without `trace`.
+
+        `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
+        """
+        if self.run.reducer.recorder.directory is not None:
+            self.run.reducer.recorder.note(**{name: float(torch.as_tensor(n).detach()) for name, n in numbers.items()})
 
     def finish(self) -> None:
         """End the run: compare rounds, make every worker's model the mean over all, write the trace. All call it.
@@ -493,6 +503,7 @@ def _run(
     tables: Tables,
 ) -> Run:
     """What the schedule's runner works on: the model's buckets with the reducers that average them."""
+    recorder.attach("run", lambda: {"schedule": schedule.name, "node_of": schedule.cluster.node_of().tolist()})
     reducer = Reducer(world, flat.buckets, recorder, heartbeat, key=key, timeout=timeout)
     mean_reducers = [reducer]
     if flat.buffer_buckets:

@@ -115,13 +115,17 @@ class Recorder:
         finally:
             self._add(name, "worker", start, self.now(), details)
 
-    def _add(self, name: str, track: str, start: float, end: float, details: dict[str, Any]) -> None:
+    def note(self, **numbers: float) -> None:
+        """Trace numbers of this moment, as a line that Perfetto draws; free when no trace is written."""
+        if self.directory is not None:
+            self._add("log", "log", self.now(), None, numbers)
+
+    def _add(self, name: str, track: str, start: float, end: float | None, details: dict[str, Any]) -> None:
         event = {
             "name": name,
             "cat": track,
-            "ph": "X",
             "ts": start * 1e6,
-            "dur": (end - start) * 1e6,
+            **({"ph": "C"} if end is None else {"ph": "X", "dur": (end - start) * 1e6}),
             "pid": self.rank,
             "tid": 0 if track == "worker" else 1,
             "args": details,

@@ -130,7 +130,7 @@ def _is_answered_by_the_catalogue(
     if cluster is None:
         raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
     if using is not None:
-        reason = "is for the planner, and --using builds an entry as it stands; leave one of them out"
+        reason = "tells the planner what to weigh, and --using builds an entry without weighing; leave one of them out"
         options.refuse(context, others - set(BUILDING), reason)
         _build(cluster, using, param or [], name, output, as_json=as_json)
         return True

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
+    from partreduce.topo.hardware import Hardware, Switch
     from partreduce.topo.timing.compute import ComputeTimes, Disturbance
 
 T = TypeVar("T")
@@ -21,6 +21,13 @@ DEFAULT_INSIDE = "10GB/s"
 DEFAULT_NIC = "5GB/s"
 DEFAULT_COMPUTE = "50ms"
 DEFAULT_MODEL = "100MB"
+NODES = {
+    "pcie3": "15.75GB/s", "pcie4": "31.5GB/s", "pcie5": "63GB/s",
+    "nvlink3": "300GB/s", "nvlink4": "450GB/s", "nvlink5": "900GB/s",
+}  # fmt: skip
+"""Line rates of one direction between two accelerators of a node; docs/clusters.md names the sources."""
+NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "5us", "400g": "5us"}
+"""Gbit/s of a NIC's line rate, with the latency that we assume: of TCP up to 25, of RDMA beyond."""
 REPEATED = frozenset({"slow"})
 """Keys of --set that may be given more than once."""
 
@@ -56,12 +63,27 @@ Settings = Annotated[
         "--set",
         help="Of the cluster, over what its file states; may be repeated. KEY=VALUE is one of "
         f"inside={DEFAULT_INSIDE} and nic={DEFAULT_NIC} (links in a node and of a NIC; the defaults), latency=5us, "
-        f"rails=2 (NICs of a node), compute={DEFAULT_COMPUTE} (a step; the default), slow=3:5x (worker 3 computes 5 "
+        "node=nvlink4 and network=100g (presets of both), switches=topology.conf (SLURM's; perhaps :NODES), "
+        f"uplink=2GB/s (of switches), rails=2 (NICs of a node), compute={DEFAULT_COMPUTE} (a step; the default), "
+        "slow=3:5x (worker 3 computes 5 "
         "times as long; may come again), jitter=0.1 (coefficient of variation of a step), disturb=hop[:6x] (each "
         "worker slow with probability 1/n), disturb=delay:W:TIME (W random workers held up in every step), "
         "disturb=skew:LOW:HIGH (everybody held up, the delays shifting).",
         metavar="KEY=VALUE",
-        autocompletion=members("inside=", "nic=", "latency=", "rails=", "compute=", "slow=", "jitter=", "disturb="),
+        autocompletion=members(
+            "inside=",
+            "nic=",
+            "node=",
+            "network=",
+            "switches=",
+            "uplink=",
+            "latency=",
+            "rails=",
+            "compute=",
+            "slow=",
+            "jitter=",
+            "disturb=",
+        ),
         rich_help_panel=CLUSTER,
     ),
 ]
@@ -133,10 +155,29 @@ def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
 
     readers: dict[str, Callable[[str], object]] = {
         "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
+        "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
         "compute": parse_time, "slow": _slow, "jitter": _variation,
         "disturb": disturbance_of,
     }  # fmt: skip
-    return settings_of("--set", entries, readers, "nic=5GB/s")
+    given = settings_of("--set", entries, readers, "nic=5GB/s")
+    if (node := given.pop("node", None)) is not None:
+        given.setdefault("inside", parse_bandwidth(NODES[node]))
+    if (network := given.pop("network", None)) is not None:
+        given.setdefault("nic", parse_bandwidth(f"{network[:-1]}Gbit/s"))
+        given.setdefault("nic latency", parse_time(NETWORKS[network]))
+    return given
+
+
+def _one_of(names: Collection[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        from partreduce.schedulers.entry import hint
+        from partreduce.topo.errors import InputError
+
+        if text not in names:
+            raise InputError(f"{text!r} is not one of {', '.join(names)}{hint(text, names)}")
+        return text
+
+    return read
 
 
 def hardware_of(
@@ -159,7 +200,7 @@ def hardware_of(
 
     def link(old: Link, key: str) -> Link:
         inverse = 1 / given[key] if key in given else old.seconds_per_byte
-        return Link(given.get("latency", old.latency), inverse)
+        return Link(given.get("latency", given.get(f"{key} latency", old.latency)), inverse)
 
     if model_bytes is None and base.model_bytes is None:
         model_bytes = default_model
@@ -169,11 +210,31 @@ def hardware_of(
         inside=link(base.inside, "inside"),
         nic=link(base.nic, "nic"),
         num_nics=given.get("rails", base.num_nics),
+        switches=_switches(cluster, given) if {"switches", "uplink"} & set(given) else base.switches,
         slowdown=_slowdown(given["slow"]) if "slow" in given else base.slowdown,
         jitter=given.get("jitter", base.jitter),
         model_bytes=base.model_bytes if model_bytes is None else quantity("--model-bytes", parse_size, model_bytes),
         compute=parse_time(DEFAULT_COMPUTE) if seconds is None else seconds,
     )
+
+
+def _switches(cluster: "Cluster | None", given: Mapping[str, Any]) -> "tuple[Switch, ...]":
+    """SLURM's switches above the cluster's nodes, or those of its file, with the bandwidth of their uplinks."""
+    from partreduce.topo.errors import InputError
+    from partreduce.topo.hardware import Link
+    from partreduce.topo.slurm import read_switches
+
+    if cluster is None:
+        raise InputError("--set switches: needs the cluster whose nodes hang on them")
+    stated = cluster.hardware.switches if cluster.hardware is not None else ()
+    if "switches" in given:
+        path, _, nodes = given["switches"].partition(":")
+        stated = read_switches(Path(path), cluster.num_nodes, nodes)
+    if "uplink" not in given:
+        return stated
+    if not stated:
+        raise InputError("--set uplink: there are no switches; say --set switches=topology.conf, too")
+    return tuple(replace(one, uplink=Link(one.uplink.latency, 1 / given["uplink"])) for one in stated)
 
 
 def assumed(cluster: "Cluster", given: Mapping[str, Any], *, model_bytes: str | None) -> dict[str, str]:

@@ -259,7 +259,7 @@ def _write(timeline: "Timeline", schedule: "Schedule", output: Path) -> None:
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
     else:
-        save(draw_timeline(timeline, schedule.name), output)
+        save(draw_timeline(timeline, schedule.name, paces=schedule.paces().tolist()), output)
 
 
 def _print(
@@ -278,8 +278,9 @@ def _print(
 
     out = console()
     out.print(
-        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds in "
-        f"{seconds(facts['makespan_seconds'])}, [bold]{seconds(facts['seconds_per_step'])}[/] per step"
+        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds "
+        f"{'of the slowest ' * timeline.free_running}in {seconds(facts['makespan_seconds'])}, "
+        f"[bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
     strategy = schedule.strategy
     if words := runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what):

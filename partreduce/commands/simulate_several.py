@@ -76,9 +76,10 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     console().print(comparison)
     console().print(
         "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Age: steps of "
-        "another worker by which what is averaged may be behind. Memory: of the busiest worker, beside its parameters. "
-        "Per period: contraction. In steady state: consensus distance under gradient noise, drift when workers (or "
-        "nodes) see different data. Kinds without fixed rounds are simulated, and have no figures of mixing.",
+        "another worker by which what is averaged may be behind; it grows with the run where one is never heard. "
+        "Memory: of the busiest worker, beside its parameters. Per period: contraction. In steady state: consensus "
+        "distance under gradient noise, drift when workers (or nodes) see different data. Kinds without fixed rounds "
+        "are simulated, and have no figures of mixing. `partreduce design` predicts steps and time to a loss.",
         style="dim",
     )
 

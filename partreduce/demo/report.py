@@ -5,12 +5,12 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from partreduce.demo.results import operations
 from partreduce.demo.stages import SCRIPT, TARGET, THIN_WORDS, conclusion, span
 from partreduce.report import page
 from partreduce.report.curves import draw_curves, draw_operations
 from partreduce.report.grid import grid_of
 from partreduce.report.picture import draw_schedule
+from partreduce.report.traces import operations
 from partreduce.topo.figures import figures
 
 if TYPE_CHECKING:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.report.traces import bytes_across, operations, trained
 from partreduce.topo.errors import FileProblem
 from partreduce.topo.schedule import Schedule
 
 TRAIN_IMAGES = 1438
 TEST_IMAGES = 359
-
-
-OUTSIDE_TRAINING = ("initial broadcast", "mean model")
-"""Operations that no step does: at the start, and to evaluate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +64,8 @@ def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
         column = {
             key: np.array([[p[key] for p in curve] for curve in curves]) for key in ("seconds", "loss_sum", "right")
         }
-        across = sum(
-            _bytes_across(event, schedule) for event in operations(folder) if event["kind"] not in OUTSIDE_TRAINING
-        )
+        node_of = schedule.cluster.node_of().tolist()
+        across = sum(bytes_across(event, node_of) for event in operations(folder) if trained(event))
     except (OSError, ValueError, KeyError) as error:
         raise FileProblem(f"{folder}: the results of the run cannot be read ({error})") from None
     return Result(
@@ -81,38 +76,3 @@ def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
         column["right"].sum(axis=0) / TEST_IMAGES,
         across,
     )
-
-
-def operations(folder: Path) -> list[dict[str, Any]]:
-    """Every group operation that the workers traced: kind, members, bytes, rank, start and end in seconds from 0."""
-    events = []
-    for path in sorted(folder.glob("trace-[0-9]*.json")):
-        for event in json.loads(path.read_text())["traceEvents"]:
-            if event.get("cat") != "communication":
-                continue
-            kind, _, members = event["name"].partition(" {")
-            events.append(
-                {
-                    "kind": kind,
-                    "members": tuple(int(rank) for rank in members.rstrip("}").split(",")),
-                    "bytes": event["args"]["bytes"],
-                    "round": event["args"]["round"],
-                    "rank": event["pid"],
-                    "start": event["ts"] / 1e6,
-                    "end": (event["ts"] + event["dur"]) / 1e6,
-                }
-            )
-    first = min((event["start"] for event in events), default=0.0)
-    for event in events:
-        event["start"] -= first
-        event["end"] -= first
-    return events
-
-
-def _bytes_across(event: dict[str, Any], schedule: Schedule) -> float:
-    """One operation's bytes out of its nodes, counted once, at its lowest rank."""
-    members = event["members"]
-    nodes = set(schedule.cluster.node_of()[list(members)].tolist())
-    if len(nodes) < 2 or event["rank"] != members[0]:
-        return 0.0
-    return len(nodes) * 2 * (len(members) - 1) / len(members) * float(event["bytes"])

@@ -11,6 +11,8 @@ from partreduce.report.palette import COMMUNICATE, COMMUNICATE_HATCH, COMPUTE, I
 from partreduce.report.picture import new_figure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -24,10 +26,13 @@ MAX_ROWS = 40
 MAX_EVENTS = 500_000
 
 
-def draw_timeline(timeline: Timeline, title: str, *, max_rows: int = MAX_ROWS, max_rounds: int = 24) -> Figure:
+def draw_timeline(
+    timeline: Timeline, title: str, *, paces: Sequence[int] = (), max_rows: int = MAX_ROWS, max_rounds: int = 24
+) -> Figure:
     """A figure with one row per worker: computing, waiting and communicating of the first rounds.
 
-    An operation that runs beside computing is drawn in the lower half of its row, beneath what hides it.
+    An operation that runs beside computing is drawn in the lower half of its row, beneath what hides it. With `paces`
+    white lines part the steps of a round.
     """
     count = timeline.finish.shape[1]
     rows = np.arange(count) if count <= max_rows else np.unique(np.linspace(0, count - 1, max_rows).astype(int))
@@ -54,7 +59,11 @@ def draw_timeline(timeline: Timeline, title: str, *, max_rows: int = MAX_ROWS, m
 
         below = 0.5 if timeline.runs_beside else 0.9
         bars(begin, timeline.finish, 0.1, 0.9, WAIT)
-        bars(timeline.compute_start, timeline.compute_end, 0.1, below, COMPUTE)
+        pace = int(paces[worker]) if len(paces) else 1
+        length = (timeline.compute_end - timeline.compute_start) / pace
+        for step in range(pace):
+            since = timeline.compute_start + step * length
+            bars(since, since + length, 0.1, below, COMPUTE)
         bars(
             timeline.communicate_start, timeline.communicate_end, 0.5 if timeline.runs_beside else 0.1, 0.9,
             COMMUNICATE, hatch=COMMUNICATE_HATCH,

@@ -39,7 +39,7 @@ def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch
 
 
 @contextmanager
-def own_values_kept(flat: FlatModel) -> Iterator[None]:
+def own_values_kept(flat: FlatModel) -> Iterator[list[torch.Tensor]]:
     """Afterwards parameters, buffers and optimizer state that rides along are what they were before, bit for bit."""
     tensors = _values(flat)
     with torch.no_grad():
@@ -51,7 +51,7 @@ def own_values_kept(flat: FlatModel) -> Iterator[None]:
         if tensor.is_state and (value := tensor.fetch()) is not None
     ]
     try:
-        yield
+        yield own
     finally:
         flat.sharders.reshard()
         with torch.no_grad():
@@ -59,6 +59,12 @@ def own_values_kept(flat: FlatModel) -> Iterator[None]:
                 tensor.copy_(value)
             for tensor, value in states:
                 tensor.copy_(value)
+
+
+def squared_distance(flat: FlatModel, own: list[torch.Tensor]) -> float:
+    """Of this worker's `own` parameters to those that the model holds now."""
+    buckets = zip(flat.buckets, own, strict=False)  # what follows them is frozen, or buffers
+    return float(sum((bucket.flat - before).double().square().sum().item() for bucket, before in buckets))
 
 
 def _values(flat: FlatModel) -> list[torch.Tensor]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Switch
+from partreduce.topo.slurm import switches_of
 
 NEAR = {"PIX", "PXB"}
 """Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""
@@ -50,26 +51,6 @@ def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
     notes.write(str(world.rank), "\n".join(words))
     first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
     return switches_of([notes.wait_for(str(rank)) for rank in first])
-
-
-def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
-    """The switches in SLURM's addresses of the nodes 0, 1, …, the lowest first, without bandwidths.
-
-    An address is two lines: `s0.s4.node7` (SLURM_TOPOLOGY_ADDR, the highest switch first) and `switch.switch.node`
-    (SLURM_TOPOLOGY_ADDR_PATTERN). Left out are switches over all nodes, whose uplinks the job does not use, and of
-    switches over the same nodes all but the lowest.
-    """
-    below: dict[tuple[str, ...], list[int]] = {}
-    for node, address in enumerate(addresses):
-        path, _, pattern = address.partition("\n")
-        kinds = pattern.split(".")
-        names = path.split(".", len(kinds) - 1)
-        for end, (_, kind) in enumerate(zip(names, kinds, strict=False), start=1):
-            if kind == "switch":
-                below.setdefault(tuple(names[:end]), []).append(node)
-    lowest_first = sorted(below.items(), key=lambda item: (-len(item[0]), item[1]))
-    distinct = dict.fromkeys(tuple(nodes) for _, nodes in lowest_first if len(nodes) < len(addresses))
-    return tuple(Switch(nodes) for nodes in distinct)
 
 
 def gpu_topology() -> str | None:

@@ -1,7 +1,7 @@
 """Aimed cases for the checker: of every inequality and premise data that is just true, and data that is just false.
 
 `EDGES` has one row each: the file of the checker, the rule in words, what is just true, what is just false, and a part
-of the sentence with which that is refused. docs/theory/guards.md lists them.
+of the sentence with which that is refused. tests/verify/checker/guards.md lists them.
 """
 
 from __future__ import annotations
@@ -924,7 +924,7 @@ EDGES = [
     Edge(
         OUTER_STEPS,
         "a period is all its rounds",
-        (own(3, *TURNS * 4, momentum="1/2", nesterov=True), agreeing("3/55", TURNS_WEIGHT)),
+        (own(3, *TURNS * 8, momentum="1/2", nesterov=True), agreeing("3/55", TURNS_WEIGHT)),
         (own(3, *TURNS * 3, momentum="1/2", nesterov=True), agreeing("3/55", TURNS_WEIGHT)),
         ".squared",
     ),

@@ -22,7 +22,7 @@ from partreduce.topo.strategies.quorum import Quorum
 ROOT = Path(__file__).parents[3]
 
 
-OURS = ("design", "verify", "show", "simulate", "measure", "import", "run", "schema", "demo")
+OURS = ("design", "verify", "show", "simulate", "measure", "import", "run", "report", "schema", "demo")
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_the_help_lists_eight_verbs_and_hides_what_other_programs_start(capsys):
         line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("│ ") and line[2] != " "
     ]
     verbs = [word for word in listed if not word.startswith("-")]
-    assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "run", "demo"]
+    assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo"]
 
 
 def test_every_option_is_documented():
@@ -374,7 +374,11 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["bogus"], 2, "No such command"),
         (["design", "4x4", "--param", "every=2"], 2, "--using"),
         (["design", "4by4", "--using", "allreduce"], 65, "4x4"),
-        (["design", "4x4", "--using", "allreduce", "--model", "m.py:build"], 2, "--model: is for the planner"),
+        (
+            ["design", "4x4", "--using", "allreduce", "--model", "m.py:build"],
+            2,
+            "--model: tells the planner what to weigh",
+        ),
         (["design", "4x4", "--using", "alreduce"], 65, "did you mean"),
         (["design", "4x4", "--using", "allreduce", "-p", "evry=2"], 65, "did you mean every"),
         (["design", "4x4", "--using", "allreduce", "-p", "every"], 65, "KEY=VALUE"),

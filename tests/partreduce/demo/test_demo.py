@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from partreduce.__main__ import main
-from partreduce.demo.results import TEST_IMAGES, TRAIN_IMAGES, Result, operations
+from partreduce.demo.results import TEST_IMAGES, TRAIN_IMAGES, Result
 from partreduce.demo.stages import TARGET, conclusion, make_folder, prepare, results, train
 from partreduce.demo.train import Plan
+from partreduce.report.traces import operations
 
 
 def result(name, seconds, loss, across=1e6):

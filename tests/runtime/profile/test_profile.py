@@ -14,10 +14,11 @@ from helpers.warm import WARM
 from partreduce.runtime.profile import Measurement, fit_hardware, profile
 from partreduce.runtime.profile.fit import predicted_seconds
 from partreduce.runtime.profile.phases import calibration_phases, random_phases
-from partreduce.runtime.profile.surroundings import num_rails, slurm_words, switches_of
+from partreduce.runtime.profile.surroundings import num_rails, slurm_words
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.slurm import switches_of
 
 if TYPE_CHECKING:
     import subprocess

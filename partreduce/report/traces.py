@@ -1,0 +1,198 @@
+"""What a run's traces say: seconds a step, waiting, bytes across nodes, consensus distance, losses that were logged."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partreduce.topo.errors import FileProblem
+
+Event = dict[str, Any]
+
+OUTSIDE_TRAINING = ("initial broadcast", "mean model")
+"""Operations that no step does: at the start, and to evaluate. So are those that are named after a call, with `()`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run, its numbers per step.
+
+    `step_seconds` are those of the fastest worker, evaluations left out. `operation_seconds` in group operations, and
+    `waiting_seconds` of these for the last member of one, are means over the workers. `nic_bytes` left all nodes, each
+    group as a ring. `distances` and `losses` are (seconds of training, mean over the workers).
+    """
+
+    folder: Path
+    schedule: str
+    num_workers: int
+    steps: int
+    step_seconds: float
+    operation_seconds: float
+    waiting_seconds: float
+    nic_bytes: float
+    distances: tuple[tuple[float, float], ...]
+    losses: tuple[tuple[float, float], ...]
+
+    @property
+    def consensus_distance(self) -> float | None:
+        """The mean of those that were recorded, at each `mean_model()`."""
+        return float(np.mean([value for _, value in self.distances])) if self.distances else None
+
+    @property
+    def smooth_losses(self) -> list[tuple[float, float]]:
+        """Each logged loss with those just before it, a twentieth of all, averaged: single batches jump."""
+        width = max(1, len(self.losses) // 20)
+        values = [value for _, value in self.losses]
+        return [
+            (seconds, float(np.mean(values[max(0, index + 1 - width) : index + 1])))
+            for index, (seconds, _) in enumerate(self.losses)
+        ]
+
+    def seconds_to(self, loss: float) -> float | None:
+        """When the logged losses came to `loss`; None if never."""
+        return next((seconds for seconds, value in self.smooth_losses if value <= loss), None)
+
+
+def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
+    """All events of a folder's traces in order of their begin, in seconds; and what the first trace says of the run.
+
+    Raises:
+        FileProblem: no trace is there, or one is none of ours.
+    """
+    events: list[Event] = []
+    about: dict[str, Any] = {}
+    paths = sorted(folder.glob("trace-[0-9]*.json"))
+    if not paths:
+        raise FileProblem(f"{folder}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
+    for path in paths:
+        try:
+            content = json.loads(path.read_text())
+            about = about or content["otherData"].get("run", {})
+            events += [_event(event) for event in content["traceEvents"] if event["ph"] in {"X", "C"}]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileProblem(f"{path}: is not a trace of this program ({error})") from None
+    return sorted(events, key=lambda event: (event["start"], event["rank"])), about
+
+
+def _event(event: Event) -> Event:
+    kind, _, members = event["name"].partition(" {")
+    start = event["ts"] / 1e6
+    return {
+        **event["args"],
+        "kind": kind,
+        "members": tuple(int(rank) for rank in members.rstrip("}").split(",") if rank),
+        "is_operation": event.get("cat") == "communication",
+        "rank": event["pid"],
+        "start": start,
+        "end": start + event.get("dur", 0.0) / 1e6,
+    }
+
+
+def operations(folder: Path) -> list[Event]:
+    """Every group operation that the workers traced: kind, members, bytes, rank, start and end in seconds from 0."""
+    found = [event for event in events_of(folder)[0] if event["is_operation"]]
+    first = min((event["start"] for event in found), default=0.0)
+    return [event | {"start": event["start"] - first, "end": event["end"] - first} for event in found]
+
+
+def bytes_across(event: Event, node_of: list[int]) -> float:
+    """One operation's bytes out of its nodes if the members form a ring, counted once, at its lowest rank."""
+    members = event["members"]
+    nodes = {node_of[rank] for rank in members}
+    if len(nodes) < 2 or event["rank"] != members[0]:
+        return 0.0
+    return len(nodes) * 2 * (len(members) - 1) / len(members) * float(event["bytes"])
+
+
+def trained(event: Event) -> bool:
+    """Whether an operation belongs to a step."""
+    return event["is_operation"] and event["kind"] not in OUTSIDE_TRAINING and not event["kind"].endswith("()")
+
+
+def read_run(folder: Path) -> Run:
+    """A run from its folder of traces.
+
+    Raises:
+        FileProblem: no trace is there, one is none of ours, or workers took no two steps with an operation.
+    """
+    events, about = events_of(folder)
+    ranks = sorted({event["rank"] for event in events})
+    own = {rank: [e for e in events if e["rank"] == rank and trained(e)] for rank in ranks}
+    if not all(len(mine) > 1 and mine[-1]["step"] > mine[0]["step"] for mine in own.values()):
+        raise FileProblem(f"{folder}: its workers took no two steps with a group operation, so no step can be timed")
+    pauses = {rank: [e for e in events if e["rank"] == rank and e["kind"] == "evaluation"] for rank in ranks}
+
+    def trained_for(rank: int, since: float, until: float) -> float:
+        """Seconds between two instants without evaluations."""
+        return until - since - math.fsum(e["end"] - e["start"] for e in pauses[rank] if since <= e["start"] < until)
+
+    count = {rank: mine[-1]["step"] - mine[0]["step"] for rank, mine in own.items()}
+    step = {r: trained_for(r, mine[0]["start"], mine[-1]["start"]) / count[r] for r, mine in own.items()}
+    timed = [event for mine in own.values() for event in mine[:-1]]
+    last = {key: max(e["start"] for e in group) for key, group in groupby(sorted(timed, key=_meeting), key=_meeting)}
+    waiting = sum(max(0.0, min(last[_meeting(e)], e["end"]) - e["start"]) for e in timed)
+    steps, all_steps = max(count.values()), sum(count.values())
+    begin = {rank: mine[0]["start"] for rank, mine in own.items()}
+
+    def noted(name: str) -> tuple[tuple[float, float], ...]:
+        """A logged number, the k-th of each worker together: the latest instant, and the mean."""
+        lines = [
+            [
+                (trained_for(e["rank"], begin[e["rank"]], e["start"]), e[name])
+                for e in events
+                if e["rank"] == r and name in e
+            ]
+            for r in ranks
+        ]
+        return tuple((max(t for t, _ in row), float(np.mean([v for _, v in row]))) for row in zip(*lines, strict=False))
+
+    return Run(
+        folder=folder,
+        schedule=about.get("schedule", folder.name),
+        num_workers=len(ranks),
+        steps=steps,
+        step_seconds=min(step.values()),
+        operation_seconds=sum(e["end"] - e["start"] for e in timed) / all_steps,
+        waiting_seconds=waiting / all_steps,
+        nic_bytes=sum(bytes_across(e, about["node_of"]) for e in timed) / steps if about else 0.0,
+        distances=noted("distance"),
+        losses=noted("loss"),
+    )
+
+
+def _meeting(event: Event) -> tuple[Any, ...]:
+    return event["kind"], event["members"], event["round"]
+
+
+def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
+    """How much longer or shorter the runs of one schedule took than those of another, as a range over all pairs."""
+    name, of = others[0].schedule, base[0].schedule
+    ratios = [run.step_seconds / one.step_seconds for run in others for one in base]
+    said = [f"{name} takes {_span(ratios)} of {of}'s seconds a step"]
+    if all(one.nic_bytes for one in base):
+        said.append(f"sends {_span([run.nic_bytes / one.nic_bytes for run in others for one in base])} of its bytes")
+    if loss is not None:
+        reached, ours = ([run.seconds_to(loss) for run in runs] for runs in (base, others))
+        if None in reached or None in ours:
+            said.append(f"reached a loss of {loss:.4g} in {_count(ours)} of its runs, {of} in {_count(reached)}")
+        else:
+            to_loss = [mine / its for mine in ours for its in reached if mine is not None and its]
+            said.append(f"takes {_span(to_loss)} of its seconds to a loss of {loss:.4g}")
+            ratios = to_loss or ratios
+    decided = "faster" if max(ratios) < 1 else "slower" if min(ratios) > 1 else "the runs decide nothing: repeat them"
+    return f"{', '.join(said)}: {decided if ':' in decided else f'{name} is {decided}'}"
+
+
+def _count(reached: list[float | None]) -> str:
+    return f"{sum(one is not None for one in reached)} of {len(reached)}"
+
+
+def _span(values: list[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"

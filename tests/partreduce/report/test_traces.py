@@ -1,0 +1,129 @@
+"""`partreduce report`: what traces of runs come to, by hand and from real workers, and the verdict between them."""
+
+import json
+
+import pytest
+import torch
+
+from helpers.thread_ranks import ThreadRanks
+from partreduce import DistributedOptimizer
+from partreduce.__main__ import main
+from partreduce.report.traces import read_run, verdict
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Static
+
+
+def write(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
+    """Two workers on two nodes: each computes `step` seconds a step and 0.1 s in sums; worker 1 comes `slow` later."""
+    folder.mkdir()
+    for rank in range(2):
+        events = []
+        for number in range(steps):
+            end = 1e6 * (100 + number * step + 0.1)
+            start = end - 1e5 - (1e6 * slow if rank == 0 else 0)
+            about = {"round": number, "step": number, "bytes": 1000, "outcome": "ok"}
+            where = {"name": "average {0,1}", "cat": "communication", "ph": "X", "pid": rank, "tid": 1}
+            events.append(where | {"ts": start, "dur": end - start, "args": about})
+        for number, loss in enumerate(losses):
+            noted = {"name": "log", "cat": "log", "ph": "C", "ts": 1e6 * (100 + number * step), "pid": rank, "tid": 1}
+            events.append(noted | {"args": {"loss": loss + rank}})
+        about = {"droppedEvents": 0, "run": {"schedule": schedule, "node_of": [0, 1]}}
+        (folder / f"trace-{rank:05d}.json").write_text(json.dumps({"traceEvents": events, "otherData": about}))
+    return folder
+
+
+def test_a_run_by_hand_gives_seconds_waiting_bytes_and_losses(tmp_path):
+    run = read_run(write(tmp_path / "a", "plain", step=1.0, slow=0.4, losses=[3.0, 1.0]))
+    assert (run.schedule, run.num_workers, run.steps) == ("plain", 2, 4)
+    assert run.step_seconds == pytest.approx(1.0)
+    assert run.operation_seconds == pytest.approx((0.5 + 0.1) / 2)
+    assert run.waiting_seconds == pytest.approx(0.4 / 2), "worker 0 waits for worker 1"
+    assert run.nic_bytes == pytest.approx(2 * 1000), "each of two nodes sends all of a ring of two"
+    assert [value for _, value in run.losses] == pytest.approx([3.5, 1.5]), "the mean over the workers"
+    assert run.seconds_to(1.5) == pytest.approx(1.4)
+    assert run.seconds_to(1.0) is None
+
+
+def test_the_verdict_is_a_range_over_all_pairs_of_runs_and_says_when_they_decide_nothing(tmp_path):
+    base = [read_run(write(tmp_path / f"a{k}", "A", step=step)) for k, step in enumerate((1.0, 1.1))]
+    fast = [read_run(write(tmp_path / f"b{k}", "B", step=step)) for k, step in enumerate((0.5, 0.66))]
+    near = [read_run(write(tmp_path / "c", "C", step=1.05))]
+    assert verdict(base, fast, None) == (
+        "B takes 0.45 to 0.66 of A's seconds a step, sends 1.00 of its bytes: B is faster"
+    )
+    assert verdict(base, near, None).endswith("0.95 to 1.05 of A's seconds a step, sends 1.00 of its bytes: the runs "
+                                              "decide nothing: repeat them")  # fmt: skip
+
+
+def test_a_loss_that_some_runs_miss_is_told_as_that(tmp_path):
+    base = [read_run(write(tmp_path / "a", "A", step=1.0, losses=[3.0, 1.0]))]
+    other = [read_run(write(tmp_path / "b", "B", step=0.5, losses=[3.0, 2.0]))]
+    assert "reached a loss of 1.5 in 0 of 1 of its runs, A in 1 of 1" in verdict(base, other, 1.5)
+
+
+def test_the_command_takes_runs_of_one_schedule_as_repetitions(tmp_path, capsys):
+    folders = [write(tmp_path / n, n[0], step=s, losses=[2.0, 1.0]) for n, s in (("A1", 1.0), ("A2", 1.2), ("B1", 0.6))]
+    assert main(["report", *map(str, folders), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [run["schedule"] for run in said["runs"]] == ["A", "A", "B"]
+    assert said["loss"] == pytest.approx(1.5)
+    (line,) = said["verdicts"]
+    assert line.startswith("B takes 0.50 to 0.60 of A's seconds a step")
+    assert main(["report", str(folders[0]), "--loss", "1.5"]) == 0
+    assert "name a run of another one beside it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "words"), [(None, "holds no trace-RANK.json"), ("{}", "is not a trace of this")])
+def test_a_folder_without_traces_is_one_line(tmp_path, capsys, text, words):
+    if text is not None:
+        (tmp_path / "trace-00000.json").write_text(text)
+    assert main(["report", str(tmp_path)]) == 74
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_real_workers_trace_what_the_report_reads(tmp_path):
+    """Pairs average inside nodes; the distance to the mean at mean_model() is that of two pairs that differ."""
+    phases = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [range(4)])))
+    plan = Schedule("pairs", Cluster.regular(2, 2), Static(phases=phases))
+
+    def work(world):
+        model = torch.nn.Linear(1, 1, bias=False)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world, trace=tmp_path)
+        for step in range(5):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 1)).sum() * (1.0 if world.rank < 2 else 3.0)
+            loss.backward()
+            optimizer.step()
+            optimizer.log(loss=float(step))
+        with optimizer.mean_model():
+            pass
+        optimizer.finish()
+
+    ThreadRanks(4).run(4, work)
+    run = read_run(tmp_path)
+    assert (run.schedule, run.num_workers, run.steps) == ("pairs", 4, 4)
+    assert [value for _, value in run.losses] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert run.consensus_distance == pytest.approx(1.0), "after step 5 pairs stand at -1 and -3 from the last mean"
+    assert 0 <= run.waiting_seconds <= run.operation_seconds
+    assert run.step_seconds > 0
+    assert run.nic_bytes > 0
+
+
+def test_without_a_trace_nothing_is_noted():
+    def work(world):
+        model = torch.nn.Linear(1, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        plan = Schedule("all", Cluster.regular(1, 2), AllReduce())
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world)
+        optimizer.log(loss=1.0)
+        noted = list(optimizer.run.reducer.recorder._events)
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        optimizer.finish()
+        return noted
+
+    assert ThreadRanks(2).run(2, work) == [[], []]

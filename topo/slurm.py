@@ -1,0 +1,96 @@
+"""What SLURM knows of the switches above nodes: addresses of running jobs, and the file topology.conf (tree plugin)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.hardware import Switch
+
+
+def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
+    """The switches in SLURM's addresses of the nodes 0, 1, …, the lowest first, without bandwidths.
+
+    An address is two lines: `s0.s4.node7` (SLURM_TOPOLOGY_ADDR, the highest switch first) and `switch.switch.node`
+    (SLURM_TOPOLOGY_ADDR_PATTERN). Left out are switches over all nodes, whose uplinks the job does not use, and of
+    switches over the same nodes all but the lowest.
+    """
+    below: dict[tuple[str, ...], list[int]] = {}
+    for node, address in enumerate(addresses):
+        path, _, pattern = address.partition("\n")
+        kinds = pattern.split(".")
+        names = path.split(".", len(kinds) - 1)
+        for end, (_, kind) in enumerate(zip(names, kinds, strict=False), start=1):
+            if kind == "switch":
+                below.setdefault(tuple(names[:end]), []).append(node)
+    lowest_first = sorted(below.items(), key=lambda item: (-len(item[0]), item[1]))
+    distinct = dict.fromkeys(tuple(nodes) for _, nodes in lowest_first if len(nodes) < len(addresses))
+    return tuple(Switch(nodes) for nodes in distinct)
+
+
+def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch, ...]:
+    """The switches of a topology.conf above the nodes 0, 1, … of a job, without bandwidths.
+
+    Args:
+        path: lines such as `SwitchName=s0 Nodes=n[0-3]` and `SwitchName=top Switches=s[0-1]`; other settings are left.
+        num_nodes: of the job.
+        listed: its nodes in order, such as `n[0-3]`; all of the file in its order by default.
+
+    Raises:
+        FileProblem: the file cannot be read.
+        InputError: a line that says nothing of a switch's place, or nodes that the file lacks.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileProblem(f"{path}: cannot be read ({error})") from None
+    above: dict[str, str] = {}  # of a node ("node n0") or switch ("switch s0") the switch that it hangs on
+    for number, line in enumerate(lines, start=1):
+        words = dict(re.findall(r"(\w+)\s*=\s*(\S+)", line.partition("#")[0]))
+        said = {key.lower(): value for key, value in words.items()}
+        if "switchname" not in said:
+            continue
+        below = [("switch", name) for name in expanded(said.get("switches", ""))]
+        below += [("node", name) for name in expanded(said.get("nodes", ""))]
+        if not below:
+            raise InputError(f"{path}: line {number}: names neither Nodes nor Switches below {said['switchname']}")
+        above |= {f"{kind} {name}": said["switchname"] for kind, name in below}
+    nodes = list(expanded(listed)) or [key.removeprefix("node ") for key in above if key.startswith("node ")]
+    if missing := [node for node in nodes if f"node {node}" not in above]:
+        raise InputError(f"{path}: has no node {missing[0]}")
+    if len(nodes) != num_nodes:
+        way_out = (
+            f"write switches={path}:NODES with the job's nodes, such as {path}:{nodes[0]}" if nodes else "see its lines"
+        )
+        raise InputError(f"{path}: has {len(nodes)} nodes and the cluster {num_nodes}; {way_out}")
+    return switches_of([_address(node, above, path) for node in nodes])
+
+
+def _address(node: str, above: dict[str, str], path: Path) -> str:
+    """A node's place in SLURM's form, the highest switch first."""
+    names, key = [node], f"node {node}"
+    while key in above:
+        if above[key] in names[1:]:
+            raise InputError(f"{path}: switch {above[key]} hangs below itself")
+        names.append(above[key])
+        key = f"switch {above[key]}"
+    return ".".join(reversed(names)) + "\n" + ".".join(["switch"] * (len(names) - 1) + ["node"])
+
+
+def expanded(hosts: str) -> Iterator[str]:
+    """SLURM's `n[0-2,5],gpu1` → n0, n1, n2, n5, gpu1; leading zeros are kept."""
+    for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", hosts):
+        pieces = re.split(r"\[([^\]]*)\]", name)
+        choices = [[piece] if index % 2 == 0 else list(_numbers(piece)) for index, piece in enumerate(pieces)]
+        yield from ("".join(parts) for parts in product(*choices))
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if not (first.isdigit() and (last or first).isdigit() and int(last or first) - int(first) < 10**6):
+            raise InputError(f"[{ranges}]: is no list of numbers such as [0-3,7]")
+        yield from (f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1))
