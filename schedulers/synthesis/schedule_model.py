@@ -125,14 +125,13 @@ class ScheduleModel:
         until: float,
         seed: int,
         budget: float | None = None,
-        cheapest: bool = False,
         hint: Sequence[Groups] = (),
         work: float = SOLVE,
     ) -> Decision:
-        """The least consensus distance that the model sees within `budget` seconds for the period, or the cheapest."""
+        """The least consensus distance that the model sees within `budget` seconds for the period."""
         while True:
-            model, x = self._model(num_phases, budget, cheapest, hint)
-            clock.charge(PER_LITERAL * self.largest * len(x) * (1 if cheapest else 2))
+            model, x = self._model(num_phases, budget, hint)
+            clock.charge(PER_LITERAL * self.largest * len(x) * 2)
             outcome = solve(
                 model,
                 x,
@@ -144,19 +143,16 @@ class ScheduleModel:
             clock.charge(outcome.work)
             phases = self._phases(outcome, num_phases)
             if not phases or not (missing := self._missing(phases)):
-                return self._decision(outcome, phases, cheapest, num_phases)
+                return self._decision(outcome, phases, num_phases)
             self.cuts += missing
             if clock.passed(until):
                 return Decision(Status.UNKNOWN)
 
-    def _decision(self, outcome: Outcome, phases: tuple[Groups, ...], cheapest: bool, num_phases: int) -> Decision:
+    def _decision(self, outcome: Outcome, phases: tuple[Groups, ...], num_phases: int) -> Decision:
         if not phases:
             return Decision(outcome.status)
-        if cheapest:
-            bound = outcome.bound * self.tick
-        else:
-            weight = self._weight(num_phases)
-            bound = ceil((outcome.bound - weight + 1) / weight) / (self.largest**2 * num_phases * self.num_workers)
+        weight = self._weight(num_phases)
+        bound = ceil((outcome.bound - weight + 1) / weight) / (self.largest**2 * num_phases * self.num_workers)
         return Decision(outcome.status, phases, max(0.0, bound))
 
     def _phases(self, outcome: Outcome, num_phases: int) -> tuple[Groups, ...]:
@@ -179,7 +175,7 @@ class ScheduleModel:
         return components if len(components) > 1 else []
 
     def _model(
-        self, num_phases: int, budget: float | None, cheapest: bool, hint: Sequence[Groups]
+        self, num_phases: int, budget: float | None, hint: Sequence[Groups]
     ) -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:
         """The model and all x[k, g], phase by phase."""
         from ortools.sat.python.cp_model import LinearExpr
@@ -187,9 +183,8 @@ class ScheduleModel:
         model = new_model()
         x = [[model.new_bool_var("") for _ in self.groups] for _ in range(num_phases)]
         spans = [self._span(model, phase) for phase in x]
-        total = LinearExpr.sum(spans)
         if budget is not None:
-            model.add(total <= floor(budget / self.tick * (1 + 1e-9)))
+            model.add(LinearExpr.sum(spans) <= floor(budget / self.tick * (1 + 1e-9)))
         for cut in self.cuts:
             model.add_bool_or(phase[g] for phase in x for g in self._across(cut))
         gap = self.problem.limits.max_gap
@@ -198,7 +193,7 @@ class ScheduleModel:
                 window = [x[(start + k) % num_phases] for k in range(gap + 1)]
                 model.add_bool_or(phase[g] for phase in window for g, over in enumerate(self.crosses) if over)
         self._break_symmetry(model, x[0], spans)
-        model.minimize(total if cheapest else self._figure(model, x))
+        model.minimize(self._figure(model, x))
         for phase, known in zip(x, hint, strict=False):
             chosen = set(known)
             for one, group in zip(phase, self.groups, strict=True):

@@ -44,7 +44,7 @@ def radius(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figure:
     Raises:
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    return _radius(_prepare(schedule, limit), None)
+    return _radius(_prepare(schedule, limit))
 
 
 def consensus_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figure:
@@ -132,7 +132,7 @@ def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
         num_workers=schedule.num_workers,
         num_distinct_phases=distinct,
         contraction=first,
-        radius=_radius(sectors, first),
+        radius=_radius(sectors),
         consensus_distance=_consensus_distance(sectors),
         drift=Drift(_drift(sectors, "worker"), _drift(sectors, "node")),
         hop_gap=_hop(schedule),
@@ -169,9 +169,9 @@ def _contraction(schedule: Schedule, sectors: Sectors | Large, start: int) -> Fi
     return Figure(contraction_of(sectors, start), Kind.EXACT, sectors.how)
 
 
-def _radius(sectors: Sectors | Large, known: Figure | None) -> Figure:
+def _radius(sectors: Sectors | Large) -> Figure:
     if isinstance(sectors, Large):
-        return sectors.radius(known or sectors.contraction())
+        return absent("not found: so many workers without structure have their contraction, which it is at most")
     return Figure(radius_of(sectors), Kind.EXACT, sectors.how)
 
 

@@ -13,7 +13,7 @@ from partreduce.topo.figures.chain import Chain
 from partreduce.topo.figures.decomposition import FigureLimits
 from partreduce.topo.figures.lanczos import lanczos_norm
 from partreduce.topo.figures.rate import ZERO
-from partreduce.topo.figures.sampling import Motion, Sampled, ritz_radius, sampled_consensus_distance, sampled_drift
+from partreduce.topo.figures.sampling import Motion, Sampled, sampled_consensus_distance, sampled_drift
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep
@@ -21,10 +21,6 @@ from partreduce.topo.schedule import Schedule
 
 NEARLY_1 = 0.999
 QUICK_PARTS = 200_000
-POWER = 4
-"""The radius is at most the 4th root of the norm of 4 periods, which is less than the norm of one."""
-FEW = 200_000
-"""Workers times phases up to which the norm of 4 periods is looked for."""
 STUDENT_99 = {2: 63.7, 3: 9.93, 4: 5.85, 5: 4.61, 6: 4.04, 7: 3.71, 8: 3.5, 9: 3.36, 10: 3.25}
 """Standard errors that enclose the truth with 99 % by number of probes, if their values are normal; 3.2 for more."""
 
@@ -93,21 +89,6 @@ class Large:
             "probability 1e-6 at most"
         )
         return Figure(value, Kind.ESTIMATE, how, lower=value, upper=upper)
-
-    def radius(self, contraction: Figure) -> Figure:
-        """The spectral radius: an estimate, below an upper bound by norms; there is no bound from below."""
-        if contraction.kind is Kind.EXACT and contraction.value == 1.0:
-            return contraction
-        upper, seed = contraction.upper, self.limit.seed
-        if upper is not None and len(self.steps) * self.schedule.num_workers <= FEW:
-            chain = Chain.of_norm(self.steps * POWER)
-            norm = lanczos_norm(chain, seed=seed, max_steps=self.limit.lanczos_steps, tolerance=0.0)
-            upper = min(upper, norm.upper ** (1 / POWER))
-        value = ritz_radius(self.motion.average, self.motion.period, self.schedule.num_workers, seed=seed)
-        how = "largest of 24 Ritz values: an estimate, nothing is guaranteed from below"
-        if upper is not None:
-            how += "; the upper bound, by norms, fails with probability 2e-6 at most"
-        return Figure(value if upper is None else min(value, upper), Kind.ESTIMATE, how, lower=0.0, upper=upper)
 
     def consensus_distance(self) -> Figure:
         """Hutchinson's estimate with its standard error."""

@@ -1,4 +1,4 @@
-"""Consensus distance, drift and radius of large explicit schedules by random probes, applied round by round."""
+"""Consensus distance and drift of large explicit schedules by random probes, applied round by round."""
 
 from __future__ import annotations
 
@@ -187,40 +187,6 @@ def _one_period(motion: Motion, state: Vector, signs: Vector) -> tuple[float, Ve
         state -= state.mean()
         total += inner(state, state) / len(state)
     return total / (motion.period * instants), state
-
-
-def ritz_radius(
-    onward: Callable[[int, Vector], Vector], period: int, dimension: int, *, seed: int, steps: int = 24
-) -> float:
-    """The largest modulus of a Ritz value of the period, by Arnoldi from a random start: an estimate of the radius.
-
-    O(steps · (period + steps · dimension)). Nothing bounds its error where the period is not normal. Source: Saad,
-    Numerical Methods for Large Eigenvalue Problems, chapter 6.
-    """
-    steps = min(steps, dimension)
-    basis = np.empty((steps, dimension))  # orthonormal rows
-    projected = np.zeros((steps + 1, steps))
-    vector, size = np.random.default_rng(seed).standard_normal(dimension), 0
-    for t in range(period):
-        vector = onward(t, vector)  # off the mean, and where the period leads
-    length = math.sqrt(inner(vector, vector))
-    while size < steps and length > 1e-14 * math.sqrt(dimension):
-        basis[size] = vector / length
-        vector = basis[size]
-        for t in range(period):
-            vector = onward(t, vector)
-        known = basis[: size + 1]
-        for _ in range(2):  # once more for what rounding left
-            parts = known @ vector
-            vector = vector - known.T @ parts
-            projected[: size + 1, size] += parts
-        length = math.sqrt(inner(vector, vector))
-        size += 1
-        projected[size, size - 1] = length
-    if not size:
-        return 0.0
-    largest = float(np.abs(np.linalg.eigvals(projected[:size, :size])).max())
-    return 0.0 if largest < 1e-14 else largest
 
 
 def summary(values: list[float], *, finished: bool) -> Sampled:

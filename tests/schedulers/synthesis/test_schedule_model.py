@@ -80,15 +80,14 @@ def joined(phases, num_workers):
     return nx.is_connected(graph)
 
 
-def test_the_cheapest_schedule_that_agrees_is_proved_against_all():
+def test_a_budget_is_enough_for_the_cheapest_schedule_that_agrees_and_no_less():
     asked = problem("3,2", max_group=3)
     listed = phases_of(5, 3)
     cost = {groups: partition_cost(groups, asked) for groups in listed}
     least = min(cost[a] + cost[b] for a, b in product(listed, repeat=2) if joined((a, b), 5))
-    decision = decided(asked, 2, cheapest=True)
+    decision = decided(asked, 2, budget=least * 1.001)
     assert decision.status is Status.OPTIMAL
-    assert sum(partition_cost(groups, asked) for groups in decision.phases) == pytest.approx(least, rel=1e-3)
-    assert decision.bound <= least
+    assert sum(partition_cost(groups, asked) for groups in decision.phases) == pytest.approx(least, rel=2e-3)
     # A thousandth below is too little, for certain.
     assert decided(asked, 2, budget=least * 0.999).status is Status.INFEASIBLE
 

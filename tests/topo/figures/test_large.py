@@ -127,24 +127,10 @@ def test_what_a_round_leaves_of_each_workers_noise_is_known_from_its_columns() -
         assert ready.column_squares() == pytest.approx((centred**2).sum(axis=0), abs=1e-12)
 
 
-def test_sampled_radius_is_near_the_radius() -> None:
-    schedule = random_groups(200, 2, 2, 3)
-    assert radius(schedule, limit=LARGE).value == pytest.approx(radius_of(dense_sectors(schedule)), rel=0.1)
-
-
-@pytest.mark.parametrize("relax", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_radius_of_a_large_schedule_is_an_estimate_below_a_bound_and_says_so(relax: bool, seed: int) -> None:
-    schedule = random_groups(160, 3, 4, seed, relax=relax, skips=False)
-    found, first = radius(schedule, limit=LARGE), contraction(schedule, limit=LARGE)
-    exact = radius_of(dense_sectors(schedule))
-    assert found.kind is Kind.ESTIMATE
-    assert "nothing is guaranteed from below" in found.note()["how"]
-    assert found.lower == 0
-    assert found.upper is not None
-    assert first.upper is not None
-    assert exact <= found.upper * (1 + 1e-9) <= first.upper * (1 + 1e-8)
-    assert found.value == pytest.approx(exact, rel=0.05)
+def test_a_large_schedule_without_structure_has_no_radius_and_says_so() -> None:
+    found = radius(random_groups(200, 2, 2, 3), limit=LARGE)
+    assert found.value is None
+    assert "contraction, which it is at most" in found.how
 
 
 def test_separate_parts_never_agree() -> None:
