@@ -425,7 +425,7 @@ def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words
     ("options", "code", "words"),
     [
         (["--set", "slow=3"], 65, "WORKER:FACTOR"),
-        (["--set", "slow=99:2x"], 65, "ranks are 0..15"),
+        (["--set", "slow=99:2x"], 65, "workers are 0..15"),
         (["--set", "slow=1:2x", "--set", "slow=1:3x"], 65, "named twice"),
         (["--set", "compute=fast"], 65, "--set compute: 'fast'"),
         (["--set", "compute=50"], 65, "no unit"),
