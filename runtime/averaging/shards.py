@@ -182,10 +182,10 @@ def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
     Raises:
         InputError: its parameters lie over several dimensions.
     """
-    mesh = _mesh_of(next(filter(is_sharded, model.parameters())))
-    if mesh.ndim > 1:
+    mesh, *others = {_mesh_of(parameter) for parameter in model.parameters() if is_sharded(parameter)}
+    if others or mesh.ndim > 1:
         raise InputError(
-            f"model: lies over {mesh.ndim} dimensions of a mesh, and a checkpoint is written over one; save it by "
+            "model: lies over several dimensions of a mesh, and a checkpoint is written over one; save the model by "
             "torch.distributed.checkpoint inside mean_model()"
         )
     group: dist.ProcessGroup = mesh.get_group()

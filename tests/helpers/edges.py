@@ -924,7 +924,7 @@ EDGES = [
     Edge(
         OUTER_STEPS,
         "a period is all its rounds",
-        (own(3, *TURNS * 4, momentum="1/2", nesterov=True), agreeing("3/55", TURNS_WEIGHT)),
+        (own(3, *TURNS * 8, momentum="1/2", nesterov=True), agreeing("3/55", TURNS_WEIGHT)),
         (own(3, *TURNS * 3, momentum="1/2", nesterov=True), agreeing("3/55", TURNS_WEIGHT)),
         ".squared",
     ),

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from helpers.scenarios import main, rank, report, reporting
 from partreduce.runtime.averaging.bucket import Bucket
@@ -74,7 +75,7 @@ class Block(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.two = torch.nn.Linear(7, 9), torch.nn.Linear(9, 7)
+        self.one, self.two = torch.nn.Linear(7, 10), torch.nn.Linear(10, 7)
 
     def forward(self, x):
         return x + self.two(torch.tanh(self.one(x)))
@@ -90,10 +91,13 @@ def network(*, tied=False, norm=False):
     return torch.nn.Sequential(*layers)
 
 
+NAMES = ("dp_replicate", "dp_shard", "tp")
+
+
 def mesh_of(shape):
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    return init_device_mesh("cpu", shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+    return init_device_mesh("cpu", shape, mesh_dim_names=NAMES[: len(shape)])
 
 
 def sharded(mesh, model=None, **options):
@@ -172,12 +176,11 @@ def reference(schedule, shape, name, *, make=sgd, build=network, options=None, *
 
 def run(schedule, mesh, *, make=sgd, build=network, shard=sharded, options=None, **training):
     """A run of sharded replicas: losses of this rank's replica, and its whole model at the end."""
-    shape = tuple(mesh.mesh.shape)
     model = shard(mesh, build())
     optimizer = DistributedOptimizer(
         make(model), model, schedule, mesh=mesh["dp_replicate"], timeout=60, **(options or {})
     )
-    losses = train(optimizer, model, shape, tuple(mesh.get_coordinate()), **training)
+    losses = train(optimizer, model, tuple(mesh.mesh.shape)[:2], tuple(mesh.get_coordinate())[:2], **training)
     return of_replica(losses, mesh), numbers(model).tolist()
 
 
@@ -270,7 +273,30 @@ def features() -> None:
     report(replica=mesh.get_coordinate()[0], found=found, mixed=both)
 
 
-SAVED = ("all-reduce", "every 2", "groups", "late", "outer", "pipeline")
+def parallel(mesh, model):
+    """Blocks split by columns and rows over tp, and all sharded over dp_shard where that is more than one rank."""
+    for part in model:
+        if isinstance(part, Block):
+            parallelize_module(part, mesh["tp"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
+    return model if mesh["dp_shard"].size() == 1 else sharded(mesh, model)
+
+
+def tensor_parallel() -> None:
+    shape = tuple(map(int, os.environ["MESH"].split("x")))
+    mesh, found = mesh_of(shape), {}
+    for name in ("all-reduce", "every 2", "late", "outer"):
+        schedule = schedules(2)[name]
+        found[name] = run(schedule, mesh, shard=parallel), reference(schedule, shape[:2], f"tp {name}")
+    said = ""
+    if shape[1] > 1:
+        try:
+            save_checkpoint(_wrapped(parallel(mesh, network()), mesh["dp_replicate"]), "/nowhere")
+        except InputError as error:
+            said = str(error)
+    report(replica=mesh.get_coordinate()[0], found=found, said=said)
+
+
+SAVED = ("every 2", "groups", "late", "outer", "pipeline")
 
 
 def checkpoints() -> None:
@@ -351,7 +377,8 @@ def delayed(places):
 
 def delays() -> None:
     mesh, found = mesh_of((2, 2)), {}
-    for name, schedule in schedules(2).items():
+    for name in ("all-reduce", "layers", "groups", "late", "pipeline", "outer"):
+        schedule = schedules(2)[name]
         usual, found[name] = run(schedule, mesh), []
         for places in [*((one,) for one in DELAYS), tuple(DELAYS)]:
             with delayed(places) as count:
@@ -432,8 +459,10 @@ SCENARIOS = {
     "same losses, 4": (4, same_losses),
     "same losses, 8": (8, same_losses),
     "features": (4, features),
+    "tensor parallel, 4": (4, tensor_parallel),
+    "tensor parallel, 8": (8, tensor_parallel),
+    "checkpoints, 2": (2, checkpoints),
     "checkpoints, 4": (4, checkpoints),
-    "checkpoints, 8": (8, checkpoints),
     "killed": (4, killed),
     "delays": (4, delays),
 }

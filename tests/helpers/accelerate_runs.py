@@ -1,0 +1,71 @@
+"""What scripts do with accelerate, in real processes; `python -m helpers.accelerate_runs` as helpers.scenarios."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from accelerate import Accelerator, DistributedType
+from accelerate.local_sgd import LocalSGD
+
+from helpers.scenarios import everyone, main, network, pairs, rank, report, weights
+from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.adapters.local_sgd import ScheduleLocalSGD
+from partreduce.topo.errors import InputError
+
+PARTS = 2
+
+
+def trained(accelerator, local_sgd):
+    """Twelve steps of two microbatches each; what every worker has at the end of the loop, and after it."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    generator = torch.Generator().manual_seed(100 + rank())
+    with local_sgd(accelerator, model) as averaging:
+        for _ in range(12 * PARTS):
+            x = torch.randn(16, 4, generator=generator)
+            with accelerator.accumulate(model):
+                accelerator.backward((model(x) - x.sum(1, keepdim=True).sin()).square().mean())
+                optimizer.step()
+                averaging.step()
+                optimizer.zero_grad()
+        live = weights(model)
+    return live.tolist(), weights(model).tolist()
+
+
+def by_hand(schedule):
+    """The same with a loop of its own and torch's averager face."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    averager = ScheduleAverager(schedule)
+    generator = torch.Generator().manual_seed(100 + rank())
+    for _ in range(12):
+        for _ in range(PARTS):
+            x = torch.randn(16, 4, generator=generator)
+            ((model(x) - x.sum(1, keepdim=True).sin()).square().mean() / PARTS).backward()
+        optimizer.step()
+        averager.average_parameters(model.parameters())
+        optimizer.zero_grad()
+    return weights(model).tolist()
+
+
+def local_sgd() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=PARTS)
+    theirs = trained(accelerator, lambda one, model: LocalSGD(one, model, 3 * PARTS))
+    ours = trained(accelerator, lambda one, model: ScheduleLocalSGD(one, model, everyone(3)))
+    grouped = trained(accelerator, lambda one, model: ScheduleLocalSGD(one, model, pairs()))
+    off = trained(accelerator, lambda one, model: ScheduleLocalSGD(one, model, pairs(), enabled=False))
+    try:
+        ScheduleLocalSGD(SimpleNamespace(distributed_type=DistributedType.FSDP), network(), pairs())
+        said = ""
+    except InputError as error:
+        said = str(error)
+    report(theirs=theirs, ours=ours, grouped=grouped, by_hand=by_hand(pairs()), off=off, said=said)
+
+
+SCENARIOS = {"local sgd": (4, local_sgd)}
+
+
+if __name__ == "__main__":
+    main(SCENARIOS)

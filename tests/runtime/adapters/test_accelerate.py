@@ -1,0 +1,27 @@
+"""ScheduleLocalSGD beside accelerate's own LocalSGD, with the real library where it is installed."""
+
+import pytest
+
+from helpers.driver import Driver
+
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+pytestmark = pytest.mark.processes
+
+
+def test_it_does_as_accelerates_own_on_local_sgd_and_as_the_averager_on_groups():
+    driver = Driver("helpers.accelerate_runs")
+    try:
+        answer = driver.run("local sgd", limit=110)
+    finally:
+        driver.close()
+    assert answer["code"] == 0, answer["output"][-3000:]
+    reports = answer["reports"]
+    assert len(reports) == 4
+    for report in reports:
+        assert report["ours"][1] == pytest.approx(report["theirs"][1], abs=1e-6)
+        assert report["grouped"][0] == pytest.approx(report["by_hand"], abs=1e-6)
+        mean = [sum(numbers) / 4 for numbers in zip(*(one["grouped"][0] for one in reports), strict=True)]
+        assert report["grouped"][1] == pytest.approx(mean, abs=1e-6)
+        assert "runs as FSDP, where models are not whole" in report["said"]
+    assert len({tuple(report["grouped"][0]) for report in reports}) > 1, "pairs leave workers apart"
+    assert reports[0]["off"][0] == pytest.approx(reports[1]["off"][0], abs=1e-6), "then DDP averages gradients"
