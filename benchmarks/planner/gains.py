@@ -66,7 +66,7 @@ class Point:
 
 
 def catalogue(job: Job) -> Iterator[Point]:
-    """Every schedule of groups and rounds that the cluster can have, parameters swept; but what takes minutes."""
+    """Every schedule of groups and rounds that the cluster can have, parameters swept."""
     cluster, form = job.cluster, job.problem().form
     assert cluster.hardware is not None
     for name in registry.names():
