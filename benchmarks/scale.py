@@ -72,14 +72,13 @@ def commands(_: str, workers: int, folder: Path) -> Stages:
     yield "check", lambda: _checked(folder)
 
 
-def planner(_: str, workers: int, folder: Path) -> Stages:
+def planner(_: str, workers: int, __: Path) -> Stages:
     """The search as a user starts it, links and model as assumed."""
-    nodes, answer = max(1, workers // RACK), folder / "answer.json"
+    nodes = max(1, workers // RACK)
     words = [sys.executable, "-m", "partreduce", "design", f"{nodes}x{RACK}", "--model-bytes", "100MB"]
 
     def planned() -> str:
-        _run([*words, "--front", str(answer)])
-        chosen = json.loads(answer.read_text())["recommendation"]
+        chosen = json.loads(_run([*words, "--json"]))["recommendation"]
         return f"{nodes}x{RACK}: {chosen['name']}, {chosen['when']}"
 
     yield "design", planned
@@ -186,10 +185,12 @@ def _checked(folder: Path) -> str:
     return f"certificate of {(folder / 'c.json').stat().st_size:,} bytes"
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str]) -> str:
+    """Run a command and give what it printed; its failure ends this program."""
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"exit code {done.returncode}: {' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 WAYS: dict[str, tuple[Callable[[str, int, Path], Stages], tuple[str, ...]]] = {

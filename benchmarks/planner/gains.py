@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.kit import RESULTS, command, machine, parser, table, write
 from partreduce import Job, Limits, Objective, plan
-from partreduce.planner.competitors import MAX_CONVEX_WORKERS
 from partreduce.schedulers import registry
 from partreduce.topo import figures
 from partreduce.topo.cluster import Cluster
@@ -67,13 +66,12 @@ class Point:
 
 
 def catalogue(job: Job) -> Iterator[Point]:
-    """Every schedule of groups and rounds that the cluster can have, parameters swept; but what takes minutes."""
+    """Every schedule of groups and rounds that the cluster can have, parameters swept."""
     cluster, form = job.cluster, job.problem().form
     assert cluster.hardware is not None
     for name in registry.names():
         entry = registry.entry(name)
-        too_large = cluster.num_workers > MAX_CONVEX_WORKERS.get(name, cluster.num_workers)
-        if name == "local-sgd" or too_large:
+        if name == "local-sgd":
             continue
         swept = [p.name for p in entry.parameters if p.name in SWEPT and (p.name != "rounds" or entry.kind == "rule")]
         for values in product(*(SWEPT[p] for p in swept)):

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from partreduce.types import Option
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs/pictures/kinds.svg"
-SLOWER = (1.0, 1.5, 2.5, 4.0)
-BANDWIDTHS = (1e8, 4e8, 1.6e9, 6.4e9)
-EFFORT = 2.0
+SLOWER = (1.0, 2.0, 4.0)
+BANDWIDTHS = (1e8, 1e9, 1e10)
+EFFORT = 1.0
 COLOURS = {
     "All-Reduce": OKABE_ITO[5],
     "All-Reduce, rarely": OKABE_ITO[1],
@@ -89,6 +89,7 @@ def draw(cells: list[dict[str, Any]], path: Path) -> None:
             axis.text(x, y - 0.28, said, ha="center", va="center", fontsize=6, color=INK)
         axis.set_xticks(range(len(BANDWIDTHS)), [f"{rate / 1e6:g}" for rate in BANDWIDTHS])
         axis.set_yticks(range(len(SLOWER)), [f"{factor:g}x" for factor in SLOWER])
+        axis.set(xlim=(-0.6, len(BANDWIDTHS) - 0.4), ylim=(-0.6, len(SLOWER) - 0.4))
         axis.set_title(str(optimizer), color=INK)
         quiet(axis, across="a NIC's MB/s", up="slowest worker" if axis is panels[0] else "")
     figure.suptitle(
