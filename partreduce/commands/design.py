@@ -40,10 +40,8 @@ def command(
     form: options.FormName = options.ANY,
     when: options.WhenName = options.ANY,
     codec: options.CodecName = options.NO_CODEC,
-    curvature: own.Curvature = None,
     effort: own.Effort = None,
     time_limit: own.TimeLimit = None,
-    seed: own.Seed = 0,
     output: own.Output = None,
     plot: own.PlotFile = None,
     as_json: options.Json = False,
@@ -88,11 +86,9 @@ def command(
         max_queues=queues,
         codec=options.choice_or_any(Codec, codec, "--codec"),
         optimizer=options.choice_or_any(Optimizer, optimizer, "--optimizer"),
-        curvature=curvature,
         disturbance=given.get("disturb"),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
         effort=options.optional("--effort", effort_of, effort),
-        seed=seed,
     )
     if (cluster or "").isdigit() and not as_json:
         from partreduce.console import claim_stdout, console

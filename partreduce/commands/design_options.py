@@ -111,14 +111,6 @@ Most = Annotated[
         rich_help_panel=options.LIMITED,
     ),
 ]
-Curvature = Annotated[
-    float | None,
-    typer.Option(
-        help="Learning rate times the largest curvature of the loss, if known; prices a pipeline.",
-        metavar="H",
-        rich_help_panel=options.MODEL,
-    ),
-]
 Effort = Annotated[
     str | None,
     typer.Option(
@@ -135,7 +127,6 @@ TimeLimit = Annotated[
         help="Ends it after so long, whatever the effort; such as 30s.", metavar="TIME", rich_help_panel=options.LIMITED
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the search.", min=0, rich_help_panel=options.LIMITED)]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Where to write the schedule.", rich_help_panel=options.WRITTEN)
 ]

@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Turn a networkx graph, an edge list or mixing matrices into a schedule; `verify` then judges it.
 
-    DiLoCo settings of MaxText (YAML) and torchft are explained and proved or refuted, too.
+    DiLoCo settings of MaxText (YAML), torchft and torchtitan (TOML) are explained and proved or refuted, too.
     """
     from partreduce.console import claim_stdout, console, emit_json, suggest_verify
     from partreduce.report.table import Column, table

@@ -31,8 +31,9 @@ def command(
     ] = None,
     nodes: Annotated[int, typer.Option(help="Pretend so many machines, with --workers.", min=1)] = 1,
     model_bytes: Annotated[
-        str, typer.Option(help="Cluster: size to move, that of your model.", metavar="SIZE")
-    ] = "8MB",
+        str | None,
+        typer.Option(help="Cluster: size of your model, which is moved and noted; 8MB by default.", metavar="SIZE"),
+    ] = None,
     step: Annotated[
         str | None,
         typer.Option(help="Cluster: function that runs one training step, to time it.", metavar="FILE.py:NAME"),

@@ -11,22 +11,32 @@ if TYPE_CHECKING:
     from partreduce.runtime.profile import Profile
 
 
+DEFAULT_SIZE = "8MB"
+"""What is moved where nobody says how large the model is."""
+
+
 def cluster_measurement(
-    output: Path, *, model_bytes: str, step: str | None, repetitions: int, as_json: bool
+    output: Path, *, model_bytes: str | None, step: str | None, repetitions: int, as_json: bool
 ) -> Callable[[], None]:
     """What every worker calls to measure links, contention and step time; rank 0 writes the cluster file.
 
     Raises:
         InputError: a size that is not understood, or a step function that is not there.
     """
+    from dataclasses import replace
+
+    from partreduce.topo.hardware import Hardware
     from partreduce.topo.units import parse_size
     from partreduce.user_function import function_of
 
-    size = quantity("--model-bytes", parse_size, model_bytes)
+    size = quantity("--model-bytes", parse_size, model_bytes or DEFAULT_SIZE)
     function = None if step is None else function_of(step, "--step")
 
     def measure() -> None:
         measured = _measure(size, function, repetitions=repetitions, quiet=as_json)
+        if measured is not None and model_bytes is None:  # nobody said what the model has, and the file does not
+            hardware = replace(measured.cluster.hardware or Hardware(), model_bytes=None)
+            measured = replace(measured, cluster=replace(measured.cluster, hardware=hardware))
         if measured is not None:
             _report(measured, output, as_json=as_json)
 
@@ -101,6 +111,8 @@ def _report(profile: "Profile", output: Path, *, as_json: bool) -> None:
         rows.add(groups, seconds(timed.median), seconds(predicted), f"{error:+.0%}")
     console().print(rows)
     console().print(f"{within} of {len(profile.checks)} predictions lie within 30% of the measured time.")
+    if 2 * within < len(profile.checks):
+        console().print("Measure again on an idle machine, with your own --model-bytes and more --repetitions.")
     for note in notes:
         console().print(note, style="yellow")
     console().print(f"written to {output}; next: partreduce design {output}")

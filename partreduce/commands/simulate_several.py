@@ -125,6 +125,7 @@ def row_of(
         "communication_seconds_per_step": costs.communication_seconds,
         "seconds_per_step": costs.step_seconds,
         "nic_bytes_per_step": costs.nic_bytes,
+        "peak_nic_bytes": costs.peak_nic_bytes,
         "largest_age_steps": costs.largest_age,
         "mean_age_steps": costs.mean_age,
         "memory_bytes": costs.memory_bytes,

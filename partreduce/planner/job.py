@@ -108,6 +108,7 @@ class Job:
                 a pilot that says nothing about this job.
         """
         check_cluster(self.cluster)
+        self.compute_times().check(self.cluster.num_workers)
         if self.time_limit is not None and not self.time_limit > 0:
             raise InputError(f"time-limit: is {self.time_limit} s; give the search some time, such as 30s")
         if self.time_limit == float("inf"):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 40
 MAX_EVENTS = 500_000
+MAX_STEPS = 8
+"""Of a round: more are not told apart."""
 
 
 def draw_timeline(
@@ -59,7 +61,7 @@ def draw_timeline(
 
         below = 0.5 if timeline.runs_beside else 0.9
         bars(begin, timeline.finish, 0.1, 0.9, WAIT)
-        pace = int(paces[worker]) if len(paces) else 1
+        pace = int(paces[worker]) if len(paces) and max(paces) <= MAX_STEPS else 1
         length = (timeline.compute_end - timeline.compute_start) / pace
         for step in range(pace):
             since = timeline.compute_start + step * length

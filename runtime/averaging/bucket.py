@@ -70,6 +70,10 @@ class Slot:
         """Let an array hold this parameter from now on."""
         self.parameter.data = self.window(flat).as_strided(self.parameter.shape, self.stride)
 
+    def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
+        """Whether a parameter that has left its array was brought back: where it left without the script's doing."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Piggybacked:

@@ -145,7 +145,7 @@ class FlatModel:
             for held, attribute, slot, offset in places:
                 values = slot.values
                 is_there = values.data_ptr() == base + offset or not values.numel()
-                if not is_there or held.get(attribute) is not slot.parameter:
+                if held.get(attribute) is not slot.parameter or not (is_there or slot.returns(bucket.flat)):
                     self._refuse_moved(rank)
         for parts, name, module in self._parts:
             if parts.get(name) is not module:

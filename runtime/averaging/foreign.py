@@ -87,7 +87,8 @@ def wrapped_by(module: torch.nn.Module) -> str:
     """Who replaced a module's parameters, and what to do instead, if it is known; empty otherwise."""
     if getattr(module, "_is_fsdp_managed_module", False):
         return (
-            "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made; give it whole models"
+            "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made; "
+            "shard it by fully_shard, and before that"
         )
     return way_out()
 

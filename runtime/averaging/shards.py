@@ -75,6 +75,16 @@ class ShardSlot(Slot):
         if self.held is not None:
             self.held._sharded_param_data = storage  # noqa: SLF001 - as above: it gathers from there
 
+    def returns(self, flat: torch.Tensor) -> bool:
+        """FSDP may pad uneven shards anew, as torch 2.6 does in the first forward pass and after each load."""
+        values = self.values
+        if self.held is None or values.dtype != flat.dtype or values.device != flat.device:
+            return False
+        with torch.no_grad():
+            self.view(flat).copy_(values)
+            self.put(flat)
+        return True
+
 
 class Sharders:
     """The FSDP modules of a model."""

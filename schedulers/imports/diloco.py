@@ -1,12 +1,13 @@
-"""DiLoCo settings of torchft and MaxText: what they do step by step, what of it is proved or refuted, and the schedule.
+"""DiLoCo settings of torchft, torchtitan and MaxText: what they do step by step, what is proved of it, the schedule.
 
-Sources: torchft's `local_sgd.py` (0.2.0), MaxText's `trainers/diloco` and `configs/types.py` (August 2026). Streaming
-DiLoCo (Douillard et al., arXiv 2501.18512) cuts the model into P fragments, of which one is sent every so many steps,
-merged τ steps later as α · own + (1 - α) · global.
+Sources: torchft's `local_sgd.py` (0.2.0), torchtitan's `experiments/ft/config/job_config.py`, MaxText's
+`trainers/diloco` and `configs/types.py` (August 2026). Streaming DiLoCo (Douillard et al., arXiv 2501.18512) cuts the
+model into P fragments, of which one is sent every so many steps, merged τ steps later as α · own + (1 - α) · global.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -40,6 +41,17 @@ MAXTEXT = {
     "ici_diloco_parallelism": 1,
 }
 """What MaxText's base.yml says where a file does not."""
+TORCHTITAN: dict[str, Any] = {
+    "enable": False,
+    "semi_sync_method": None,
+    "sync_steps": 5,
+    "num_fragments": 1,
+    "module_fqns_per_model_fragment": [],
+    "fragment_sync_delay": 0,
+    "fragment_update_alpha": 0.0,
+    "group_size": 0,
+}
+"""Its `[fault_tolerance]`; the outer optimizer stands in its code: SGD 0.7 with Nesterov momentum 0.9."""
 TORCHFT = {
     "sync_every": None,
     "model_fragments": 1,
@@ -75,6 +87,8 @@ class Settings:
     outer: Outer
     num_replicas: int
     coverage: Finding | None = None
+    fragments: tuple[tuple[str, ...], ...] = ()
+    """The patterns of each one's parameters, where the settings name its modules."""
 
     @property
     def period(self) -> int:
@@ -127,7 +141,7 @@ class Settings:
         if cluster is None and self.num_replicas < 2:
             raise DocumentError("document", "does not say how many replicas there are; give a cluster", source)
         cluster = Cluster.regular(self.num_replicas, 1) if cluster is None else cluster
-        what = Routes(outer=self.outer, fragments=self.num_fragments)
+        what = Routes(outer=self.outer, fragments=self.fragments or self.num_fragments)
         when = Merge(steps=self.delay, alpha=self.alpha) if self.delay or self.alpha else LOCKSTEP
         return Schedule(PurePath(source).stem, cluster, AllReduce(pace=self.asked, when=when, what=what))
 
@@ -152,6 +166,22 @@ def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) ->
     members = _Members(_parsed(data, source), TORCHFT, source)
     members.refuse_unknown()
     return _imported(_torchft(members), source, cluster)
+
+
+def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
+    """Of torchtitan's TOML the table `[fault_tolerance]`, whose `semi_sync_method` is `diloco` or `local_sgd`.
+
+    Raises:
+        DocumentError: no TOML, a value that torchtitan or torchft refuses, too, or no such method.
+        RefutedError, MissingFeatureError: as `Settings.schedule`.
+    """
+    try:
+        table = tomllib.loads(data.decode()).get("fault_tolerance", {})
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DocumentError("document", f"is no TOML: {error}", source) from None
+    if not isinstance(table, dict):
+        raise DocumentError("fault_tolerance", "is no table", source)
+    return _imported(_torchtitan(_Members(table, TORCHTITAN, source)), source, cluster)
 
 
 def _imported(settings: Settings, source: str, cluster: Cluster | None) -> Schedule:
@@ -180,17 +210,48 @@ def _maxtext(members: _Members) -> Settings:
     )
 
 
-def _torchft(members: _Members) -> Settings:
-    """`sync_every` div P steps from one fragment to the next; the fragment is the manager's step mod P."""
-    asked, given = members.whole("sync_every", 1), members["model_fragments"]
-    sizes = members.sizes("model_fragments") if isinstance(given, list) else None
-    fragments = members.whole("model_fragments", 1) if sizes is None else len(sizes)
+def _torchtitan(members: _Members) -> Settings:
+    """It hands all to torchft; of fragments given by modules each parameter's name begins with that of its module."""
+    method = members["semi_sync_method"]
+    if not members.flag("enable") or method not in ("diloco", "local_sgd"):
+        raise members.refused("semi_sync_method", 'it must be "diloco" or "local_sgd", with enable = true')
+    streams, named = method == "diloco", members["module_fqns_per_model_fragment"]
+    if not isinstance(named, list) or not all(
+        isinstance(each, list) and each and all(isinstance(name, str) and name for name in each) for each in named
+    ):
+        raise members.refused("module_fqns_per_model_fragment", "it must list the modules of each fragment")
+    count = (len(named) or members.whole("num_fragments", 1)) if streams else 1
+    asked, spacing, delay = _turns_of_torchft(members, "sync_steps", count)
+    return Settings(
+        program="torchtitan",
+        asked=asked,
+        num_fragments=count,
+        spacing=spacing,
+        delay=delay if streams else 0,
+        alpha=members.share("fragment_update_alpha") if streams else Fraction(0),
+        outer=members.outer(**{"lr": 0.7, "momentum": 0.9, "nesterov": True} if streams else {}),
+        num_replicas=members.whole("group_size", 0),
+        fragments=tuple(tuple(f"{name}.*" for name in each) for each in named) if streams and len(named) > 1 else (),
+    )
+
+
+def _turns_of_torchft(members: _Members, name: str, fragments: int) -> tuple[int, int, int]:
+    """(steps in all, steps from one fragment to the next, steps by which each is late)."""
+    asked, delay = members.whole(name, 1), members.whole("fragment_sync_delay", 0)
     spacing, rest = divmod(asked, fragments)
     if rest:
-        raise members.refused("sync_every", f"torchft asks for a multiple of the {fragments} fragments")
-    delay = members.whole("fragment_sync_delay", 0)
+        raise members.refused(name, f"torchft asks for a multiple of the {fragments} fragments")
     if delay >= spacing:
         raise members.refused("fragment_sync_delay", f"torchft asks for less than {asked} / {fragments} steps")
+    return asked, spacing, delay
+
+
+def _torchft(members: _Members) -> Settings:
+    """`sync_every` div P steps from one fragment to the next; the fragment is the manager's step mod P."""
+    given = members["model_fragments"]
+    sizes = members.sizes("model_fragments") if isinstance(given, list) else None
+    fragments = members.whole("model_fragments", 1) if sizes is None else len(sizes)
+    asked, spacing, delay = _turns_of_torchft(members, "sync_every", fragments)
     outer = members["outer_optimizer"]
     if not isinstance(outer, dict) or not set(outer) <= {"lr", "momentum", "nesterov"}:
         raise members.refused("outer_optimizer", 'it must be such as {"lr": 0.7, "momentum": 0.9, "nesterov": true}')

@@ -31,8 +31,9 @@ _SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "matrix-stack": matrix_stack.read_matrix_stack,
     "maxtext": diloco.read_maxtext,
     "torchft": diloco.read_torchft,
+    "torchtitan": diloco.read_torchtitan,
 }
-_BY_SUFFIX = {".graphml": "graphml", ".xml": "graphml", ".npy": "npy"}
+_BY_SUFFIX = {".graphml": "graphml", ".xml": "graphml", ".npy": "npy", ".toml": "torchtitan"}
 
 
 def formats() -> list[str]:

@@ -14,7 +14,10 @@ from benchmarks.lab import front_picture
 from benchmarks.papers import page, rows
 from partreduce.__main__ import main
 from partreduce.commands import build_app
+from partreduce.runtime.virtual_time.predict import predict
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.document.schedule import load_schedule, parse_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -119,6 +122,26 @@ def test_two_regions_gain_what_the_pages_say_that_is_predicted(capsys):
     told, low, high = map(float, re.search(r"loss (\S+) times as fast \((\S+) to (\S+)\)", guide).groups())
     assert f"| {told:.1f}× over the best local SGD | predicted" in README
     assert low < local / found < high, "the planner's answer has moved: run the command again and mend both pages"
+
+
+def test_outer_steps_between_regions_take_the_seconds_that_the_guide_says(capsys):
+    guide = (ROOT / "docs/how-to/regions.md").read_text(encoding="utf-8")
+    (words,) = (words for words in commands(guide) if words[0] == "simulate")
+    assert main([*words, "--json"]) == 0
+    levels, streaming = (row["seconds_per_step"] for row in json.loads(capsys.readouterr().out)["schedules"])
+    assert f"takes {1000 * levels:.0f} ms in two levels" in guide
+    assert f"and {1000 * streaming:.0f} ms when streaming" in guide
+    path = ROOT / "examples/streaming.json"
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    hardware = load_cluster(ROOT / "examples/two-regions.yaml").hardware
+    late = predict(load_schedule(path), hardware)
+    del raw["strategy"]["when"], raw["strategy"]["what"]["fragments"]
+    whole = predict(parse_schedule(json.dumps(raw)), hardware)
+    assert f"it takes {1000 * whole.step_seconds:.0f} ms" in guide
+    assert late.peak_nic_bytes == whole.peak_nic_bytes / 4
+    for name in ("two-level", "streaming"):
+        assert main(["verify", str(ROOT / f"examples/{name}.json")]) == 0
+        assert "proved" in capsys.readouterr().out
 
 
 def test_the_refusals_of_sharded_models_are_the_words_that_the_runtime_says():

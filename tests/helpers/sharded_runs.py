@@ -174,12 +174,14 @@ def reference(schedule, shape, name, *, make=sgd, build=network, options=None, *
     return train(optimizer, model, shape, rank(), **training), numbers(model).tolist()
 
 
-def run(schedule, mesh, *, make=sgd, build=network, shard=sharded, options=None, **training):
+def run(schedule, mesh, *, make=sgd, build=network, shard=sharded, options=None, moved=False, **training):
     """A run of sharded replicas: losses of this rank's replica, and its whole model at the end."""
     model = shard(mesh, build())
     optimizer = DistributedOptimizer(
         make(model), model, schedule, mesh=mesh["dp_replicate"], timeout=60, **(options or {})
     )
+    for parameter in model.parameters() if moved else ():
+        parameter._local_tensor = parameter._local_tensor.clone()  # as torch 2.6 does where it pads uneven shards anew
     losses = train(optimizer, model, tuple(mesh.mesh.shape)[:2], tuple(mesh.get_coordinate())[:2], **training)
     return of_replica(losses, mesh), numbers(model).tolist()
 
@@ -228,6 +230,7 @@ def one_group(mesh, model):
 FEATURES = {
     "left whole": {"shard": left_whole},
     "from meta": {"shard": from_meta},
+    "moved by torch": {"moved": True},
     "tied": {"build": lambda: network(tied=True), "shard": one_group},
     "frozen": {"build": frozen},
     "adam": {"make": adam},
@@ -267,7 +270,7 @@ def features() -> None:
             schedule = schedules(2)[kind]
             if kind == "all-reduce" and "options" in feature:
                 continue
-            whole = {key: value for key, value in feature.items() if key != "shard"}
+            whole = {key: value for key, value in feature.items() if key not in ("shard", "moved")}
             found[f"{name}, {kind}"] = run(schedule, mesh, **feature), reference(schedule, (2, 2), name + kind, **whole)
     both = run(schedules(2)["all-reduce"], mesh, shard=mixed), by_torch_alone(mesh)
     report(replica=mesh.get_coordinate()[0], found=found, mixed=both)

@@ -157,7 +157,7 @@ class ComputeTimes:
             raise InputError(f"delay: {self.disturbance.workers} workers are held up, there are only {num_workers}")
         for worker, _ in self.slowdown:
             if worker >= num_workers:
-                raise InputError(f"slow {worker}: ranks are 0..{num_workers - 1}")
+                raise InputError(f"slow {worker}: worker {worker} is out of range; workers are 0..{num_workers - 1}")
         if self.trace is not None and self.trace.shape[1] != num_workers:
             raise InputError(f"trace: has {self.trace.shape[1]} columns, there are {num_workers} workers")
 

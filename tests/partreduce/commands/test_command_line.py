@@ -385,7 +385,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["design", "4x4", "--using", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),
         (["design", "4x4", "-o", "/nowhere/x.json"], 74, "no folder /nowhere"),
         (["design", "4x4", "--plot", "front.gif"], 65, "front.gif"),
-        (["design", "4x4", "--seed", "-1"], 2, "--seed"),
+        (["design", "2x4", "--set", "slow=8:5"], 65, "slow 8: worker 8 is out of range; workers are 0..7"),
         (["design", "4x4", "--set", "nic=0GB/s"], 65, "--set nic: '0GB/s'"),
         (["design", "4x4", "--max", "communication=fast"], 65, "--max communication: 'fast'"),
         (["verify", "/nowhere/x.json"], 74, "/nowhere/x.json"),
@@ -425,7 +425,7 @@ def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words
     ("options", "code", "words"),
     [
         (["--set", "slow=3"], 65, "WORKER:FACTOR"),
-        (["--set", "slow=99:2x"], 65, "ranks are 0..15"),
+        (["--set", "slow=99:2x"], 65, "workers are 0..15"),
         (["--set", "slow=1:2x", "--set", "slow=1:3x"], 65, "named twice"),
         (["--set", "compute=fast"], 65, "--set compute: 'fast'"),
         (["--set", "compute=50"], 65, "no unit"),

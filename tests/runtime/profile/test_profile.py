@@ -131,6 +131,18 @@ def test_one_worker_fits_and_all_know_its_figures(ranks, monkeypatch) -> None:
 
 
 @pytest.mark.processes
+def test_a_size_that_nobody_stated_is_measured_with_but_not_written_as_the_models(tmp_path) -> None:
+    """Else `design` would plan for a model of 8 MB without a word."""
+    path = tmp_path / "cluster.yaml"
+    done = run("--workers", "2", "--repetitions", "1", "-o", str(path), "--json")
+    assert done.returncode == 0, done.stderr
+    hardware = load_cluster(path).hardware
+    assert hardware is not None
+    assert hardware.model_bytes is None
+    assert hardware.inside.seconds_per_byte > 0 or hardware.bus.seconds_per_byte > 0
+
+
+@pytest.mark.processes
 def test_profile_writes_a_cluster_file_that_loads(tmp_path) -> None:
     (tmp_path / "train.py").write_text("import time\ndef step():\n    time.sleep(0.002)\n")
     path = tmp_path / "cluster.yaml"

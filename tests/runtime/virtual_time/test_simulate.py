@@ -118,7 +118,7 @@ def test_sampling_without_randomness_equals_the_engine():
     [
         ({"num_rounds": 0}, "rounds: 0"),
         ({"num_rounds": 10**9}, "at most 16666666 rounds fit"),
-        ({"compute": ComputeTimes(slowdown=((3, 2.0),))}, "ranks are 0..2"),
+        ({"compute": ComputeTimes(slowdown=((3, 2.0),))}, "workers are 0..2"),
         ({"compute": ComputeTimes(trace=np.ones((1, 2)))}, "2 columns, there are 3 workers"),
     ],
 )

@@ -217,3 +217,54 @@ def test_of_maxtext_only_what_diloco_has_is_read(maxtext):
         RefutedError, match="merged in time is refuted: merged 4 steps after it is sent, and sent again"
     ):
         import_schedule(late)
+
+
+TITAN = """
+[fault_tolerance]
+enable = true
+group_size = 4
+semi_sync_method = "{method}"
+sync_steps = 20
+fragment_sync_delay = 1
+{more}
+"""
+
+
+def titan(tmp_path, more="", method="diloco"):
+    path = tmp_path / "train_configs.toml"
+    path.write_text(TITAN.format(more=more, method=method))
+    return import_schedule(path)
+
+
+def test_torchtitans_modules_of_each_fragment_become_patterns(tmp_path):
+    modules = 'module_fqns_per_model_fragment = [["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]'
+    outer = Outer(**DILOCO)
+    patterns = (("tok_embeddings.*", "layers.0.*"), ("layers.1.*", "norm.*", "output.*"))
+    schedule = titan(tmp_path, modules)
+    assert schedule.strategy == AllReduce(
+        pace=20, when=Merge(steps=1), what=Routes(outer=outer, fragments=patterns)
+    )  # fmt: skip
+    assert schedule.num_workers == 4
+    assert prove(schedule).verdict == "proved"
+    by_number = titan(tmp_path, "num_fragments = 4\nfragment_update_alpha = 0.5").strategy
+    assert by_number == AllReduce(
+        pace=20, when=Merge(steps=1, alpha="1/2"), what=Routes(outer=outer, fragments=4)
+    )  # fmt: skip
+    assert titan(tmp_path, method="local_sgd").strategy == AllReduce(pace=20)
+
+
+@pytest.mark.parametrize(
+    ("more", "method", "words"),
+    [
+        ("num_fragments = 3", "diloco", "sync_steps: is 20; torchft asks for a multiple of the 3 fragments"),
+        ("", "hivemind", 'semi_sync_method: is "hivemind"; it must be "diloco" or "local_sgd", with enable = true'),
+        ("module_fqns_per_model_fragment = [[]]", "diloco", "it must list the modules of each fragment"),
+        ("num_fragments = ", "diloco", "document: is no TOML"),
+        ("num_fragments = 20", "diloco", "fragment_sync_delay: is 1; torchft asks for less than 20 / 20 steps"),
+    ],
+)
+def test_what_torchtitan_refuses_is_refused_in_one_line(tmp_path, more, method, words):
+    with pytest.raises(InputError) as caught:
+        titan(tmp_path, more, method)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
