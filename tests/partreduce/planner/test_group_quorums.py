@@ -140,13 +140,13 @@ def test_everything_proposed_is_proved_confirmed_and_runs(planned, tmp_path):
 
 @pytest.mark.parametrize("pace", [1, 3])
 def test_a_round_costs_what_its_sums_do_however_many_steps_it_has(pace):
-    asked = job("2x2")
+    asked = job("2x2", STEADY)
     phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [range(4)]))
     schedule = Schedule("s", asked.cluster, Static(phases=GroupPhases(phases), pace=pace))
     (base,) = based([measure(schedule, calm(asked))], asked)
     costs = costs_of(base, asked)
-    assert costs.sum_seconds == pytest.approx(communication(schedule, ONE_SLOW, form=base.form).per_round)
-    assert costs.word == max(ONE_SLOW.inside.latency, ONE_SLOW.nic.latency)
+    assert costs.sum_seconds == pytest.approx(communication(schedule, STEADY, form=base.form).per_round)
+    assert costs.word == max(STEADY.inside.latency, STEADY.nic.latency)
 
 
 def trials(asked, effort=100.0):
