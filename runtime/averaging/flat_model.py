@@ -62,10 +62,10 @@ class FlatModel:
         *,
         fragments: Fragments = 1,
     ) -> None:
-        _refuse_wrapped(model)
+        self._apart = dict(apart or {})
+        _refuse_wrapped(model, self._apart)
         self.model = model
         self.sharders = Sharders(model)
-        self._apart = dict(apart or {})
         _refuse_several_devices(model, self._apart)
         named = _named_parameters(model)
         _refuse_foreign(optimizer, named)
@@ -345,13 +345,13 @@ def _refuse_several_devices(model: torch.nn.Module, apart: Mapping[torch.nn.Para
         )
 
 
-def _refuse_wrapped(model: torch.nn.Module) -> None:
+def _refuse_wrapped(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, str]) -> None:
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise InputError("model: is wrapped in DistributedDataParallel, which averages by itself; pass the bare module")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise InputError(f"model: parameter {name!r} is not initialised yet; run one forward pass, then wrap")
-        if parameter.is_meta:
+        if parameter.is_meta and parameter not in apart:  # the rows of those are drawn where they will lie
             raise InputError(
                 f"model: parameter {name!r} is on the meta device and has no numbers; call model.to_empty(device=...), "
                 "initialise it and make the optimizer, then wrap"
