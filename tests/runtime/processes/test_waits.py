@@ -225,11 +225,11 @@ def test_a_stopped_worker_in_a_row_is_the_one_that_is_named(driver, victim):
 
 
 def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver):
-    """The lease is 4 s, the pause 9 s, and the others train on for some 5 s more: they are not ended."""
+    """The lease is 6 s, the pause 9 s, and the others train on for some 5 s more: they are not ended."""
     pytest.importorskip("zmq")
     keys = JobKeys.make()
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
-    service = GeneratorService(setting, keys, lease=4.0)
+    service = GeneratorService(setting, keys, lease=6.0)
     thread = threading.Thread(target=service.run, args=(100,))
     thread.start()
     environment = {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
