@@ -83,7 +83,7 @@ def main() -> int:
             try:
                 campaign.run(profile=not chosen.no_profile)
             finally:  # what was measured is kept, also when the lab's machinery fails
-                campaign.write(RESULTS, chosen.name, provenance())
+                campaign.write(RESULTS, chosen.name, provenance("lab.run"))
     except NoLabError as reason:
         print(f"lab: skipped: {reason}")
     return 0

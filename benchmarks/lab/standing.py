@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.kit import RESULTS
+from benchmarks.kit import RESULTS, command
 from benchmarks.lab.crew import Crew
 from benchmarks.lab.job import Job
 from benchmarks.lab.network import Network, why_not
@@ -68,8 +68,8 @@ def standing(num_nodes: int) -> Iterator[Lab]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def provenance() -> dict[str, object]:
-    """Where and with what something was measured."""
+def provenance(module: str) -> dict[str, object]:
+    """Where and with what a module of the benchmarks measured something."""
     import torch
 
     asked = ["git", "rev-parse", "--short", "HEAD"]
@@ -78,5 +78,5 @@ def provenance() -> dict[str, object]:
         "commit": commit,
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": f"{os.cpu_count()} cores, Linux {os.uname().release}, torch {torch.__version__}, gloo",
-        "command": "python " + " ".join(sys.argv),
+        "command": command(module),
     }

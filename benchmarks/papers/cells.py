@@ -146,7 +146,7 @@ class LabPaper:
         """
         end, kept = time.monotonic() + 60 * minutes, None
         if self.apart is not None and only in (None, *self.apart.parts):
-            kept = Kept(self._beside(only), str(provenance()["commit"]))
+            kept = Kept(self._beside(only), str(provenance("papers")["commit"]))
             own = min(self.apart.share * minutes, self.apart.most) if only is None else minutes
             try:
                 self.apart.measure(own, only, kept)
@@ -260,7 +260,7 @@ def _turns(campaigns: list[Campaign], *, profile: bool) -> Iterator[int]:
 
 def _collected(campaigns: list[Campaign], notes: tuple[str, ...], *, predict: bool) -> Cells:
     measured = [campaign for campaign in campaigns if campaign.cells]
-    contents = [campaign.content(provenance(), predict=predict) for campaign in measured]
+    contents = [campaign.content(provenance("papers"), predict=predict) for campaign in measured]
     said = [note for content in contents for note in content["notes"]]
     if not predict:
         return Cells(contents, None, (*said, *notes))
