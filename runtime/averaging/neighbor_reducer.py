@@ -75,16 +75,10 @@ class PeerReducer(Reducer):
         assert divisor is None, "by their weights"
         assert codings is None, "models are not rounded"
         assert since is None, "neighbours send them whole"
-        self._refuse_after_abort()
-        near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
-        num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
-        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
-        self.heartbeat.doing(operation.entered)
-        tag = tag_of(self.key, kind, round_, "neighbours")
-        everyone = self.world.everyone()
-        reduction = PeerReduction(everyone, group, operation, tag, self.buckets, neighbourhood=near)
+        reduction = self._announced(kind, step, round_, group, lag=lag)
+        near, everyone = reduction.neighbourhood, reduction.communicator
         try:
-            self._look(operation)
+            self._look(reduction.operation)
             for index, bucket in enumerate(self.buckets):
                 with self.stream(bucket.device):
                     self._load(reduction, index, bucket)
@@ -136,6 +130,18 @@ class PeerReducer(Reducer):
             self._judge(reduction, agree, checks, lambda: APART)
         except (RuntimeError, GoneError) as error:
             raise self.failed(reduction, error) from None
+
+    def _announced(
+        self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0, since: Reference | None = None
+    ) -> PeerReduction:
+        assert since is None, "neighbours send models whole"
+        self._refuse_after_abort()
+        near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
+        num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
+        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
+        self.heartbeat.doing(operation.entered)
+        tag = tag_of(self.key, kind, round_, "neighbours")
+        return PeerReduction(self.world.everyone(), group, operation, tag, self.buckets, neighbourhood=near)
 
     def _load(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
         scratch = reduction.arrays[index]

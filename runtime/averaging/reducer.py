@@ -122,10 +122,18 @@ class Reducer:
         return reduction
 
     def arrived(
-        self, kind: str, step: int, round_: int, group: Group, sums: Sequence[torch.Tensor], *, since: Reference | None
+        self,
+        kind: str,
+        step: int,
+        round_: int,
+        group: Group,
+        sums: Sequence[torch.Tensor],
+        *,
+        lag: int = 0,
+        since: Reference | None = None,
     ) -> Reduction:
         """An operation that is over, with what it brought: a checkpoint was saved before its commit."""
-        reduction = self._announced(kind, step, round_, group, since=since)
+        reduction = self._announced(kind, step, round_, group, lag=lag, since=since)
         for array, kept in zip(reduction.arrays, sums, strict=True):
             array[: len(kept)].copy_(kept)
         self.recorder.end(reduction.operation)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Reduction
@@ -14,7 +12,8 @@ from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Furthe
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 
-ROUND_START = "round start"
+INSIDE = "inside"
+"""What the names of tensors begin with that only a checkpoint inside a round holds."""
 
 
 class GroupMeans(ParameterRunner):
@@ -23,7 +22,7 @@ class GroupMeans(ParameterRunner):
     With overlap the mean is that of snapshots taken when the round began, and it runs while the round computes:
     x_{k+1} = W_k x_k + u_k(x_k). With step-normalised averaging a member's progress of the round is first multiplied by
     the members' mean pace and divided by its own. Snapshots cost one more copy of the parameters for each of the two,
-    and so does a checkpoint inside a round, which holds where the round began.
+    and a checkpoint inside a round holds one of where the round began, and with overlap one of the sums in flight.
     """
 
     saves_inside_rounds = True
@@ -107,7 +106,9 @@ class GroupMeans(ParameterRunner):
         group, buckets = self._group(round_), self.run.reducer.buckets
         assert group is not None, "asked of workers that have one"
         sums = [flight[f"sums/{i}"] for i in range(len(buckets))]
-        self._pending = self.run.reducer.arrived(self.name, step, round_, group, sums, since=self._since(group))
+        self._pending = self.run.reducer.arrived(
+            self.name, step, round_, group, sums, lag=int(self.overlap), since=self._since(group)
+        )
         self._waited = True
         self._piggybacked = [
             [flight.get(f"before/{i}/{place}") for place in range(len(bucket.piggybacked))]
@@ -140,37 +141,31 @@ class GroupMeans(ParameterRunner):
         return ADDS_PROGRESS if is_measured and self._started >= round_ else ""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Where the round began, inside one whose end depends on it."""
+        """Where the round began, and what is in flight since, inside one whose end depends on it."""
         if not (self._is_inside and self.needs_round_start):
             return {}
         starts = self._snapshots if self.overlap else self._starts
-        named = {f"{ROUND_START}/{index}": start for index, start in enumerate(starts)}
-        for index, riding in enumerate(self._piggybacked):
-            named |= {f"{ROUND_START}/{index}/{at}": one for at, one in enumerate(riding) if one is not None}
-        return named
+        named = {f"start/{index}": start for index, start in enumerate(starts)} | self.flight()
+        return {f"{INSIDE}/{name}": tensor for name, tensor in named.items()}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        if not all(name.startswith(ROUND_START) for name in state):
+        if not all(name.startswith(INSIDE) for name in state):
             super().load_state(state)
-        buckets = self.run.flat.buckets
-        state = {name: tensor.to(buckets[0].device, copy=True) for name, tensor in state.items()}
-        starts = [state[f"{ROUND_START}/{index}"] for index in range(len(buckets))]
+        buckets = self.run.reducer.buckets
+        named = {name.removeprefix(f"{INSIDE}/"): tensor.to(buckets[0].device) for name, tensor in state.items()}
+        starts = [named.pop(f"start/{index}").clone() for index in range(len(buckets))]
         if self.overlap:
             self._snapshots = starts
-            self._piggybacked = [
-                [state.get(f"{ROUND_START}/{index}/{at}") for at in range(len(bucket.piggybacked))]
-                for index, bucket in enumerate(buckets)
-            ]
         else:
             self._starts = starts
+        if named:
+            self.take_up(named)
         self._is_inside = True
 
     def resume(self, step: int, round_: int) -> None:
-        """Start the operation that was in flight when a checkpoint was saved: from what it was begun with."""
+        """Inside a round everything is loaded; else start the operation that was in flight when it was saved."""
         if self._is_inside:
             self._started = round_
-        if self.overlap and self._is_inside:
-            self._begin_sum_again(step, round_)
         elif self.overlap:
             self._begin_round(step, round_)
 
@@ -192,27 +187,6 @@ class GroupMeans(ParameterRunner):
             self._piggybacked = [snapshot_piggybacked(bucket) for bucket in buckets]
             self._pending = self._start_sum(step, round_, group)
             self._waited = False
-
-    def _begin_sum_again(self, step: int, round_: int) -> None:
-        """Start the operation of a round that was loaded inside, as `_begin_round` did where the round began."""
-        group = self._group(round_)
-        if group is None:
-            return
-        buckets = self.run.flat.buckets
-        now = [(bucket.flat.detach().clone(), snapshot_piggybacked(bucket)) for bucket in buckets]
-        self._put(zip(self._snapshots, self._piggybacked, strict=True))
-        self._pending = self._start_sum(step, round_, group)
-        self._waited = False
-        self._put(now)
-
-    def _put(self, values: Iterable[tuple[torch.Tensor, list[torch.Tensor | None]]]) -> None:
-        """Write every bucket's parameters and what rides along; what did not exist then counts as zero in a sum."""
-        with torch.no_grad():
-            for bucket, (flat, riding) in zip(self.run.flat.buckets, values, strict=True):
-                bucket.flat.copy_(flat)
-                for tensor, value in zip(bucket.piggybacked, riding, strict=True):
-                    if (live := tensor.fetch()) is not None:
-                        live.copy_(torch.zeros_like(live) if value is None else value)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
         return self.run.reducer.begin(self.name, step, round_, group, lag=int(self.overlap))

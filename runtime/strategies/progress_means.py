@@ -40,7 +40,7 @@ from partreduce.runtime.averaging.common_start import common_start
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
-from partreduce.runtime.strategies.group_means import ROUND_START, GroupMeans
+from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
 from partreduce.topo.strategies.base import Averaging
@@ -79,12 +79,12 @@ class ProgressMeans(GroupMeans):
         Raises:
             InputError: it is another strategy's.
         """
-        start = {name: tensor for name, tensor in state.items() if name.startswith(ROUND_START)}
-        if start:
-            super().load_state(start)
-        rest = {name: tensor for name, tensor in state.items() if name not in start}
+        inside = {name: tensor for name, tensor in state.items() if name.startswith(INSIDE)}
+        rest = {name: tensor for name, tensor in state.items() if name not in inside}
         self.reference = Reference.restored(rest, self.run.reducer.buckets)
         self._starts_made = self.reference.starts
+        if inside:
+            super().load_state(inside)
 
     def _begin_round(self, step: int, round_: int) -> None:
         if self.reference is None:
