@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from helpers import outer_training
+from helpers.outer_training import difference, trained
 from helpers.random_schedules import groups_of_round, random_phase
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures.outer_steps import outer_radius
 from partreduce.topo.phase import Phase
@@ -65,22 +66,14 @@ def random_run(seed: int) -> OuterRun:
     return OuterRun(schedule, rounds, inner, rng.choice([0.0, 0.5]), rng.choice([1.0, 0.8]), seed)
 
 
-class Worker:
+class Worker(outer_training.Worker):
     """One worker's model, data, inner optimizer and learning-rate scheduler, as a user's script has them."""
 
     def __init__(self, case: OuterRun, rank: int) -> None:
-        self.case, self.rank, self.taken = case, rank, 0
         generator = torch.Generator().manual_seed(case.seed)
         shapes = [(5, 3), (5,), (1, 5)]
-        self.model = torch.nn.ParameterList(
-            torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes
-        )
-        made = {
-            "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, eps=1e-4),
-            "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-            "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-        }
-        self.inner = made[case.inner](self.model.parameters())
+        parameters = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        super().__init__(case, rank, torch.nn.ParameterList(parameters))
 
     def backward(self) -> None:
         """Gradients of the next batch, clipped."""
@@ -90,11 +83,7 @@ class Worker:
         first, bias, last = self.model
         outputs = torch.tanh(inputs @ first.T + bias) @ last.T
         (outputs[:, 0] - (inputs.sum(1) + self.rank).sin()).square().mean().backward()
-        if self.case.clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
-
-    def values(self) -> torch.Tensor:
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model])
+        self.clip()
 
     def put(self, vector: torch.Tensor) -> None:
         torch.nn.utils.vector_to_parameters(vector, self.model.parameters())
@@ -102,19 +91,8 @@ class Worker:
 
 def run(case: OuterRun, world) -> torch.Tensor:
     """Train as one worker; the parameters before the run ends."""
-    worker = Worker(case, world.rank)
-    optimizer = DistributedOptimizer(worker.inner, worker.model, case.schedule, timeout=30, world=world)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, case.decay)
-    with optimizer.join():
-        for _ in range(case.rounds[world.rank] * case.schedule.pace_of(world.rank)):
-            optimizer.zero_grad()
-            worker.backward()
-            optimizer.step()
-            scheduler.step()
-    assert optimizer.round == max(case.rounds)
-    last = worker.values()
-    optimizer.finish()
-    return last
+    steps = case.rounds[world.rank] * case.schedule.pace_of(world.rank)
+    return trained(Worker(case, world.rank), world, steps, ended=lambda o: o.round == max(case.rounds))
 
 
 def reference(case: OuterRun) -> list[torch.Tensor]:
@@ -151,7 +129,5 @@ def reference(case: OuterRun) -> list[torch.Tensor]:
 
 
 def complaint(case: OuterRun, got: dict[int, torch.Tensor]) -> str:
-    """How these workers' models differ from the reference by more than the order of sums explains; empty if not."""
-    wanted = reference(case)
-    error = max(float((values - wanted[rank]).abs().max()) for rank, values in got.items())
-    return "" if error <= 1e-9 else f"{case.schedule.name}: off by {error:g}; {case}"
+    """How these workers' models differ from the reference's; empty if by no more than the order of sums explains."""
+    return difference(case, reference(case), got)

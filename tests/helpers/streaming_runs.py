@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from partreduce.runtime.optimizer import DistributedOptimizer
+from helpers import outer_training
+from helpers.outer_training import difference, trained
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Lockstep, Merge, Outer, Routes
@@ -71,23 +72,17 @@ def random_run(seed: int) -> StreamingRun:
     )  # fmt: skip
 
 
-class Worker:
+class Worker(outer_training.Worker):
     """One worker's model, data, inner optimizer and learning-rate scheduler, as a user's script has them."""
 
     def __init__(self, case: StreamingRun, rank: int) -> None:
-        self.case, self.rank, self.taken = case, rank, 0
         generator = torch.Generator().manual_seed(case.seed)  # workers are threads, which share torch's own
         sizes = [(3, 4), (4, 4), (4, 2), (2, 1)]
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes)).double()
+        model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes)).double()
         with torch.no_grad():
-            for parameter in self.model.parameters():
+            for parameter in model.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
-        made = {
-            "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, eps=1e-4),
-            "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-            "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-        }
-        self.inner = made[case.inner](self.model.parameters())
+        super().__init__(case, rank, model)
 
     def backward(self) -> None:
         """Gradients of two batches, accumulated and clipped."""
@@ -99,28 +94,12 @@ class Worker:
                 outputs = torch.tanh(layer(outputs))
             (0.5 * (outputs[:, 0] - (inputs.sum(1) + self.rank).sin()).square().mean()).backward()
         self.taken += 1
-        if self.case.clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
-
-    def values(self) -> torch.Tensor:
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()])
+        self.clip()
 
 
 def run(case: StreamingRun, world) -> torch.Tensor:
     """Train as one worker; the parameters before the run ends."""
-    worker = Worker(case, world.rank)
-    optimizer = DistributedOptimizer(worker.inner, worker.model, case.schedule, timeout=30, world=world)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, case.decay)
-    with optimizer.join():
-        for _ in range(case.steps[world.rank]):
-            optimizer.zero_grad()
-            worker.backward()
-            optimizer.step()
-            scheduler.step()
-    assert optimizer.steps == case.last
-    last = worker.values()
-    optimizer.finish()
-    return last
+    return trained(Worker(case, world.rank), world, case.steps[world.rank], ended=lambda o: o.steps == case.last)
 
 
 def reference(case: StreamingRun) -> list[torch.Tensor]:
@@ -160,7 +139,5 @@ def reference(case: StreamingRun) -> list[torch.Tensor]:
 
 
 def complaint(case: StreamingRun, got: dict[int, torch.Tensor]) -> str:
-    """How these workers' models differ from the reference by more than the order of sums explains; empty if not."""
-    wanted = reference(case)
-    error = max(float((values - wanted[rank]).abs().max()) for rank, values in got.items())
-    return "" if error <= 1e-9 else f"{case.schedule.name}: off by {error:g}; {case}"
+    """How these workers' models differ from the reference's; empty if by no more than the order of sums explains."""
+    return difference(case, reference(case), got)

@@ -11,9 +11,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from helpers.outer_training import Training
 from helpers.streaming_runs import StreamingRun, Worker, complaint, random_run, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import _means_of_whole, fragment_means
 from partreduce.runtime.strategies.fragment_means import FragmentMeans
@@ -95,26 +95,12 @@ def job(strategy: AllReduce, inner: str = "adamw", seed: int = 3) -> StreamingRu
     return StreamingRun(schedule, (), (4, 4, 4), inner, 0.5, 1.0, seed)
 
 
-class Training:
-    """One worker's run, that may stop between any two steps."""
-
-    def __init__(self, world, strategy, **options):
-        self.worker = Worker(job(strategy), world.rank)
-        if options.pop("batch_norm", False):
-            self.worker.model.append(torch.nn.BatchNorm1d(1).double())
-            self.worker.inner.add_param_group({"params": list(self.worker.model[-1].parameters())})
-        schedule = self.worker.case.schedule
-        self.optimizer = DistributedOptimizer(
-            self.worker.inner, self.worker.model, schedule, world=world, **{"timeout": 20} | options
-        )
-
-    def steps(self, count):
-        for _ in range(count):
-            self.worker.taken = self.optimizer.steps
-            self.optimizer.zero_grad()
-            self.worker.backward()
-            self.optimizer.step()
-        return self.worker.values()
+def training_of(world, strategy, *, batch_norm=False, **options):
+    worker = Worker(job(strategy), world.rank)
+    if batch_norm:
+        worker.model.append(torch.nn.BatchNorm1d(1).double())
+        worker.inner.add_param_group({"params": list(worker.model[-1].parameters())})
+    return Training(world, worker, **options)
 
 
 def test_one_fragment_in_lockstep_is_the_outer_step_bit_for_bit(ranks):
@@ -126,7 +112,7 @@ def test_one_fragment_in_lockstep_is_the_outer_step_bit_for_bit(ranks):
     assert schedule_sha256(job(whole).schedule) == schedule_sha256(job(stated).schedule)
 
     def work(world):
-        plain, turned = Training(world, whole), Training(world, stated)
+        plain, turned = training_of(world, whole), training_of(world, stated)
         assert type(plain.optimizer.runner) is OuterMeans
         run_ = turned.optimizer.run
         part = _means_of_whole(stated, run_.with_reducer(run_.reducer.of(run_.flat.fragment(0), "fragment 0")))
@@ -144,7 +130,7 @@ def test_plain_fragments_in_each_step_of_their_turn_are_averaged_parameters(rank
     whole = AllReduce(pace=1, what=Routes(outer=Outer(momentum=0.9)))
 
     def work(world):
-        return Training(world, quarter).steps(1), Training(world, whole).steps(1)
+        return training_of(world, quarter).steps(1), training_of(world, whole).steps(1)
 
     alone = [Worker(job(quarter), rank) for rank in range(3)]
     for one in alone:
@@ -163,14 +149,14 @@ def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks
     strategy = replace(STREAMING, how=How(codec=codec))
 
     def whole(world):
-        training = Training(world, strategy, batch_norm=True)
+        training = training_of(world, strategy, batch_norm=True)
         training.steps(saved)
         kept = set(training.optimizer.runner.state())
         save_checkpoint(training.optimizer, tmp_path)
         return training.steps(16), list(training.worker.model.buffers()), kept
 
     def resumed(world):
-        training = Training(world, strategy, batch_norm=True)
+        training = training_of(world, strategy, batch_norm=True)
         assert load_checkpoint(training.optimizer, tmp_path).steps == saved
         return training.steps(16), list(training.worker.model.buffers())
 
@@ -185,11 +171,11 @@ def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks
 @pytest.mark.parametrize("saved", [3, 5, 6])
 def test_state_dicts_go_on_bit_for_bit_from_mid_flight(ranks, saved):
     def work(world):
-        first = Training(world, STREAMING)
+        first = training_of(world, STREAMING)
         first.steps(saved)
         states = {name: tensor.clone() for name, tensor in first.worker.model.state_dict().items()}
         kept = copy.deepcopy(first.optimizer.state_dict())
-        second = Training(world, STREAMING)
+        second = training_of(world, STREAMING)
         second.worker.model.load_state_dict(states)
         second.optimizer.load_state_dict(kept)
         return first.steps(12), second.steps(12)
@@ -203,7 +189,7 @@ def test_a_model_loaded_alone_while_a_fragment_is_in_flight_is_refused(ranks):
     plain = AllReduce(pace=4, when=Merge(steps=2))
 
     def work(world):
-        training = Training(world, plain)
+        training = training_of(world, plain)
         training.steps(3)
         training.worker.model.load_state_dict(training.worker.model.state_dict())
         with pytest.raises(InputError, match="would send the difference to the others as progress"):
@@ -218,7 +204,7 @@ def test_a_fragment_is_equal_on_all_workers_after_its_turn_and_the_rest_is_not(r
     strategy = AllReduce(pace=6, what=Routes(outer=DILOCO, fragments=(("[01].*",), ("[23].*",))))
 
     def work(world, how):
-        training = Training(world, replace(strategy, how=how))
+        training = training_of(world, replace(strategy, how=how))
         first = training.steps(3)
         return first, training.steps(3)
 
@@ -234,7 +220,7 @@ def test_a_fragment_is_equal_on_all_workers_after_its_turn_and_the_rest_is_not(r
 
 def test_all_workers_run_one_order_of_fragments_and_only_one_at_a_time(ranks):
     def work(world):
-        training = Training(world, STREAMING)
+        training = training_of(world, STREAMING)
         training.steps(14)
         done = training.optimizer.run.reducer.recorder.last()
         return [(one.kind, one.step, one.round, one.start, one.end) for one in done if "fragment" in one.kind]
@@ -248,7 +234,7 @@ def test_all_workers_run_one_order_of_fragments_and_only_one_at_a_time(ranks):
 
 def test_the_mean_model_may_be_looked_at_in_mid_flight(ranks):
     def work(world, looks):
-        training = Training(world, STREAMING)
+        training = training_of(world, STREAMING)
         for _ in range(16):
             values = training.steps(1)
             if looks:
@@ -268,7 +254,7 @@ def test_a_worker_lost_before_a_turn_or_in_mid_flight_ends_the_run_by_name(ranks
     strategy = AllReduce(pace=8, when=Merge(steps=2), what=Routes(outer=DILOCO, fragments=2))
 
     def work(world):
-        training = Training(world, strategy, timeout=4)
+        training = training_of(world, strategy, timeout=4)
         training.steps(1)
         before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
         if world.rank == 2:
@@ -380,7 +366,7 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
             (AllReduce(pace=4, when=Merge(steps=1)), {"drift_correction": 0.1}),
         ):
             with pytest.raises(InputError) as caught:
-                Training(world, strategy, **options)
+                training_of(world, strategy, **options)
             texts.append(str(caught.value))
         with pytest.raises(InputError) as caught:
             ScheduleAverager(job(AllReduce(pace=4, what=two)).schedule, world=world)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from helpers.outer_runs import OuterRun, Worker, complaint, random_run, run
+from helpers.outer_training import Training
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import outer_means
 from partreduce.runtime.strategies.group_means import GroupMeans
@@ -100,23 +100,8 @@ def nested(**options: object) -> Static:
     return Static(phases=GroupPhases(phases), **({"what": DILOCO} | options))
 
 
-class Training:
-    """One worker's run, that may stop between any two steps."""
-
-    def __init__(self, world, strategy, **options):
-        self.worker = Worker(job(strategy), world.rank)
-        schedule = self.worker.case.schedule
-        self.optimizer = DistributedOptimizer(
-            self.worker.inner, self.worker.model, schedule, world=world, **{"timeout": 20} | options
-        )
-
-    def steps(self, count):
-        for _ in range(count):
-            self.worker.taken = self.optimizer.steps
-            self.optimizer.zero_grad()
-            self.worker.backward()
-            self.optimizer.step()
-        return self.worker.values()
+def training_of(world, strategy, **options):
+    return Training(world, Worker(job(strategy), world.rank), **options)
 
 
 def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
@@ -124,7 +109,7 @@ def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
     assert schedule_sha256(job(plain).schedule) == schedule_sha256(job(stated).schedule)
 
     def work(world):
-        trainings = [Training(world, strategy) for strategy in (plain, stated)]
+        trainings = [training_of(world, strategy) for strategy in (plain, stated)]
         assert [type(one.optimizer.runner) for one in trainings] == [GroupMeans, GroupMeans]
         return [one.steps(7) for one in trainings]
 
@@ -136,7 +121,7 @@ def test_in_each_step_rate_one_equals_averaged_parameters(ranks):
     """H = 1 averages parameters, not gradients; with momentum 0.9 and rate 1 the first round is the plain mean."""
 
     def work(world):
-        return Training(world, AllReduce(what=Routes(outer=Outer(momentum=0.9)))).steps(1)
+        return training_of(world, AllReduce(what=Routes(outer=Outer(momentum=0.9)))).steps(1)
 
     case = job(AllReduce(what=Routes(outer=Outer(momentum=0.9))))
     alone = [Worker(case, rank) for rank in range(3)]
@@ -159,13 +144,13 @@ OWN = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True, anchor="own"))
 @pytest.mark.parametrize("saved", [2, 5, 8, 10])
 def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, saved):
     def whole(world):
-        training = Training(world, strategy)
+        training = training_of(world, strategy)
         training.steps(saved)
         save_checkpoint(training.optimizer, tmp_path)
         return training.steps(12), training.optimizer.runner.state()
 
     def resumed(world):
-        training = Training(world, strategy)
+        training = training_of(world, strategy)
         assert load_checkpoint(training.optimizer, tmp_path).steps == saved
         return training.steps(12), training.optimizer.runner.state()
 
@@ -180,11 +165,11 @@ def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, t
 @pytest.mark.parametrize("saved", [3, 5])
 def test_state_dicts_of_optimizer_and_model_go_on_bit_for_bit_from_inside_a_round(ranks, saved):
     def work(world):
-        first = Training(world, AllReduce(pace=5, what=DILOCO))
+        first = training_of(world, AllReduce(pace=5, what=DILOCO))
         first.steps(saved)
         states = {name: tensor.clone() for name, tensor in first.worker.model.state_dict().items()}
         kept = copy.deepcopy(first.optimizer.state_dict())  # torch's shares tensors with the optimizer
-        second = Training(world, AllReduce(pace=5, what=DILOCO))
+        second = training_of(world, AllReduce(pace=5, what=DILOCO))
         second.worker.model.load_state_dict(states)
         second.optimizer.load_state_dict(kept)
         assert set(kept["partreduce"]["strategy"]) == {"momentum/0", "reference/0", "reference/place"}
@@ -198,7 +183,7 @@ def test_a_state_without_the_strategys_begins_an_anchor_where_it_is_loaded(ranks
     """As from a checkpoint of plain averaging: no momentum, and the model as the next step finds it."""
 
     def work(world):
-        training = Training(world, AllReduce(pace=5, what=Routes(outer=Outer(lr=0.5))))
+        training = training_of(world, AllReduce(pace=5, what=Routes(outer=Outer(lr=0.5))))
         training.steps(5)
         state = training.optimizer.state_dict()
         del state["partreduce"]["strategy"]
@@ -220,7 +205,7 @@ def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(r
     eight = AllReduce(pace=3, what=DILOCO, how=How(codec=Codec.INT8))
 
     def work(world):
-        return Training(world, eight).steps(12), Training(world, replace(eight, how=How())).steps(12)
+        return training_of(world, eight).steps(12), training_of(world, replace(eight, how=How())).steps(12)
 
     results = ranks.run(3, work)
     for coded, exact in results:
@@ -231,7 +216,7 @@ def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(r
 
 def test_the_mean_model_leaves_anchor_and_momentum_alone(ranks):
     def work(world, looks):
-        training = Training(world, AllReduce(pace=3, what=DILOCO))
+        training = training_of(world, AllReduce(pace=3, what=DILOCO))
         for _ in range(7):
             values = training.steps(1)
             if looks:
@@ -246,7 +231,7 @@ def test_the_mean_model_leaves_anchor_and_momentum_alone(ranks):
 
 def test_a_lost_worker_ends_the_run_by_name_and_no_outer_step_is_half_made(ranks):
     def work(world):
-        training = Training(world, AllReduce(pace=2, what=DILOCO), timeout=4)
+        training = training_of(world, AllReduce(pace=2, what=DILOCO), timeout=4)
         training.steps(3)
         before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
         if world.rank == 2:
@@ -272,7 +257,7 @@ def test_own_anchors_with_which_workers_would_not_agree_are_refused_with_the_rad
         texts = []
         for strategy in (nested(what=wild), Static(phases=pair, what=OWN)):
             with pytest.raises(InputError) as caught:
-                Training(world, strategy)
+                training_of(world, strategy)
             texts.append(str(caught.value))
         return texts
 
@@ -312,7 +297,7 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
         texts = []
         for options in ({"initial": "keep"}, {"drift_correction": 0.1}):
             with pytest.raises(InputError) as caught:
-                Training(world, AllReduce(pace=2, what=DILOCO), **options)
+                training_of(world, AllReduce(pace=2, what=DILOCO), **options)
             texts.append(str(caught.value))
         with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
             ScheduleAverager(job(AllReduce(pace=2, what=DILOCO)).schedule, world=world)
