@@ -33,8 +33,8 @@ class Contestant:
     """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
 
     `grid` names its learning rates (setting.GRID); `twin` another contestant of the same mathematics, which therefore
-    takes the same steps. `core` ones run in the short lab; `once` ones, which the wire makes very slow, run once, get
-    twice the time, and leave the settings with slow workers out; `named_only` ones run where somebody names them.
+    takes the same steps. `core` ones run in the short lab. `once` ones, which a thin wire makes slow, run once, get
+    twice the time, and leave settings with slow workers out where nobody names them; `named_only` ones leave all out.
     """
 
     name: str
@@ -177,6 +177,16 @@ def contestants(
             **free,
         ),
         row(by_rule, "Prague", _generated("smart", "inter-intra", "paper"), **free),
+        *(
+            row(
+                f"generator, {name}, as published",
+                "Prague",
+                _generated(f"{name}-published", division, "paper", max_known=None, **more),
+                named_only=True,
+                **free,
+            )
+            for name, division, more in (("smart", "inter-intra", {}), ("random", "random", {"slow_threshold": None}))
+        ),
         *(
             row(
                 f"generator, smart, laggard-{how}",
