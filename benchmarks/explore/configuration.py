@@ -39,7 +39,7 @@ class Configuration:
 
     def of(self, kind: type[Any]) -> Any:  # noqa: ANN401 - of that class
         """The machine's setting in a class that differs from its own."""
-        return kind(**{one.name: getattr(self.machine, one.name) for one in fields(self.machine)})
+        return kind(**{one.name: getattr(self.machine, one.name) for one in fields(self.machine) if one.init})
 
     def explored(self, machine: Any = None) -> Explored:  # noqa: ANN401 - of the machine's class, or one that differs
         return self.prepared(machine or self.machine, self.network)
