@@ -7,6 +7,7 @@ and Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512).
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from math import prod
 
 from partreduce.schedulers.rules.algebra import compose, local_ranks, repeat, static
@@ -26,7 +27,7 @@ def diloco(
 ) -> AllReduce:
     """Every `every` steps an outer step of each of `fragments` parts of the model, merged `late` steps late."""
     del cluster
-    when = Merge(steps=late, alpha=alpha) if late or alpha else LOCKSTEP
+    when = Merge(steps=late, alpha=Fraction(str(alpha))) if late or alpha else LOCKSTEP
     return AllReduce(pace=every, when=when, what=Routes(outer=_outer(lr, momentum), fragments=fragments))
 
 
@@ -62,7 +63,7 @@ def regions_diloco_refusal(cluster: Cluster, regions: int | None, every: int, lr
 
 
 def _outer(lr: float, momentum: float) -> Outer:
-    return Outer(lr=lr, momentum=momentum, nesterov=momentum > 0)
+    return Outer(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), nesterov=momentum > 0)
 
 
 def _radices(cluster: Cluster, regions: int | None) -> tuple[int, ...]:

@@ -512,7 +512,7 @@ def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(c
     ],
 )
 def test_outer_steps_that_cannot_be_are_refused_in_one_line(capsys, entry, words):
-    assert main(["design", "4x2", "--using", entry[0], "--param", entry[1]]) == 2
+    assert main(["design", "4x2", "--using", entry[0], "--param", entry[1]]) == 65
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
