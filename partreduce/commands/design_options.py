@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from partreduce.schedulers.synthesis.problem import Limits
 
-OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting", "exact")
+OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting")
 DATA = ("shuffled", "per-worker", "per-node")
 CORRECTED = "corrected-sgd"
 OPTIMIZERS = (options.ANY, "sgd", CORRECTED, "momentum", "adam")
