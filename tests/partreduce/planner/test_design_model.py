@@ -208,7 +208,6 @@ def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(pl
     done = CliRunner().invoke(build_app(), [*words, "-o", str(output), "--json"])
     assert done.exit_code == 0, done.output
     schedule, planned = load_schedule(output), json.loads(done.stdout)
-    assert schedule.name == planned["recommendation"]["name"]
     assert schedule.route_of("words.weight").way is TableWay.SHARDED
     assert "consensus" in confirm(schedule)
     assert prove(schedule)["one-owner"].status is Status.FACT
