@@ -30,7 +30,6 @@ def command(
     settings: options.Settings = None,
     model_bytes: options.ModelBytes = None,
     form: options.FileForm = None,
-    touched: options.TouchedShares = None,
     trace: Annotated[
         Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
     ] = None,
@@ -62,7 +61,8 @@ def command(
         hardware = options.hardware_of(place, given, model_bytes=model_bytes)
         _simulate_one(
             schedules[0], place, hardware, given.get("disturb"),
-            form=how, touched=touched, trace=trace, rounds=rounds, seed=seed, output=output, as_json=as_json,
+            form=how, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
+            as_json=as_json,
         )  # fmt: skip
         return
     options.refuse(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
@@ -70,7 +70,7 @@ def command(
         raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
     place = place or load_schedule(schedules[0]).cluster
     hardware = options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
-    simulate_several(schedules, place, hardware, form=how, touched=touched, as_json=as_json)
+    simulate_several(schedules, place, hardware, form=how, touched=given.get("touched"), as_json=as_json)
 
 
 def _simulate_one(

@@ -101,6 +101,17 @@ def test_the_help_lists_eight_verbs_and_hides_what_other_programs_start(capsys):
     assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo"]
 
 
+def test_design_has_at_most_twenty_options_and_each_stands_in_a_group_of_its_help():
+    import typer.main
+
+    from partreduce.commands import build_app
+
+    parameters = typer.main.get_command(build_app()).commands["design"].params
+    options = [parameter for parameter in parameters if parameter.opts[0].startswith("-")]
+    assert len([option for option in options if option.name != "help"]) <= 20
+    assert [option.name for option in options if option.rich_help_panel is None] == []
+
+
 def test_every_option_is_documented():
     import typer.main
 
@@ -410,7 +421,8 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["measure", "--steps", "30"], 2, "--steps: is about a job"),
         (["measure", "train.py:job", "--repetitions", "3"], 2, "--repetitions: is about the cluster"),
         (["run", "train.py"], 2, "--workers"),
-        (["design", "4x4", "--using", "allreduce", "--json", "--name", ""], 65, 'name: is "", too short'),
+        (["design", "4x4", "--when", "jit"], 2, "'jit' is not one of any, lockstep, late, pipeline, gap, quorum"),
+        (["design", "4x4", "--set", "touched=x:1%"], 2, "--set: touched needs --model FILE.py:NAME"),
         (["verify", "--max-bytes", "0", "s.json"], 65, "--max-bytes: '0' has no unit"),
         (["show", "--max-bytes", "1e99TB", "s.json"], 65, "--max-bytes: '1e99TB' is more than 9 PB"),
         (["design", "", "--using", "allreduce"], 74, "a file with an empty name"),
