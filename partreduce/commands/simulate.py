@@ -134,6 +134,7 @@ def _sent(
         facts |= {
             "communication_seconds_per_step": sent.per_step,
             "nic_bytes_per_step": sent.nic_bytes_per_step,
+            "peak_nic_bytes": sent.peak_nic_bytes,
         }
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
@@ -291,7 +292,9 @@ def _print(
     if "nic_bytes_per_step" in facts:
         alone = "communication_seconds_per_step" in facts
         took = f"{seconds(facts['communication_seconds_per_step'])} and " if alone else ""
-        out.print(f"communication: {took}{size(facts['nic_bytes_per_step'])} out of the busiest node per step")
+        peak = facts.get("peak_nic_bytes", 0.0)
+        most = f", {size(peak)} in the step that sends most" if peak > facts["nic_bytes_per_step"] else ""
+        out.print(f"communication: {took}{size(facts['nic_bytes_per_step'])} out of the busiest node per step{most}")
     if "steady_seconds_per_step" in facts:
         critical = ", ".join(map(str, facts["critical_workers"][:8]))
         out.print(

@@ -504,6 +504,40 @@ def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_pat
     assert "steady_seconds_per_step" not in said
 
 
+def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(capsys, tmp_path):
+    path, network, found = tmp_path / "diloco.json", ["--set", "nic=1GB/s", "--model-bytes", "100MB"], {}
+    for fragments in (1, 4):
+        answer(capsys, "design", "4x2", "--using", "diloco", "--param", f"fragments={fragments}", "-o", path, "--json")
+        found[fragments] = answer(capsys, "simulate", path, *network, "--json")
+    assert found[4]["nic_bytes_per_step"] == pytest.approx(found[1]["nic_bytes_per_step"])
+    assert found[4]["peak_nic_bytes"] == pytest.approx(found[1]["peak_nic_bytes"] / 4)
+    assert main(["simulate", str(path), *network]) == 0
+    assert "43.75 MB in the step that sends most" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (["diloco", "fragments=40"], "each has its turn in a round of 30 steps"),
+        (["diloco", "late=30"], "when.merge.steps: is 30"),
+        (["regions-diloco", "regions=3"], "4 nodes are not 3 regions of as many"),
+    ],
+)
+def test_outer_steps_that_cannot_be_are_refused_in_one_line(capsys, entry, words):
+    assert main(["design", "4x2", "--using", entry[0], "--param", entry[1]]) == 65
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+def test_regions_are_those_of_the_switches(capsys, tmp_path):
+    path = tmp_path / "regions.json"
+    cluster = ROOT / "examples" / "two-regions.yaml"
+    answer(capsys, "design", cluster, "--using", "regions-diloco", "--param", "every=3", "-o", path, "--json")
+    phases = json.loads(path.read_text())["strategy"]["phases"]
+    assert [block["across"] for phase in phases for block in phase] == [[1], [1], [0, 1]]
+
+
 @pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])
 def test_simulate_shows_kinds_without_fixed_phases_beside_the_others(capsys, figure_10, tmp_path, kind):
     path = tmp_path / "no-phases.json"
