@@ -301,21 +301,6 @@ def test_a_stream_that_is_no_terminal_is_left_alone_while_a_table_stands_on_the_
     assert terminal.getvalue().endswith("\x1b[J[0] \x1b[31moops\x1b[0m\n")
 
 
-def test_saying_a_step_costs_a_microsecond_and_a_report_well_below_a_thousandth_of_the_time_between_two(own_slot):
-    published = PublishedProgress(64)
-    published.claim(63)
-    progress = Progress()
-    progress.begin()
-    start = time.thread_time()
-    for step in range(10_000):
-        progress.enter(step)
-    assert (time.thread_time() - start) / 10_000 < 1e-5  # 0.4 us on an idle core
-    start = time.thread_time()
-    for beat in range(100):
-        progress.report(Report(beat, "waits in step 3 for an update", tuple(range(63)), 1, status(tokens=(1,) * 63)))
-    assert (time.thread_time() - start) / 100 < 5e-4
-
-
 def test_the_gaps_of_a_schedule_are_bounded_by_what_is_proved():
     ring = Round.from_edges(4, [(i, (i + 1) % 4, Fraction(1, 2)) for i in range(4)])
     strategy = Neighbor(rounds=(ring,), when=Gap(max_ig=2))
@@ -350,7 +335,7 @@ def test_what_a_worker_said_many_steps_ago_is_not_what_it_does(own_slot, monkeyp
     progress_publisher.publish(run, runner, ending)
 
     def said(text):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (report := published.report(0)) is None or report.doing != text:
             assert time.monotonic() < deadline, report
             time.sleep(0.005)
