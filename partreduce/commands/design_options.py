@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from partreduce.schedulers.synthesis.problem import Limits
 
-OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting", "exact")
+OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting")
 DATA = ("shuffled", "per-worker", "per-node")
 OPTIMIZERS = (options.ANY, "sgd", "momentum", "adam")
 LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "queues")

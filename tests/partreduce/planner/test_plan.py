@@ -207,16 +207,6 @@ def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_figures() -> None:
     assert math.isinf(FITTED.steps_ratio(math.inf, 0.0))
 
 
-@pytest.mark.parametrize(("cluster", "rounds"), [("6x1", 3), ("5x1", 4), ("3,3", 3), ("2x4", 3)])
-def test_exact_objective_finds_the_fewest_rounds_of_pairs(cluster: str, rounds: int) -> None:
-    asked = job(cluster, objective=Objective.EXACT, max_group=2)
-    found = plan(asked)
-    assert found.recommendation.is_exact
-    assert found.recommendation.period == rounds
-    assert found.recommendation.status == "optimal"
-    assert {claim.claim: claim.status for claim in found.proof.claims}["exact-consensus"] == "proved"
-
-
 def test_rules_are_measured_and_graphs_named_when_the_time_is_up() -> None:
     left_out: list[str] = []
     options = competitors(job(), until=0.0, left_out=left_out.append)

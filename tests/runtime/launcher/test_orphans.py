@@ -273,23 +273,24 @@ def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
 
 
 SWALLOWED = """
-import os, signal, sys, weakref
+import os, selectors, signal, sys, weakref
 from partreduce.runtime.launcher.launch import launch
-from partreduce.runtime.launcher.outlet import PlainOutlet
 
 class Thing: pass
 
-class Swallowing(PlainOutlet):
+class Swallowing(selectors.DefaultSelector):
     told = False
 
-    def look(self, codes, stage):
+    def select(self, timeout=None):
         if not self.told:
             self.told = True
             thing = Thing()
             reference = weakref.ref(thing, lambda _: [os.kill(os.getpid(), NUMBER), [None for _ in range(10**6)]])
             del thing  # whatever its callback raises is dropped by the interpreter
+        return super().select(timeout)
 
-sys.exit(launch(sys.argv[1], num_workers=1, outlet=Swallowing()))
+selectors.DefaultSelector = Swallowing
+sys.exit(launch(sys.argv[1], num_workers=1))
 """
 
 

@@ -216,7 +216,7 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
     def left_behind(runner):
         """Wait in step 2 until the neighbours are as far ahead as they may be, and their tokens say so."""
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and min(runner.status().tokens) < runner.gap.max_ig + 2:
+        while time.monotonic() < deadline and min(runner.driver.state.tokens) < runner.gap.max_ig + 2:
             time.sleep(0.005)
 
     def work(world):

@@ -133,28 +133,6 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
     assert all((values == -n * (before + 10)).all() for values in results)
 
 
-def test_a_worker_whose_data_has_ended_says_that_it_rests(ranks):
-    """And not that it is behind; once all have ended, nobody rests."""
-    schedule, runners, seen = schedule_of(3), {}, []
-
-    def work(world):
-        model, _, optimizer = wrapped(world, schedule)
-        runners[world.rank] = optimizer.runner
-        with optimizer.join():
-            for number in range(2 if world.rank == 0 else 5):
-                call(model, optimizer, 3.0)
-                if world.rank == 1 and number == 3:
-                    deadline = time.monotonic() + 60
-                    while not runners[0].rests and time.monotonic() < deadline:
-                        time.sleep(0.005)
-                    seen.append((runners[0].rests, runners[1].rests))
-        assert not optimizer.runner.rests
-        optimizer.finish()
-
-    ranks.run(3, work)
-    assert seen == [(True, False)]
-
-
 def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
     """Each result by itself, whoever sees it: replicas stay equal, and a step is no longer than the bound."""
     n, bound = 3, 0.5
