@@ -130,7 +130,7 @@ def test_drift_correction_is_counted_on_only_where_asked_and_defined() -> None:
     sorted_data = job(data=Data.PER_WORKER, drift_correction=True)
     plain = measure(entry, job(data=Data.PER_WORKER))
     assert not plain.corrected
-    assert any("--drift-correction" in caution for caution in cautions(plain, job(data=Data.PER_WORKER)))
+    assert any("--optimizer corrected-sgd" in caution for caution in cautions(plain, job(data=Data.PER_WORKER)))
     assert not measure(entry, job(drift_correction=True)).corrected
     assert not measure(late, sorted_data).corrected
     assert measure(entry, sorted_data).steps_ratio < plain.steps_ratio
