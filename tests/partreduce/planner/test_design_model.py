@@ -182,7 +182,7 @@ def table(name, rows, worker):
 
 
 def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_bytes_that_are_left():
-    job = Job(cluster=Cluster.regular(2, 2, hardware=SLOW), effort=0.2, time_limit=30.0)
+    job = Job(cluster=Cluster.regular(2, 2, hardware=SLOW), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01), table("all", 1000, 1.0)))
     ways = {route.parameter: route.way for route in found.schedule.routes.tables}
     assert ways == {"words": TableWay.SHARDED, "all": TableWay.DENSE}
@@ -196,7 +196,7 @@ def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_byte
 
 def test_slow_workers_keep_a_common_pace_beside_tables():
     slow = Hardware(inside=SLOW.inside, nic=SLOW.nic, model_bytes=1, compute=0.05, slowdown=((1, 5.0),))
-    job = Job(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=30.0)
+    job = Job(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01)))
     assert not found.schedule.strategy.refuses_tables()
     assert found.schedule.routes.apart

@@ -39,8 +39,7 @@ def job(cluster: str = "4x4", **options: object) -> Job:
     return Job(
         cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware),
         limits=limits,
-        time_limit=3.0,
-        **options,
+        **{"effort": 2.0, "time_limit": 3600.0} | options,
     )
 
 
@@ -245,7 +244,7 @@ def test_the_search_minimises_what_the_data_make_matter_unless_a_figure_is_asked
 
 @pytest.mark.parametrize("cluster", ["1x9", "1x16", "5,3,1", "3,3,2", "2x1"])
 def test_any_shape_of_cluster_is_planned(cluster: str) -> None:
-    answer = plan(replace(job(cluster), time_limit=1.0))
+    answer = plan(job(cluster, effort=1.0))
     assert all(
         option.consensus_distance.value >= 0 for option in answer.options if option.consensus_distance.value is not None
     )
