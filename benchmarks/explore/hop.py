@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
@@ -19,11 +17,9 @@ from partreduce.schedulers.protocols.hop import (
     Update,
 )
 from partreduce.verify.gaps.exact import exact_bounds, token_queue_capacity, update_queue_capacity
+from partreduce.verify.gaps.paper import Matrix
 from partreduce.verify.gaps.skip import longest_skips
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
-
-if TYPE_CHECKING:
-    from partreduce.verify.gaps.paper import Matrix
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:

@@ -76,7 +76,6 @@ def measure(job: Job, node: int) -> None:
 
 
 def _in_steps(job: Job) -> tuple[dict[str, Way], Meet]:
-    """Whole steps of the optimizer."""
     import torch
 
     import partreduce
@@ -133,12 +132,10 @@ def measure_all(minutes: float, _: str | None, kept: Kept) -> None:
 
 
 def rows(kept: Kept) -> list[Row]:
-    """Of all that was measured."""
     return [row for one in kept.found for row in rows_of(one["rate"], one["what"], one["ms"])]
 
 
 def _measured(lab: Lab, rate: str, options: dict[str, Any], limit: float) -> dict[str, list[float]]:
-    """Milliseconds of each turn."""
     lab.shape(rate)
     job = lab.job(rate, "sums", 4, limit=min(LIMIT, limit), options=options)
     if any(lab.crew.run(job)):
