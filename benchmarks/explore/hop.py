@@ -99,7 +99,9 @@ def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
         jumps = [
             by
             for by in range(setting.skip.trigger, setting.skip.limit + 1)
-            if behind and all(by <= ahead for ahead in behind) and reducible(state.step + by - 1)
+            if behind
+            and all(max(by, setting.skip.behind) <= ahead for ahead in behind)
+            and reducible(state.step + by - 1)
         ]
         if jumps:
             return {Advance(max(jumps))}
