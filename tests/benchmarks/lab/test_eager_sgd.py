@@ -143,12 +143,12 @@ def test_figure_9s_rows_say_what_was_measured():
 
 @pytest.mark.timeout(300)
 def test_skewed_calls_wait_for_all_or_for_nobody():
-    plan = [Trial(processes=3, size=64, skew=150.0, mode=mode, iterations=2) for mode in (SYNCHRONOUS, SOLO)]
+    plan = [Trial(processes=3, size=64, skew=400.0, mode=mode, iterations=2) for mode in (SYNCHRONOUS, SOLO)]
     measured, notes = skew.measure(plan, 200.0)
     assert not notes
     together, solo = measured
     assert set(together.active) == {3.0}
-    assert min(together.milliseconds) > 0.8 * 150.0, "the mean of 300, 150 and 0"
+    assert min(together.milliseconds) > 0.8 * 400.0, "the mean of 800, 400 and 0"
     assert min(solo.active) < 3.0
     assert min(solo.milliseconds) < min(together.milliseconds)
 
