@@ -82,7 +82,12 @@ def _measured(
     )  # fmt: skip
     if rank:
         return None
-    return calibrated(curves, data=data, steps=steps) if run_off is None else run_off.pilot(curves)
+    if run_off is None:
+        return calibrated(curves, data=data, steps=steps)
+    if say is not None:
+        first, last = (planned.recommendation.name for planned in (run_off.plans[0], run_off.plans[-1]))
+        say(f"by the probes {first} would be recommended, after the run-off {last if last != first else 'it still is'}")
+    return run_off.pilot(curves)
 
 
 def _report(pilot: "Pilot", output: Path, cluster: str, *, as_json: bool) -> None:

@@ -102,7 +102,7 @@ def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Pr
 def trained_sha256(schedule: Schedule) -> str:
     """The SHA-256 of what decides the steps of a schedule: without its name, its links, and how its sums travel."""
     plain = replace(schedule.strategy, how=type(schedule.strategy.how)())
-    return schedule_sha256(Schedule("trained", schedule.cluster.shape(), plain))
+    return schedule_sha256(Schedule("", schedule.cluster.shape(), plain))
 
 
 def _rounded(value: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
+from statistics import geometric_mean
 from typing import NamedTuple
 
 from partreduce.planner.calibration import trained_sha256
@@ -179,20 +180,33 @@ def as_ran(options: Sequence[Option], job: Job) -> list[Option]:
     """The options; of those that ran in the job's pilot the steps are predicted by their own runs, too.
 
     Their steps ratio is the mean of the model's and the measured one, weighted by the inverse squares of their errors.
+    Where those of a kind took more steps than the prices say, what did not run is taken to need as many times more: it
+    shall not win because less is known of it.
     """
-    if job.pilot is None:
+    ran = () if job.pilot is None else (*job.pilot.probes, *job.pilot.unstable)
+    by_hash = {probe.sha256: probe for probe in ran if probe.sha256}
+    if job.pilot is None or not by_hash:
         return list(options)
-    ran = {probe.sha256: probe for probe in (*job.pilot.probes, *job.pilot.unstable) if probe.sha256}
-    if not ran:
-        return list(options)
-    found = [(one, ran.get(trained_sha256(one.schedule)) if one.facts is None else None) for one in options]
-    return [one if probe is None else _as_ran(one, probe, job.pilot.prices.error) for one, probe in found]
+    probes = [by_hash.get(trained_sha256(one.schedule)) if one.facts is None else None for one in options]
+    more: dict[object, list[float]] = {}
+    for option, probe in zip(options, probes, strict=True):
+        if probe is not None and probe.steps_ratios and isfinite(option.steps_ratio):
+            more.setdefault(option.kind, []).append(probe.steps_ratio / option.steps_ratio)
+    factors = {kind: max(1.0, geometric_mean(found)) for kind, found in more.items()}
+    return [
+        replace(one, steps_ratio=one.steps_ratio * factors.get(one.kind, 1.0))
+        if probe is None
+        else _as_ran(one, probe, job.pilot.prices.error)
+        for one, probe in zip(options, probes, strict=True)
+    ]
 
 
 def _as_ran(option: Option, probe: Probe, error: float) -> Option:
     if not probe.steps_ratios or not isfinite(option.steps_ratio):
         return replace(option, steps_ratio=inf, surprise=inf)
-    off, noise = error * option.steps_ratio, probe.standard_error
+    # The model is off by what it states, or by what this run shows if that is more.
+    off = max(error * option.steps_ratio, abs(probe.steps_ratio - option.steps_ratio))
+    noise = probe.standard_error
     weight = 1.0 if off == noise == 0 else off**2 / (off**2 + noise**2)
     surprise = weight * (probe.steps_ratio - option.steps_ratio)
     return replace(option, steps_ratio=option.steps_ratio + surprise, surprise=surprise)

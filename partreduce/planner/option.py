@@ -186,6 +186,11 @@ class Option:
         return Lateness.of(self.schedule.strategy)
 
     @property
+    def kind(self) -> tuple[Lateness | None, bool, str]:
+        """Options of one kind are alike in what is late, in what is averaged, and in the protocol, if one decides."""
+        return self.lateness, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
+
+    @property
     def how(self) -> How:
         """How its sums travel; in the form of the field `form`, where that one can only be compared with."""
         return self.schedule.strategy.how

@@ -16,11 +16,12 @@ from math import isfinite
 from partreduce.planner.calibration import calibrated, trained_sha256
 from partreduce.planner.job import Job
 from partreduce.planner.option import Option
-from partreduce.planner.plan import plan
+from partreduce.planner.plan import Plan, plan
 from partreduce.planner.recommend import permitted
 from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Phased
 
 ROUNDS = 3
 """Times that there are new ones to run, at the most."""
@@ -29,25 +30,26 @@ ROUNDS = 3
 class RunOff:
     """What else a pilot has to run before one of the schedules that it ran is recommended.
 
-    `finalists` are the hashes of those that were named so far, and `job` is what is planned for.
+    `finalists` are the hashes of those that were named so far, and `plans` what was planned: the first by the probes'
+    prices alone, the last with all runs.
     """
 
     def __init__(self, job: Job, *, steps: int) -> None:
         self.job, self.steps = job, steps
         self.finalists: set[str] = set()
-        self.rounds = 0
+        self.plans: list[Plan] = []
 
     def pilot(self, curves: Sequence[Curve]) -> Pilot:
         """The pilot with its prices, and with the finalists known as such."""
         return calibrated(curves, data=self.job.data, steps=self.steps, finalists=self.finalists)
 
     def next(self, curves: Sequence[Curve]) -> list[Schedule]:
-        """The finalists by these curves that did not run. Plans, unless there were `ROUNDS` of them."""
-        if self.rounds == ROUNDS:
-            return []
-        self.rounds += 1
+        """Plan with these curves; the finalists that did not run, unless there were `ROUNDS` of them."""
         job = replace(self.job, pilot=self.pilot(curves))
         planned = plan(job)
+        self.plans.append(planned)
+        if len(self.plans) > ROUNDS:
+            return []
         ran = {trained_sha256(curve.schedule) for curve in curves}
         named = {trained_sha256(one.schedule): one for one in finalists(planned.recommendation, planned.options, job)}
         self.finalists |= set(named)
@@ -65,16 +67,22 @@ def finalists(chosen: Option, options: Sequence[Option], job: Job) -> list[Optio
     """The recommendation, and of every other kind the best by the pilot's prices, if it could be faster at all.
 
     Kinds are parameters in lockstep, parameters late, and a pipeline; All-Reduce in each step is always there. What a
-    protocol decides while the job runs, or has workers of unequal paces, is not run.
+    protocol decides while the job runs, has workers of unequal paces, or connects all workers only after more steps
+    than a run has, is not run.
     """
+    assert job.pilot is not None, "its prices made them finalists"
     kinds: dict[object, Option] = {}
     for option in sorted(permitted(options, job), key=lambda one: (one is not chosen, one.time)):
         is_faster = option is chosen or (option.step_seconds < chosen.time and isfinite(option.time_at_worst))
-        if is_faster and _can_run(option):
-            kinds.setdefault(option.lateness, option)
+        if is_faster and _can_run(option, job.pilot.steps):
+            kinds.setdefault(option.kind, option)
     return list(kinds.values())
 
 
-def _can_run(option: Option) -> bool:
-    is_all_reduce = option.schedule.strategy.averages_gradients and not option.late
-    return option.facts is None and isinstance(option.pace, int) and not is_all_reduce
+def _can_run(option: Option, steps: int) -> bool:
+    strategy = option.schedule.strategy
+    if option.facts is not None or not isinstance(option.pace, int):
+        return False
+    if strategy.averages_gradients:
+        return option.late  # All-Reduce in each step is there already
+    return not isinstance(strategy, Phased) or option.schedule.rounds_to_connect() * option.pace <= steps
