@@ -235,7 +235,6 @@ def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
     document = "format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n"
     text = run("design", "-", "--using", "node-then-all", stdin=document).stdout
     assert json.loads(text)["cluster"] == {"num_nodes": 2, "workers_per_node": 2}
-    assert "3 workers" in run("verify", "-", "--gaps", stdin="0 1\n1 2\n").stdout
     imported = json.loads(run("import", "-", "-o", "-", stdin="0 1\n1 2\n").stdout)
     assert imported["format"] == "partreduce.schedule"
 
