@@ -26,6 +26,8 @@ PER_HINT = 3e-6
 """Nominal seconds to look a hint's phases up, for each phase of the alphabet."""
 DRAWN = 64
 """Random periods that are drawn at a time."""
+DRAWING_SHARE = 0.5
+"""Part of an archive's time in which they are drawn where no phase averages over all."""
 PER_DRAW = 1e-3
 """Nominal seconds of drawing these, beside what scoring them takes."""
 
@@ -122,20 +124,26 @@ class AlphabetSearch:
         return [self.archive] if self.second is None else [self.archive, self.second]
 
     def start(self, until: float) -> None:
-        """Hints and compositions, until the clock's position `until`."""
+        """Hints and compositions, until the clock's position `until`; random periods where nothing can be composed."""
         begun = self.clock.position()
         self._start_from_hints(until)
         self._compose(begun, until)
+        self.fill(self.archive, until)
 
     def fill(self, archive: Archive, until: float) -> None:
-        """Let there be something in an archive: by drift what the first holds, or random periods within the limits."""
+        """Let there be something in an archive: by drift what the first holds, or random periods within the limits.
+
+        Random ones come where nothing was found, and where no phase averages over all, so that nothing was composed.
+        """
         scored, maps = self._scored(until, archive), self.alphabet.covariance_maps()
+        begun, composes = self.clock.position(), self.alphabet.full_average() is not None
+        enough = begun if composes else begun + DRAWING_SHARE * (until - begun)
         if archive is self.second:
             for _, _, indices in self.archive.front():
                 if self.clock.passed(until):
                     break
                 scored.score(indices)
-        while not archive.front() and not self.clock.passed(until):
+        while not (archive.front() and self.clock.passed(enough)) and not self.clock.passed(until):
             self.clock.charge(PER_DRAW)
             scored.figures_of(scored.draw(DRAWN, self.problem.limits.max_distinct_phases), maps)
 

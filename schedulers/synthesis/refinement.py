@@ -113,7 +113,10 @@ class _Refinement:
         """Put together and build windows anew, as long as the clock lets it."""
         self.recompose(turn)
         front = self.archive.front()
-        chosen = [Target(budget=front[i][1]) for i in self.rng.permutation(len(front))[:DESCENTS].tolist()]
+        budgets = [front[i][1] for i in self.rng.permutation(len(front))[:DESCENTS].tolist()]
+        # A short front is made longer by what nothing on it communicates yet.
+        budgets += (self.archive.edges[-1] * self.rng.random(DESCENTS - len(budgets))).tolist()
+        chosen = [Target(budget=budget) for budget in budgets]
         if targets:
             chosen = [targets[i // 2 % len(targets)] if i % 2 else chosen[i] for i in range(len(chosen))]
         self.rebuild(chosen)
