@@ -273,8 +273,8 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         )
     if job.data is not Data.SHUFFLED and not job.drift_correction and job.pilot is None:
         said.append(
-            "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
-            "average rarely need far fewer steps on such data"
+            "drift correction is left out; if you train with plain SGD, say --optimizer corrected-sgd: with it "
+            "schedules that average rarely need far fewer steps on such data"
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf

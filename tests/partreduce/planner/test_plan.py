@@ -39,8 +39,7 @@ def job(cluster: str = "4x4", **options: object) -> Job:
     return Job(
         cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware),
         limits=limits,
-        time_limit=3.0,
-        **options,
+        **{"effort": 2.0, "time_limit": 3600.0} | options,
     )
 
 
@@ -131,7 +130,7 @@ def test_drift_correction_is_counted_on_only_where_asked_and_defined() -> None:
     sorted_data = job(data=Data.PER_WORKER, drift_correction=True)
     plain = measure(entry, job(data=Data.PER_WORKER))
     assert not plain.corrected
-    assert any("--drift-correction" in caution for caution in cautions(plain, job(data=Data.PER_WORKER)))
+    assert any("--optimizer corrected-sgd" in caution for caution in cautions(plain, job(data=Data.PER_WORKER)))
     assert not measure(entry, job(drift_correction=True)).corrected
     assert not measure(late, sorted_data).corrected
     assert measure(entry, sorted_data).steps_ratio < plain.steps_ratio
@@ -245,7 +244,7 @@ def test_the_search_minimises_what_the_data_make_matter_unless_a_figure_is_asked
 
 @pytest.mark.parametrize("cluster", ["1x9", "1x16", "5,3,1", "3,3,2", "2x1"])
 def test_any_shape_of_cluster_is_planned(cluster: str) -> None:
-    answer = plan(replace(job(cluster), time_limit=1.0))
+    answer = plan(job(cluster, effort=1.0))
     assert all(
         option.consensus_distance.value >= 0 for option in answer.options if option.consensus_distance.value is not None
     )
