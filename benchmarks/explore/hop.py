@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
@@ -18,12 +16,9 @@ from partreduce.schedulers.protocols.hop import (
     Token,
     Update,
 )
-from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gaps.exact import Matrix, exact_bounds
 from partreduce.verify.gaps.skip import longest_skips
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
-
-if TYPE_CHECKING:
-    from partreduce.verify.gaps.exact import Matrix
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
@@ -103,7 +98,9 @@ def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
         jumps = [
             by
             for by in range(setting.skip.trigger, setting.skip.limit + 1)
-            if behind and all(by <= ahead for ahead in behind) and reducible(state.step + by - 1)
+            if behind
+            and all(max(by, setting.skip.behind) <= ahead for ahead in behind)
+            and reducible(state.step + by - 1)
         ]
         if jumps:
             return {Advance(max(jumps))}
