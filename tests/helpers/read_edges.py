@@ -258,6 +258,13 @@ READ_EDGES = [
         "strategy.how: sending: goes with gradients in each step",
     ),
     reads(
+        SCHEDULE,
+        "who keeps some of its own averages parameters",
+        how(sending="layers"),
+        over_all(2, 2, how={"sending": "layers"}, when={"merge": {"alpha": "1/2"}}),
+        "strategy.how: sending: goes with gradients in each step",
+    ),
+    reads(
         AXES,
         "neighbours send parameters as they are",
         graph(2, [(0, 1, "1/2")], how={"codec": "none"}),
@@ -627,15 +634,13 @@ READ_EDGES = [
             TABLES,
             f"steps that all share: {what}",
             tables("a"),
-            {**tables("a"), **raw},
+            {**raw, "strategy": {**raw["strategy"], "what": tables("a")["strategy"]["what"]}},
             "strategy.what: tables are exc",
         )
         for what, raw in (
-            (
-                "one pace",
-                groups(3, [[0, 1]], what={"tables": [{"parameter": "a", "rows": 6, "columns": 2}]}, pace=[1, 2, 1]),
-            ),
-            ("no quorum", over_all(3, what=tables("a")["strategy"]["what"], when={"quorum": {"quorum": 2}})),
+            ("one pace", groups(3, [[0, 1]], pace=[1, 2, 1])),
+            ("no gap", gap()),
+            ("no quorum", quorum(3, quorum=2)),
         )
     ),
     # outer steps
