@@ -169,7 +169,7 @@ class Campaign:
         """The contestants that have something to do in a setting, with their schedules made."""
         fitting = []
         for contestant in self.contestants:
-            if contestant.once and setting.is_disturbed:
+            if contestant.once and setting.is_disturbed and not self.experiment.contestants:
                 continue
             if contestant.make is not None:
                 schedule = contestant.make(self.cluster, setting)
@@ -268,12 +268,7 @@ class Campaign:
     def _rehearse(self, setting: Setting, contestant: Contestant) -> None:
         """Find the contestant's best rate where no rehearsal of its schedule is known."""
         found = self._rehearsal(setting, contestant)
-        if (
-            self.experiment.rate is None
-            and found
-            and not found[0].named_only
-            and not self._by_rate(setting, contestant)
-        ):
+        if self.experiment.rate is None and found and not self._by_rate(setting, contestant):
             case, (source, schedule) = setting.case_of(self.cluster.num_workers), found
             self._rehearsed[case][rates_key(*found)] = rehearse(
                 source, schedule, task=setting.task, cluster=self.cluster

@@ -305,8 +305,8 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
     cluster, planned = Cluster.regular(chosen.nodes, chosen.workers_per_node), Planner({})
-    listed = [c for c in contestants(planned, planned.coded) if c.rehearsed_as == c.name and not c.named_only]
-    wanted = chosen.contestants.split(";") if chosen.contestants else [c.name for c in listed]
+    listed = [c for c in contestants(planned, planned.coded) if c.rehearsed_as == c.name]
+    wanted = chosen.contestants.split(";") if chosen.contestants else [c.name for c in listed if not c.named_only]
     for task in chosen.only.split(",") if chosen.only else CASES:
         setting = Setting(name=task, rate="80mbit", task=task)
         for contestant in listed:

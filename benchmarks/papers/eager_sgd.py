@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.lab.quorums import name_of
+from benchmarks.lab.contestants import eager_name
 from benchmarks.lab.setting import Setting
 from benchmarks.papers import latency
 from benchmarks.papers.cells import Apart, Cells, Experiment, LabPaper
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from benchmarks.lab.table import Row as Contestant
 
 ALL_REDUCE = "flat ring"
-SOLO, MAJORITY, HALF, MOST = (name_of(who) for who in ("solo", "majority", "half", "all but one"))
-PUBLISHED = tuple(name_of(f"{who}, as published") for who in ("solo", "majority"))
+SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
+PUBLISHED = tuple(eager_name(f"{who}, as published") for who in ("solo", "majority"))
 LATEST = {
     **dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)),
-    HALF: name_of("half, latest"),
+    HALF: eager_name("half, latest"),
 }
 """Who lets the newest result replace older ones where another, who starts sums alike, applies each."""
 
@@ -67,7 +67,7 @@ CONTESTANTS: dict[str, tuple[str, ...]] = {
         HALF,
         MOST,
         *PUBLISHED,
-        name_of("half, latest"),
+        eager_name("half, latest"),
     ),
     **{name: (ALL_REDUCE, SOLO, PUBLISHED[0]) for name in HYPERPLANE.values()},
     SHIFTING: (ALL_REDUCE, MAJORITY, *reversed(PUBLISHED), SOLO, HALF),

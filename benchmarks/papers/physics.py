@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.lab.batches import Batches
-from benchmarks.lab.contestants import contestants
-from benchmarks.lab.gaps import SERVER
+from benchmarks.lab.contestants import SERVER, contestants
 from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.tasks import samples_of

@@ -220,11 +220,6 @@ class Option:
             return self.schedule.phased.num_distinct_phases(self.schedule.cluster)
         return 1 if self.facts else self.schedule.num_distinct_phases()
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether one period reaches exact consensus (up to rounding)."""
-        return self.contraction.value is not None and self.contraction.value < 1e-9
-
     def to_json(self) -> dict[str, Any]:
         """Finite numbers only; null where a figure is infinite or unknown."""
         return {

@@ -45,9 +45,6 @@ def recommend(options: Sequence[Option], job: Job) -> Option:
     if job.take is not None:
         return _taken(options, job.take)
     allowed = permitted(options, job)
-    if job.objective is Objective.EXACT:
-        exact = [option for option in allowed if option.is_exact]
-        allowed = [option for option in exact if option.period == min(other.period for other in exact)]
     if not allowed:
         raise UnknownError(_nothing(options, job))
     if job.objective is Objective.BALANCED and not job.fastest:
@@ -276,8 +273,8 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         )
     if job.data is not Data.SHUFFLED and not job.drift_correction and job.pilot is None:
         said.append(
-            "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
-            "average rarely need far fewer steps on such data"
+            "drift correction is left out; if you train with plain SGD, say --optimizer corrected-sgd: with it "
+            "schedules that average rarely need far fewer steps on such data"
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
@@ -309,8 +306,6 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
         if min(sizes) > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
-    if job.objective is Objective.EXACT:
-        return "no schedule with exact consensus was found within the limits; raise --max period or --max group"
     if not usable:
         return "no schedule that reaches consensus was found; raise --max period or --max group"
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication

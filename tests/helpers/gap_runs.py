@@ -144,7 +144,7 @@ def gap_problems(case, results):
 
 def pause(optimizer, seconds):
     """Wait so long, or until all out-neighbours are two steps ahead."""
-    while seconds == np.inf and min(optimizer.runner.status().tokens) < optimizer.runner.gap.max_ig + 2:
+    while seconds == np.inf and min(optimizer.runner.driver.state.tokens) < optimizer.runner.gap.max_ig + 2:
         time.sleep(0.002)
     time.sleep(seconds if seconds < np.inf else 0)
 

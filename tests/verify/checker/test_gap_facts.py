@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.hop_suite import diamond
+from benchmarks.explore.hop_cases import diamond
 from partreduce.graph_input import load_gap_graph
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.cluster import Cluster

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.explore.hop_suite import SMALL
+from benchmarks.explore.hop_cases import SMALL
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.hop import ENTERING, REDUCING, Ack, Advance, Hop, Reduce, SendUpdate, Token, Update
 from partreduce.topo.errors import InputError
@@ -373,13 +373,13 @@ def killers(bug, *, stop_at_first=True):
     found = []
     for configuration in sorted(SMALL, key=lambda c: c.name != getattr(bug, "dies_in", None)):
         try:
-            machine = bug(configuration.graph, configuration.setting, fine=configuration.fine)
+            machine = configuration.of(bug)
         except InputError:
             continue
         result = replace(configuration, symmetry=False, max_states=25_000).run(machine)
         failed = [finding for finding in result.findings if finding.verdict == "fails"]
         found += [(configuration.name, finding.name, len(finding.trace.steps)) for finding in failed]
-        exact = exact_bounds(configuration.graph, configuration.setting)
+        exact = exact_bounds(machine.graph, machine.setting)
         if result.complete and result.gaps != exact and not found:
             found.append((configuration.name, "bound attained", 0))
         if found and stop_at_first:
