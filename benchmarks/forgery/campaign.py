@@ -54,7 +54,7 @@ class Tally:
 
 
 def pool(seed: int, only: str = "") -> list[Honest]:
-    """The schedules that show every kind of claim, and random ones; of more those that have the claim or fact `only`."""
+    """The schedules that show every kind of claim, and random ones; of more those with the claim or fact `only`."""
     draw = random.Random(f"pool {seed}")
     schedules = {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}
     number_drawn = RANDOM_SCHEDULES * (20 if only else 1)

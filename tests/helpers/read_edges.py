@@ -771,6 +771,13 @@ READ_EDGES = [
             ("rounds that end", over_all(pace=4, when={"late": 1}, what={"fragments": 2})),
         )
     ),
+    reads(
+        SCHEDULE,
+        "merging late goes with 1 pace",
+        turns(4, 1, steps=1),
+        over_all(pace=[4, 4], when={"merge": {"steps": 1}}),
+        "strategy.when.merge: goes with allreduce, 1 pace for all and plain means",
+    ),
     *(
         reads(
             SCHEDULE,
@@ -860,6 +867,19 @@ READ_EDGES = [
     ),
     reads(SCHEDULE, "a phase", groups(2, []), groups(2), "strategy.phases: must hold at least 1"),
     reads(SCHEDULE, "a round", graph(2, []), graph(2), "strategy.rounds: must hold at least 1"),
+    *(
+        reads(
+            SCHEDULE,
+            f"a phase is a list of {what}",
+            groups(2, [[0, 1]]),
+            document(2, 1, kind="static", phases=[phase]),
+            f"strategy.phases[0]: {says}",
+        )
+        for what, phase, says in (
+            ("groups", {"group": [0, 1]}, "must be a list"),
+            ("objects", [["group"]], "must be a list of objects"),
+        )
+    ),
     reads(SCHEDULE, "two in a group", groups(3, [[0, 1]]), groups(3, [[0]]), "strategy.phases[0]: groups of 2 or more"),
     reads(
         SCHEDULE, "a member is a worker", groups(3, [[0, 2]]), groups(3, [[0, 3]]), "phases[0]: must hold integers 0..2"
