@@ -733,6 +733,13 @@ READ_EDGES = [
         )
     ),
     reads(
+        TABLES,
+        "fragments that are merged late are some",
+        turns(4, [["a"], ["b"]], steps=1),
+        turns(4, [], steps=1),
+        "strategy.what.fragments: has 2 or more, each with a pattern",
+    ),
+    reads(
         SCHEDULE,
         "every fragment has a turn in a round",
         turns(4, 4),
@@ -871,13 +878,14 @@ READ_EDGES = [
         reads(
             SCHEDULE,
             f"a phase is a list of {what}",
-            groups(2, [[0, 1]]),
+            document(2, 1, kind="static", phases=[[{"relax": "1/2", "group": [0, 1]}]]),
             document(2, 1, kind="static", phases=[phase]),
             f"strategy.phases[0]: {says}",
         )
         for what, phase, says in (
             ("groups", {"group": [0, 1]}, "must be a list"),
             ("objects", [["group"]], "must be a list of objects"),
+            ("groups and their factors", [{"relax": 1, "groups": [0, 1]}], "the object of a group holds group and"),
         )
     ),
     reads(SCHEDULE, "two in a group", groups(3, [[0, 1]]), groups(3, [[0]]), "strategy.phases[0]: groups of 2 or more"),
