@@ -6,17 +6,13 @@ It makes no difference whether the missed one was dead. The group generator does
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.explore.configuration import Explored
 from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send, Shiftable
-from partreduce.verify.search.properties import PerPair, PerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from partreduce.verify.search.properties import Property
+from partreduce.verify.search.properties import PerPair, PerProcess, Property
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ SMALL = (
         Gap(backup=1, staleness=1, max_ig=2, skip=Skip(limit=2), inquire=True), fine=True),
     hop("skips of 3, staleness 2, tokens max_ig 3 in fine steps, pair", PAIR,
         Gap(max_ig=3, staleness=2, skip=Skip(limit=3, trigger=3)), fine=True),
+    hop("skips up to 2 from 3 behind, staleness 1, tokens max_ig 3 in fine steps, pair", PAIR,
+        Gap(max_ig=3, staleness=1, skip=Skip(limit=2, behind=3)), fine=True),
     hop("skips up to 3, backup 1, tokens max_ig 3 in fine steps, pair", PAIR,
         Gap(backup=1, max_ig=3, skip=Skip(limit=3)), fine=True),
     hop("NOTIFY-ACK, undirected ring of 3", both_ways(3), Gap(notify_ack=True)),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.explore.configuration import Configuration, Explored
 from benchmarks.explore.covering import Factors, Level
 from benchmarks.explore.fail_stop import fail_stop
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, all_both, two_sides
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.verify.explore import Network, explore
+from partreduce.verify.explore import Network, Trace, explore
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
-
-if TYPE_CHECKING:
-    from partreduce.verify.explore import Trace
-    from partreduce.verify.search.view import View
+from partreduce.verify.search.view import View
 
 
 def pairing_properties(machine: Pairing, *, crashes: bool = False) -> tuple[Property, ...]:

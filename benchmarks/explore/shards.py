@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from benchmarks.explore.configuration import USUAL, WILD, Configuration, Explored
 from partreduce.schedulers.protocols.shards import (
@@ -19,11 +19,7 @@ from partreduce.schedulers.protocols.shards import (
 )
 from partreduce.verify.explore import Network
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.verify.search.view import View
+from partreduce.verify.search.view import View
 
 
 def shards_properties(machine: Shards) -> tuple[Property, ...]:

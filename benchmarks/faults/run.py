@@ -14,18 +14,13 @@ import contextlib
 import random
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from benchmarks.faults import verdicts
 from benchmarks.faults.campaign import combinations, import_once, run_cells, what_is_left_out
-from benchmarks.faults.cell import Cell
+from benchmarks.faults.cell import Cell, Outcome
 from benchmarks.faults.table import add_results, write_page
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from benchmarks.faults.cell import Outcome
 
 
 def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from benchmarks import compact
+from benchmarks.faults.cell import Outcome
 from benchmarks.faults.injectors import FAULTS
 from benchmarks.faults.kinds import KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from benchmarks.faults.cell import Outcome
 
 HOME = Path(__file__).resolve().parents[2]
 RESULTS = HOME / "benchmarks/results/faults.json"

@@ -92,7 +92,6 @@ def hop_name(graph: str, gap: str) -> str:
 
 
 def eager_name(quorum: str) -> str:
-    """Of one of eager-SGD's settings."""
     return f"eager {quorum}"
 
 

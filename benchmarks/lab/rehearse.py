@@ -20,9 +20,11 @@ import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -47,12 +49,8 @@ from partreduce.topo.mixing import mixing_matrix
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import GradientTotal, Pipeline
 from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.topo.strategies.generated import Generated
-    from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.pairwise import Pairwise
 
 ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
@@ -92,7 +90,6 @@ class Rehearsal:
         return torch.cat([part.flatten() for part in torch.autograd.grad(loss, self._parts)])
 
     def step(self, rank: int) -> None:
-        """A worker's step by itself."""
         self.models[rank] -= self.rate * self.gradient(rank, self.models[rank])
 
     def take(self, counts: Sequence[int]) -> None:
@@ -247,7 +244,6 @@ def can_be_rehearsed(schedule: Schedule) -> bool:
 
 
 def advance_of(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], None]:
-    """What one step of a schedule does."""
     strategy: Any = schedule.strategy
     if strategy.kind == "pairwise":
         return pairwise(rehearsal, strategy)

@@ -8,20 +8,16 @@ in virtual time give what is predicted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
 from benchmarks.lab.contestants import eager_name
+from benchmarks.lab.measure import Measured
 from benchmarks.lab.setting import Setting
+from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import latency
 from benchmarks.papers.cells import Apart, Cells, Experiment, LabPaper
 from benchmarks.papers.physics import step_ms
 from benchmarks.papers.rows import Curve, Row, compared, each, ms, value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from benchmarks.lab.measure import Measured
-    from benchmarks.lab.table import Row as Contestant
 
 ALL_REDUCE = "flat ring"
 SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
@@ -82,7 +78,6 @@ PRINTED: dict[tuple[str, str], float] = {
 
 
 def experiments(listed: Iterable[str], *, at_once: bool = False) -> list[Experiment]:
-    """One for each setting."""
     return [
         Experiment(
             settings=(SETTINGS[where],),
@@ -134,7 +129,6 @@ def _words(where: str) -> Callable[[str], str]:
 
 
 def words(name: str) -> str:
-    """A contestant as the tables call it."""
     return "All-Reduce" if name == ALL_REDUCE else name.removeprefix("eager ")
 
 

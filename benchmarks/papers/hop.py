@@ -8,18 +8,15 @@ schedule and the same lengths of steps in virtual time, where links and cores co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from benchmarks.lab.contestants import SERVER, STANDARD, hop_name
 from benchmarks.lab.setting import Setting
+from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers.cells import Cells, Experiment, LabPaper
 from benchmarks.papers.physics import step_ms
 from benchmarks.papers.rows import Curve, Row, compared, each, ms, ratio, steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.lab.table import Row as Contestant
 
 ALL_REDUCE = "flat ring"
 GRAPHS = ("ring", "ring-based", "double-ring")
@@ -201,7 +198,6 @@ def _words(where: str) -> Callable[[str], str]:
 
 
 def words(name: str) -> str:
-    """A contestant as the tables call it."""
     return "All-Reduce" if name == ALL_REDUCE else name.removeprefix("Hop ")
 
 

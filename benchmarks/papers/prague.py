@@ -7,21 +7,17 @@ The paper's links are fast beside its computing, and a slow worker takes 2 or 5 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from benchmarks.lab.setting import settings
+from benchmarks.lab.table import Row as Contestant
 from benchmarks.lab.table import baseline
 from benchmarks.papers.cells import Cells, Experiment, LabPaper
 from benchmarks.papers.rows import RESULTS, Row, compared, each, ms, steps
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from benchmarks.lab.table import Row as Contestant
-
-    Block = dict[str, Contestant]
-    Rows = Iterator[Row]
+Block = dict[str, Contestant]
+Rows = Iterator[Row]
 
 RULE = "generator, smart, paper's rule"
 IMPROVED = "generator, node-then-all 24"
@@ -140,7 +136,6 @@ def _own_rows(kind: str, where: str, block: Block) -> Rows:
 
 
 def _best(block: Block) -> str:
-    """The best of All-Reduce's forms."""
     found = baseline(list(block.values()))
     return found.contestant if found is not None else ""
 

@@ -417,6 +417,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["verify", "x.json", "--directed"], 2, "--directed: is about iteration gaps; say --gaps, too"),
         (["verify", "ring:4", "--set", "staleness=-1"], 65, "--set staleness: '-1' is not a whole number >= 0"),
         (["verify", "ring:4", "--set", "notify-ack=maybe"], 65, "--set notify-ack: 'maybe': write yes or no"),
+        (["verify", "ring:4", "--set", "behind=6"], 65, "--set behind: says from how far behind a worker skips"),
         (["simulate", "a.json", "b.json", "--rounds", "4"], 2, "--rounds: is for one schedule"),
         (["measure", "--steps", "30"], 2, "--steps: is about a job"),
         (["measure", "train.py:job", "--repetitions", "3"], 2, "--repetitions: is about the cluster"),

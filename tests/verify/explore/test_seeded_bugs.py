@@ -212,6 +212,16 @@ class JumpTooSoon(Hop):
         return min(state.tokens) >= self.setting.max_ig + 2 and self._served(process, state, 2)
 
 
+class JumpFromTooNear(Hop):
+    """A worker skips before it is as far behind as the condition to jump asks for."""
+
+    dies_in = "skips up to 2 from 3 behind, staleness 1, tokens max_ig 3 in fine steps, pair"
+
+    def _jump(self, process, state):
+        eager = replace(self.setting, skip=self.setting.skip and replace(self.setting.skip, behind=2))
+        return Hop(self.graph, eager, fine=self.fine)._jump(process, state)
+
+
 class SmallestJump(Hop):
     """A worker skips by as few steps as it may."""
 
@@ -357,7 +367,8 @@ BUGS = [
     TokenForOneNeighbourOnly, TokenNotTaken, JumpTakesOneToken, StaleUpdateAccepted, StalenessWindowTooWide,
     ReduceBeforeReceive, WaitsForItsBackups, UpdateUsedTwice, QueueEmptiedOnEntering, UpdateCarriesTheWrongStep,
     UpdateForOneNeighbourMissing, AckOnArrival, SendsWithoutWaitingForAcks, AckLost, JumpTooFar, JumpWithoutRenewal,
-    EntersBeforeItReduces, JumpAsFarAsTokensReach, JumpPastTheSlowest, JumpOfOneStepTooMany, JumpTooSoon, SmallestJump,
+    EntersBeforeItReduces, JumpAsFarAsTokensReach, JumpPastTheSlowest, JumpOfOneStepTooMany, JumpTooSoon,
+    JumpFromTooNear, SmallestJump,
     NeverSkips, JumpKeepsTheQueuesWhereTheyAre, UpdateOfASkippedStepIsSent, UpdateAfterASkipIsForgotten,
     InquiryAStepTooEager, InquiryForgetsStaleness, InquiryForAll, NeverInquires, CountedAgain, CountedAgainAfterASkip,
     ArrivalForgotten, NewestOfThisStepOnly, RenewsWithOldUpdates,
