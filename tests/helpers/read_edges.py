@@ -91,6 +91,7 @@ def block(radices=(2, 3), size=2, **members):
 
 
 RING = (0, 1), (1, 2), (2, 0)
+GROUPS = {"relax": "1/2", "group": [0, 1]}, {"group": [4, 5], "relax": "1/2"}, {"group": [2, 3]}
 AXES, GAP, QUORUM, TABLES, SCHEDULE, STRICT = (
     f"{name}.py" for name in ("axes", "kept_gap", "quorum", "tables", "schedule", "strict_json")
 )
@@ -885,14 +886,15 @@ READ_EDGES = [
         reads(
             SCHEDULE,
             f"a phase is a list of {what}",
-            document(2, 1, kind="static", phases=[[{"relax": "1/2", "group": [0, 1]}]]),
-            document(2, 1, kind="static", phases=[phase]),
+            document(6, 1, kind="static", phases=[[*GROUPS]]),
+            document(6, 1, kind="static", phases=[phase]),
             f"strategy.phases[0]: {says}",
         )
         for what, phase, says in (
             ("groups", {"group": [0, 1]}, "must be a list"),
             ("objects", [["group"]], "must be a list of objects"),
             ("groups and their factors", [{"relax": 1, "groups": [0, 1]}], "the object of a group holds group and"),
+            ("lists of members", [{"group": "01"}], "groups of 2 or more"),
         )
     ),
     reads(SCHEDULE, "two in a group", groups(3, [[0, 1]]), groups(3, [[0]]), "strategy.phases[0]: groups of 2 or more"),
@@ -1020,7 +1022,43 @@ READ_EDGES = [
         block(relax="half"),
         "phases[0][0].relax: must be an",
     ),
+    reads(
+        SCHEDULE,
+        "a list of blocks",
+        block(),
+        document(6, 2, kind="static", node_radices=[2, 3], phases=[{"local": [0], "across": [0]}]),
+        "strategy.phases[0]: must be a list",
+    ),
+    *(
+        reads(
+            SCHEDULE,
+            f"blocks in the order of {what}",
+            rule((2, 3), 2, listed),
+            rule((2, 3), 2, [*listed, ([2], [])]),
+            "strategy.phases[0][2].local: must hold integers 0..1",
+        )
+        for what, listed in (
+            ("their local ranks", [([1], [0]), ([0], [1])]),
+            ("their digits", [([0], [1]), ([0], [0])]),
+            ("their factors", [([0], [0], "1/2"), ([0], [0])]),
+            ("their factors in lowest terms", [([0], [0], "1/3"), ([0], [0], "2/4")]),
+        )
+    ),
     # weighted graphs
+    *(
+        reads(
+            SCHEDULE,
+            f"a round has {what}",
+            weights("1/2", "1/3"),
+            document(2, 1, kind="neighbor", rounds=[{"weights": "1/2", **members}]),
+            f"strategy.rounds[0]{says}",
+        )
+        for what, members, says in (
+            ("edges", {}, ": lacks ['edges']"),
+            ("a list of them", {"edges": {}}, ".edges: must be a list"),
+            ("nothing else", {"edges": [], "relax": 1}, ": has unknown keys ['relax']"),
+        )
+    ),
     reads(
         SCHEDULE,
         "a weight for each edge",

@@ -418,19 +418,20 @@ def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:
 def _read_blocks(raw: object, num_local_ranks: int, num_digits: int, place: str) -> list[Average]:
     """One rule phase."""
     blocks = as_list(raw, place)
+    averages: list[Average] = []
     for number, block in enumerate(blocks):
         at = f"{place}[{number}]"
         as_object(block, at, ("local", "across"), ("relax",))
-        as_number(block.get("relax", 1), f"{at}.relax")
         for name, high in (("local", num_local_ranks), ("across", num_digits)):
             numbers = as_integers(block[name], f"{at}.{name}", 0, high)
             require(len(set(numbers)) == len(numbers), at, f"{name} names one twice")
             numbers.sort()
         require(block["local"], at, "a block names at least 1 local rank")
-    blocks.sort(key=lambda block: (block["local"], block["across"], str(block.get("relax", 1))))
-    averages = [Average(block["local"], block["across"], _read_relax(block, place)) for block in blocks]
+        averages.append(Average(block["local"], block["across"], _read_relax(block, f"{at}.relax")))
+    order = sorted(range(len(blocks)), key=lambda k: (*averages[k][:2], str(averages[k].relax)))
+    blocks[:] = [blocks[k] for k in order]
     _require_common_denominator([average.relax for average in averages], place)
-    return averages
+    return [averages[k] for k in order]
 
 
 def _read_relax(item: dict[str, Any], place: str) -> Fraction:
