@@ -1054,7 +1054,7 @@ READ_EDGES = [
             f"strategy.rounds[0]{says}",
         )
         for what, members, says in (
-            ("edges", {}, ": lacks ['edges']"),
+            ("edges", {}, ": has unknown keys [] or lacks ['edges']"),
             ("a list of them", {"edges": {}}, ".edges: must be a list"),
             ("nothing else", {"edges": [], "relax": 1}, ": has unknown keys ['relax']"),
         )
