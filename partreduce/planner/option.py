@@ -30,7 +30,8 @@ class Facts:
     `delay` the same in whole steps, of as many gradients as there are workers, and `bound` the most rounds that are
     proved. Of a gap `gradients` is the part of all workers whose gradients would leave as much noise in the mean,
     `progress` how far a step brings it where lockstep gives 1, and `computed` the part of all steps that were computed
-    rather than skipped.
+    rather than skipped. Of outer steps `peak` is the most bytes that one step sends out of a node, and `by_task` the
+    steps ratio on each task of the steps model, in the place of a price.
     """
 
     kind: str
@@ -48,6 +49,8 @@ class Facts:
     bound: int = 0
     progress: float = 1.0
     computed: float = 1.0
+    peak: float = 0.0
+    by_task: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in an option's JSON; null where nothing takes time."""
@@ -69,6 +72,7 @@ SHOWN = {
         "memory_bytes": "memory_bytes",
     },
 }
+SHOWN["outer"] = {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes"}
 SHOWN |= {kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("generated", "pairwise", "server")}
 """What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""
 
@@ -82,6 +86,7 @@ class Option:
     number of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
     `catalogue`; `bound` the least consensus distance that any schedule of `bound_class` can have at this communication,
     where that is proved. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
+    `surprise` is what its own run in a pilot changed in the prediction, None where it did not run.
     `corrected` says that the steps ratio is the one with drift correction. `facts` are there where workers have no
     common rounds: a protocol decides then, and was run in virtual time.
     """
@@ -106,6 +111,7 @@ class Option:
     bound: float | None = None
     bound_class: str = ""
     corrected: bool = False
+    surprise: float | None = None
     facts: Facts | None = None
 
     @property
@@ -138,8 +144,10 @@ class Option:
 
     @property
     def time_at_worst(self) -> float:
-        """As `time`, if lateness costs as much as it may."""
-        if self.facts is not None:
+        """As `time`, if lateness costs as much as it may; what ran on the job itself is known to cost what it did."""
+        if self.surprise is not None:
+            more = 0.0
+        elif self.facts is not None:
             more = self.facts.more
         elif self.lateness is Lateness.PIPELINE:
             more = self.model.delay_more * self.schedule.strategy.when.lag
@@ -148,9 +156,17 @@ class Option:
         return self.step_seconds * (self.steps_ratio + more)
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, lateness: bool) -> float:
-        """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts."""
+        """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts.
+
+        What ran on the job itself takes as long in every case.
+        """
+        if self.surprise is not None:
+            return self.time
         if not math.isfinite(self.steps_ratio):
             return math.inf
+        if self.facts is not None and self.facts.by_task:
+            tasks = dict(zip(usual.cases, self.facts.by_task, strict=True))
+            return self.step_seconds * tasks.get(case, self.steps_ratio)
         spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
         here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
@@ -177,6 +193,11 @@ class Option:
         return Lateness.of(self.schedule.strategy)
 
     @property
+    def kind(self) -> tuple[Lateness | None, bool, str]:
+        """Options of one kind are alike in what is late, in what is averaged, and in the protocol, if one decides."""
+        return self.lateness, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
+
+    @property
     def how(self) -> How:
         """How its sums travel; in the form of the field `form`, where that one can only be compared with."""
         return self.schedule.strategy.how
@@ -189,7 +210,7 @@ class Option:
     @property
     def is_plain(self) -> bool:
         """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
-        return self.schedule.strategy.averages_everyone and isinstance(self.pace, int) and self.quorum is None
+        return self.schedule.strategy.averages_everyone and isinstance(self.pace, int) and self.facts is None
 
     @property
     def is_usual(self) -> bool:
@@ -218,7 +239,7 @@ class Option:
         """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum of all 1, these."""
         if self.quorum and self.quorum.of:
             return self.schedule.phased.num_distinct_phases(self.schedule.cluster)
-        return 1 if self.facts else self.schedule.num_distinct_phases()
+        return self.schedule.num_distinct_phases() if self.schedule.is_mixing else 1
 
     def to_json(self) -> dict[str, Any]:
         """Finite numbers only; null where a figure is infinite or unknown."""
