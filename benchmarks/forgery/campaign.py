@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.forgery.attempt import certified, fresh, kind_of, moved_to, objection, reread, single_claims
 from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
 from benchmarks.forgery.oracle import is_true
-from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide, with_tables
+from benchmarks.forgery.schedules import SCHEDULES, random_schedule, spread, wide, with_tables
 from partreduce.topo.errors import ScheduleError
 from partreduce.verify import checker
 
@@ -28,7 +28,7 @@ TABLED = range(0, RANDOM_SCHEDULES, 3)
 ENTRIES = 15
 """Corrupted entries for each corrupted schedule, which stands for as many attempts as it has claims."""
 
-SLOW = ("wide", "spread", "modular")
+SLOW = ("wide", "spread")
 """Schedules of many workers, which are forged for the kinds of claim alone that no small one has."""
 
 
@@ -56,7 +56,7 @@ class Tally:
 def pool(seed: int, only: str = "") -> list[Honest]:
     """The schedules that show every kind of claim, and random ones; of more those with the claim or fact `only`."""
     draw = random.Random(f"pool {seed}")
-    schedules = {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}
+    schedules = {**SCHEDULES, "wide": wide(), "spread": spread()}
     number_drawn = RANDOM_SCHEDULES * (20 if only else 1)
     schedules |= {f"random {number}": random_schedule(draw) for number in range(number_drawn)}
     beside = random.Random(f"tables {seed}")

@@ -203,17 +203,6 @@ def spread(n: int = 48 + 2) -> Schedule:
     return explicit(n, [range(i, i + 5) for i in range(0, n, 5)], [[i, (i + 7) % n] for i in range(0, n - 7, 14)])
 
 
-def modular() -> Schedule:
-    """Exact by relaxed pairs, too large for the exact product: the pattern of six workers, then across copies."""
-    copies, base = 22, SCHEDULES["relaxed-exact"]
-    phases = [
-        [Group(tuple(6 * c + w for w in g.members), g.relax) for c in range(copies) for g in base.phase(t)]
-        for t in range(base.period)
-    ]
-    phases.append([range(r, 6 * copies, 6) for r in range(6)])
-    return explicit(6 * copies, *phases)
-
-
 def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
     """The same schedule with up to three tables of any way and owners, if its workers have common steps."""
     n, tables = schedule.num_workers, []

@@ -83,26 +83,16 @@ def keeps_something(edges: Sequence[Edge]) -> bool:
     return all(weight > 0 for weight in keeps.values()) and all(edge.weight >= 0 for edge in edges)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a schedule of any kind may say.
 
-    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` of all
-    starts rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
-    0 where nodes are unequal. `paces` holds one number, or one a worker. Where it `averages_gradients` these come late
-    in a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round late where `is_late`. `nodes` are
-    the nodes as the file lists them, empty where it says only that each has `node_size` workers, in the order of
-    ranks. `gap` is what workers keep that go on by themselves, None in rounds. `tables` go their own way in each step.
-    With `late_steps` a round averages what workers had so many steps before its end, where they keep the share `kept`
-    of their own.
+    `paces` holds one number, or one a worker. Where it `averages_gradients` these come late in a `pipeline` (empty in
+    lockstep); elsewhere parameters are averaged, a round late where `is_late`. `gap` is what workers keep that go on by
+    themselves, None in rounds. `tables` go their own way in each step. With `late_steps` a round averages what workers
+    had so many steps before its end, where they keep the share `kept` of their own.
     """
 
-    form: Literal["rule", "groups", "graph"]
-    num_workers: int
-    workers_per_node: int
-    sha256: str
-    nodes: list[list[int]]
-    node_size: int
     prologue: int
     paces: list[int]
     is_late: bool
@@ -115,6 +105,24 @@ class Schedule:
     tables: Tables
     late_steps: int
     kept: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Options):
+    """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
+
+    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` of all
+    starts rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
+    0 where nodes are unequal. `nodes` are the nodes as the file lists them, empty where it says only that each has
+    `node_size` workers, in the order of ranks.
+    """
+
+    form: Literal["rule", "groups", "graph"]
+    num_workers: int
+    workers_per_node: int
+    sha256: str
+    nodes: list[list[int]]
+    node_size: int
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
@@ -204,21 +212,6 @@ class _Cluster(NamedTuple):
     nodes: list[list[int]]
 
 
-class _Options(NamedTuple):
-    prologue: int
-    paces: list[int]
-    is_late: bool
-    averages_gradients: bool
-    pipeline: dict[str, Any]
-    is_step_normalised: bool
-    how: dict[str, Any]
-    gap: KeptGap | None
-    quorum: StartedRounds | None
-    tables: Tables
-    late_steps: int
-    kept: Fraction
-
-
 def read_schedule(document: object) -> Schedule:
     """Read a parsed document, which is brought into canonical form in place.
 
@@ -252,7 +245,7 @@ def read_schedule(document: object) -> Schedule:
         sha256=hashlib.sha256(canonical).hexdigest(),
         nodes=cluster.nodes,
         node_size=cluster.workers_per_node,
-        **options._asdict(),
+        **vars(options),
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
     if schedule.gap is not None:
@@ -326,7 +319,7 @@ def _nonempty(value: object, place: str) -> list[Any]:
     return items
 
 
-def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
+def _read_options(raw: dict[str, Any], cluster: _Cluster) -> Options:
     """Check the members that every kind may have, and leave out what equals its default.
 
     Most claims speak about the groups of a round, and members meet by round number (docs/certificates.md says for each
@@ -357,20 +350,19 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
-    is_step_normalised = raw.get("averaging", "mean") != "mean"
-    return _Options(
-        prologue,
-        paces,
-        is_late,
-        averages_gradients,
-        pipeline,
-        is_step_normalised,
-        how,
-        gap,
-        quorum,
-        tables,
-        late_steps,
-        kept,
+    return Options(
+        prologue=prologue,
+        paces=paces,
+        is_late=is_late,
+        averages_gradients=averages_gradients,
+        pipeline=pipeline,
+        is_step_normalised=raw.get("averaging", "mean") != "mean",
+        how=how,
+        gap=gap,
+        quorum=quorum,
+        tables=tables,
+        late_steps=late_steps,
+        kept=kept,
     )
 
 
