@@ -947,6 +947,13 @@ EDGES = [
         "expected a claim about rounds",
     ),
     Edge(
+        "certificate.py",
+        "who is whose member, whatever groups do",
+        (own([2], 1, [([0], [0])]), answers("0 1", "0 1")),
+        (own([2], 1, [([0], [0])]), answers("0 1", "-")),
+        "(membership).answers",
+    ),
+    Edge(
         OUTER_STEPS,
         "no claim about matrices where anchors are",
         (HALF, rate("pivots", "1/4")),

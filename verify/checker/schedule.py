@@ -375,10 +375,10 @@ def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Ta
     radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r
     > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
     """
-    is_plain = not (when.is_late or when.pipeline or when.gap or when.quorum)
     is_alike = raw["kind"] == "allreduce" and len(paces) == 1 and raw.get("averaging", "mean") == "mean"
+    is_plain = is_alike and not when.is_late  # a pipeline and a quorum go with no pace in which fragments take turns
     place = "strategy.what.fragments" if tables.num_fragments > 1 else "strategy.when.merge"
-    require(is_plain and is_alike, place, "goes with allreduce, 1 pace for all and plain means, without other lateness")
+    require(is_plain, place, "goes with allreduce, 1 pace for all and plain means, without other lateness")
     require(tables.num_fragments <= paces[0], place, "every fragment has a turn in each round")
     apart = paces[0] // tables.num_fragments
     require(when.steps < apart, "strategy.when.merge.steps", "fewer than lie between two turns")
@@ -410,19 +410,20 @@ def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:
 def _read_blocks(raw: object, num_local_ranks: int, num_digits: int, place: str) -> list[Average]:
     """One rule phase."""
     blocks = as_list(raw, place)
+    averages: list[Average] = []
     for number, block in enumerate(blocks):
         at = f"{place}[{number}]"
         as_object(block, at, ("local", "across"), ("relax",))
-        as_number(block.get("relax", 1), f"{at}.relax")
         for name, high in (("local", num_local_ranks), ("across", num_digits)):
             numbers = as_integers(block[name], f"{at}.{name}", 0, high)
             require(len(set(numbers)) == len(numbers), at, f"{name} names one twice")
             numbers.sort()
         require(block["local"], at, "a block names at least 1 local rank")
-    blocks.sort(key=lambda block: (block["local"], block["across"], str(block.get("relax", 1))))
-    averages = [Average(block["local"], block["across"], _read_relax(block, place)) for block in blocks]
+        averages.append(Average(block["local"], block["across"], _read_relax(block, f"{at}.relax")))
+    order = sorted(range(len(blocks)), key=lambda k: (*averages[k][:2], str(averages[k].relax)))
+    blocks[:] = [blocks[k] for k in order]
     _require_common_denominator([average.relax for average in averages], place)
-    return averages
+    return [averages[k] for k in order]
 
 
 def _read_relax(item: dict[str, Any], place: str) -> Fraction:
