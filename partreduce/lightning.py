@@ -1,0 +1,3 @@
+"""For Lightning: `Trainer(strategy=partreduce.lightning.ScheduleStrategy("schedule.json"))`. Needs lightning."""
+
+from partreduce.runtime.adapters.lightning_strategy import ScheduleStrategy as ScheduleStrategy

@@ -1,0 +1,3 @@
+"""For the Transformers Trainer: `partreduce.transformers.ScheduleCallback(trainer, "schedule.json")`. Needs transformers."""
+
+from partreduce.runtime.adapters.trainer_callback import ScheduleCallback as ScheduleCallback
