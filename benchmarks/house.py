@@ -102,7 +102,6 @@ def _imported(node: ast.ImportFrom, known: Container[str], home: str) -> list[st
 
 
 def graph(root: Path) -> nx.DiGraph[str]:
-    """Which module imports which."""
     known = modules(root)
     edges = nx.DiGraph()
     edges.add_nodes_from(known)
@@ -352,7 +351,6 @@ def loaded_by(name: str, root: Path) -> list[str]:
 
 
 def options(root: Path) -> int:
-    """Options and arguments of all verbs."""
     return sum(
         isinstance(node, ast.Call) and ast.unparse(node.func) in ("typer.Option", "typer.Argument")
         for path in files(root, "partreduce/commands")
@@ -361,7 +359,6 @@ def options(root: Path) -> int:
 
 
 def table(root: Path) -> dict[str, int]:
-    """Every number by its name."""
     sys.path.insert(0, str(root))
     numbers: dict[str, int] = {}
     for folder in (*PACKAGES, "tests", "benchmarks"):

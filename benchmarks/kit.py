@@ -34,7 +34,6 @@ def parser(words: str) -> argparse.ArgumentParser:
 
 
 def command(module: str) -> str:
-    """How this process was called."""
     return f"python -m benchmarks.{module} " + " ".join(sys.argv[1:])
 
 
@@ -45,7 +44,6 @@ def machine() -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
 

@@ -85,10 +85,6 @@ BENCHMARKS = (
         "tables-memory", "a sharded table takes each worker its rows' share of memory", "tables_memory",
         "--rows 100000 --workers 2 4 --limit", "--limit", 180,
     ),
-    Benchmark(
-        "generator", "the group generator loses and doubles nothing", "generator",
-        "--runs 60 --kills 4 -o {out}", "-o benchmarks/results/generator", 300,
-    ),
 )  # fmt: skip
 
 

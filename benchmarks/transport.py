@@ -4,7 +4,8 @@
     python -m benchmarks.transport sums -o benchmarks/results/codecs.md [--workers 16] [--megabytes 2.19]
 
 * p_reduce: a P-Reduce of all workers beside a bare `all_reduce` on the same group.
-* sums: every form and codec of a sum beside the fp32 ring. Over shaped links: `python -m benchmarks.papers.sums`.
+* sums: every form and codec of a sum beside the fp32 ring. Over shaped links:
+  `python -m benchmarks.papers pipe-sgd --only sums`.
 
 All contestants are set up in the same processes and take turns; ratios are taken turn by turn.
 """
@@ -12,6 +13,7 @@ All contestants are set up in the same processes and take turns; ratios are take
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +23,9 @@ from benchmarks.kit import Way, command, machine, middle, on_workers, parser, ra
 from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from partreduce.runtime.transport.gloo import GlooWorld
 
-    Meet = Callable[[float], float]
+Meet = Callable[[float], float]
 
 PLAIN = "flat ring, fp32"
 ACROSS = CodecScope.ACROSS_NODES
@@ -151,7 +151,6 @@ COMPARISONS = {
 
 
 def measure(what: str, megabytes: float, num_nodes: int, turns: int) -> dict[str, Any]:
-    """One worker's part."""
     world, meet = joined()
     errors: dict[str, float] = {}
     ways = sums(world, megabytes, num_nodes, SUMS, errors) if what == "sums" else p_reduce(world, megabytes)

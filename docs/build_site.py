@@ -30,7 +30,7 @@ REFERENCE = "docs/reference.md"
 HEAD = """# API reference
 
 Every public name, from its docstring. All are imported on first use: `import partreduce` costs nothing. What is not
-here is internal and may change; how the rooms behind it hang together is told in [the architecture](architecture.md).
+here is internal and may change; [the architecture](internals/architecture.md) tells how the rooms hang together.
 """
 
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 HEAD = """# Conformance
 
 What people's training loops do, under every strategy kind, compared with plain torch. `tests/runtime/conformance` runs
-each cell on three workers against a reference of plain torch models that exchange vectors over a barrier, and compares
+each cell on three workers against a reference of plain torch models that exchange vectors over a barrier. It compares
 every worker's parameters after each step and at the end (float64, relative 1e-9). This page is generated from the suite
 by `python docs/make_conformance.py`.
 

@@ -36,7 +36,6 @@ from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
-from partreduce.runtime.watch.progress_publisher import publish
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import RUNNING, Ending
@@ -177,7 +176,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.engine = _engine(self.run, self.runner, self.optimizer, uneven_inputs)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
-        publish(self.run, self.runner, self.ending)
         if policies.broadcast:
             self.meeting.broadcast()
         if tables:

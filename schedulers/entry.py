@@ -97,7 +97,7 @@ class Entry:
     name: str
     summary: str
     source: str
-    kind: Literal["rule", "groups", "graph", "rounds", "allreduce"]
+    kind: Literal["rule", "groups", "graph", "rounds", "allreduce", "outer"]
     make: Callable[..., Strategy]
     refuse: Callable[..., str | None] = always
     parameters: tuple[Parameter, ...] = ()

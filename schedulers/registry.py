@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partreduce.schedulers.catalogue.graphs import GRAPHS
+from partreduce.schedulers.catalogue.outer_steps import OUTER_STEPS
 from partreduce.schedulers.catalogue.rounds import PER_ROUND
 from partreduce.schedulers.catalogue.rules import RULES
 from partreduce.schedulers.entry import Entry, hint
@@ -10,7 +11,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 
-_ENTRIES: dict[str, Entry] = {row.name: row for row in (*RULES, *GRAPHS, *PER_ROUND)}
+_ENTRIES: dict[str, Entry] = {row.name: row for row in (*RULES, *OUTER_STEPS, *GRAPHS, *PER_ROUND)}
 
 
 def names() -> list[str]:

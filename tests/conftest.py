@@ -6,12 +6,17 @@ import gc
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from partreduce.topo.schedule import Schedule
+
+UNMINDED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=UNMINDED)
+settings.load_profile("steady")
 
 
 def pytest_collection_finish() -> None:

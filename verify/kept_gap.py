@@ -27,7 +27,7 @@ from partreduce.verify.without_backup import prove_without_backup
 
 EXPLORED = (
     "That the program obeys these rules is assumed; the machine that it runs was explored for small graphs "
-    "(docs/explorer.md)."
+    "(docs/internals/explorer.md)."
 )
 NONE = -1
 """There is no bound."""

@@ -1,8 +1,8 @@
 """Claims about a quorum: what holds of partial all-reduce whoever comes late.
 
 Which gradients a round sums is decided while the job runs. So these are theorems about the protocol, whose object is
-explored in small systems (docs/explorer.md); what follows from the file's setting has an entry in the certificate. The
-rules that they rest on, and the proofs, stand in `verify/checker/facts/quorum.py`.
+explored in small systems (docs/internals/explorer.md); what follows from the file's setting has an entry in the
+certificate. The rules that they rest on, and the proofs, stand in `verify/checker/facts/quorum.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from partreduce.verify.base import Claim, Status, follows
 from partreduce.verify.equal_replicas import ASSUMED
 from partreduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
 
-EXPLORED = "That the protocol's code follows this was explored for small configurations (docs/explorer.md)."
+EXPLORED = "That the protocol's code follows this was explored for small configurations (docs/internals/explorer.md)."
 
 
 def prove_quorum(schedule: Schedule) -> tuple[Claim, ...]:

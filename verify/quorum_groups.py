@@ -1,7 +1,7 @@
 """Claims about a schedule of groups whose rounds start by a quorum: the shadow models do what the schedule does.
 
 Which progress a round takes along is decided while the job runs, so what is proved here besides the schedule's own
-matrices are theorems about the protocol, whose object is explored in small systems (docs/explorer.md). Their
+matrices are theorems about the protocol, whose object is explored in small systems (docs/internals/explorer.md). Their
 derivation stands in docs/theory/quorum-groups.md. Each has an entry in the certificate; the rules that they rest on,
 and the proofs, stand in `verify/checker/facts/quorum_groups.py`.
 """

@@ -14,61 +14,44 @@ import platform
 import resource
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from benchmarks.explore import (
-    group_generator_array,
-    group_generator_suite,
-    hop_array,
-    hop_suite,
-    pairing,
-    partial_array,
-    partial_groups_suite,
-    partial_suite,
-    shards,
-)
+from benchmarks.explore import generator_cases, hop_cases, pairing, partial_cases, partial_groups_cases, shards
+from benchmarks.explore.configuration import Configuration
 from benchmarks.kit import parser
+from partreduce.schedulers.protocols.hop import Hop
+from partreduce.verify.explore import Exploration
 
-if TYPE_CHECKING:
-    from partreduce.verify.explore import Exploration
+PROTOCOLS = {
+    "Hop": ((*hop_cases.SMALL, *hop_cases.MILLION), hop_cases.LARGE, hop_cases.FACTORS),
+    "group generator": (
+        (*generator_cases.SMALL, *generator_cases.MILLION), generator_cases.LARGE, generator_cases.FACTORS,
+    ),
+    "AD-PSGD": ((), (), pairing.FACTORS),
+    "partial all-reduce": (partial_cases.SMALL, partial_cases.LARGE, partial_cases.FACTORS),
+    "quorum of groups": (partial_groups_cases.SMALL, partial_groups_cases.LARGE, None),
+    "asynchronous server": (shards.SMALL, shards.LARGE, None),
+}  # fmt: skip
+"""Of each protocol the tests' configurations, the large ones, and a covering array."""
 
-PROTOCOLS = ("Hop", "group generator", "AD-PSGD", "partial all-reduce", "quorum of groups", "asynchronous server")
 
-
-def configurations(*, everything: bool) -> list[tuple[str, Any]]:
+def configurations(*, everything: bool) -> list[tuple[str, Configuration]]:
     """(protocol, configuration) of all that is explored."""
-    hop: list[Any] = [*hop_suite.LARGE, *hop_array.FACTORS.triples()]
-    generator: list[Any] = [
-        *group_generator_suite.LARGE,
-        group_generator_array.TWO_VOIDS,
-        *group_generator_array.FACTORS.triples(),
-    ]
-    partial: list[Any] = [*partial_suite.LARGE, *partial_array.FACTORS.triples()]
-    groups: list[Any] = [*partial_groups_suite.LARGE]
-    servers: list[Any] = [*shards.LARGE]
-    if everything:
-        hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop_array.FACTORS.pairs(), *hop]
-        generator = [
-            *group_generator_suite.SMALL,
-            *group_generator_suite.MILLION,
-            *group_generator_array.FACTORS.pairs(),
-            *generator,
-        ]
-        partial = [*partial_suite.SMALL, *partial_array.FACTORS.pairs(), *partial]
-        groups = [*partial_groups_suite.SMALL, *groups]
-        servers = [*shards.SMALL, *servers]
-    of_each = zip(PROTOCOLS, (hop, generator, pairing.FACTORS.triples(), partial, groups, servers), strict=True)
-    return [(protocol, configuration) for protocol, listed in of_each for configuration in listed]
+    found = {}
+    for protocol, (small, large, factors) in PROTOCOLS.items():
+        pairs, triples = (factors.pairs(), factors.triples()) if factors else ((), ())
+        listed = (*small, *pairs, *large, *triples) if everything else (*large, *triples)
+        found.update({(protocol, configuration.name): configuration for configuration in listed})
+    return [(protocol, configuration) for (protocol, _), configuration in found.items()]
 
 
-def verdict(configuration: Any, result: Exploration) -> str:  # noqa: ANN401 - one of four classes of configurations
+def verdict(configuration: Configuration, result: Exploration) -> str:
     """What the search says, in a word or two."""
     if not result.complete and all(finding.verdict != "fails" for finding in result.findings):
         return "cut"
     if not result.holds:
         return "FAILS"
-    if isinstance(configuration, hop_suite.HopConfiguration) and not configuration.network.suspicions:
-        return "holds, tight" if configuration.is_tight(result) else "FAILS: a bound is not attained"
+    if isinstance(configuration.machine, Hop) and not configuration.network.suspicions:
+        return "holds, tight" if hop_cases.is_tight(configuration, result) else "FAILS: a bound is not attained"
     return "holds"
 
 

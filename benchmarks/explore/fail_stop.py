@@ -6,16 +6,13 @@ It makes no difference whether the missed one was dead. The group generator does
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.explore.configuration import Explored
 from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send, Shiftable
-from partreduce.verify.search.properties import PerPair, PerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from partreduce.verify.search.properties import Property
+from partreduce.verify.search.properties import PerPair, PerProcess, Property
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +94,12 @@ class FailStop:
         return "end of the connection" if isinstance(message, Crashed) else str(self.machine.describe_message(message))
 
 
-def among_the_living(prop: Property) -> Property:
-    """A property that is asked only of workers that have not ended, and of what is on its way between two of them."""
+def fail_stop(found: Explored) -> Explored:
+    """The same of workers that end when they miss one; asked of those that have not, and of what is between them."""
+    return Explored(FailStop(found.machine), tuple(map(_among_the_living, found.properties)))
+
+
+def _among_the_living(prop: Property) -> Property:
     match prop:
         case PerProcess(name, check):
             return PerProcess(name, lambda process, state: None if isinstance(state, Gone) else check(process, state))

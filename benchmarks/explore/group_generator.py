@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
 from partreduce.schedulers.protocols.group_generator.draw import PATIENCE
@@ -18,6 +19,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Grant,
     Void,
 )
+from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.schedulers.protocols.group_generator.worker import (
     ASKED,
     ENDED,
@@ -29,12 +31,7 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     WorkerState,
 )
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.schedulers.protocols.group_generator.system import GroupSystem
-    from partreduce.verify.search.view import View
+from partreduce.verify.search.view import View
 
 
 def generator_properties(system: GroupSystem, *, lossy: bool = False) -> tuple[Property, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
@@ -19,11 +17,9 @@ from partreduce.schedulers.protocols.hop import (
     Update,
 )
 from partreduce.verify.gaps.exact import exact_bounds, token_queue_capacity, update_queue_capacity
+from partreduce.verify.gaps.paper import Matrix
 from partreduce.verify.gaps.skip import longest_skips
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
-
-if TYPE_CHECKING:
-    from partreduce.verify.gaps.paper import Matrix
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
@@ -103,7 +99,9 @@ def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
         jumps = [
             by
             for by in range(setting.skip.trigger, setting.skip.limit + 1)
-            if behind and all(by <= ahead for ahead in behind) and reducible(state.step + by - 1)
+            if behind
+            and all(max(by, setting.skip.behind) <= ahead for ahead in behind)
+            and reducible(state.step + by - 1)
         ]
         if jumps:
             return {Advance(max(jumps))}

@@ -8,18 +8,14 @@ state, and no state is added.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.schedulers.protocols.base import Note, Outcome, Received
 from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update
 from partreduce.topo.strategies.gap import Reducing
-from partreduce.verify.search.properties import PerPair, PerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from partreduce.verify.search.properties import Property
+from partreduce.verify.search.properties import PerPair, PerProcess, Property
 
 NOTHING = -(2**60)
 """No update that could still serve has come."""
@@ -82,7 +78,6 @@ class Recording:
         return self.machine.clock(process, state.worker)
 
     def shifted(self, process: int, state: Recorded, by: int) -> Recorded:
-        """The record moves with the steps."""
         came = tuple(k - by if k > NOTHING else k for k in state.came)
         return Recorded(self.machine.shifted(process, state.worker, by), came)
 

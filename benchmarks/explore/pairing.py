@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.explore.configuration import Configuration, Explored
 from benchmarks.explore.covering import Factors, Level
-from benchmarks.explore.fail_stop import FailStop, among_the_living
+from benchmarks.explore.fail_stop import fail_stop
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, all_both, two_sides
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.verify.explore import Exploration, Network, explore
+from partreduce.verify.explore import Network, Trace, explore
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
-
-if TYPE_CHECKING:
-    from partreduce.verify.explore import Trace
-    from partreduce.verify.search.view import View
+from partreduce.verify.search.view import View
 
 
 def pairing_properties(machine: Pairing, *, crashes: bool = False) -> tuple[Property, ...]:
@@ -65,29 +62,12 @@ def _waits_for_the_dead(view: View) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class PairingConfiguration:
-    """One exploration; with suspicions the workers are those of `FailStop`."""
-
-    name: str
-    pairing: Pairing
-    network: Network = field(default_factory=Network)
-    symmetry: bool = False
-
-    def machine(self) -> Any:  # noqa: ANN401 - a machine, wrapped or not
-        return FailStop(self.pairing) if self.network.suspicions else self.pairing
-
-    def run(self, pairing: Pairing | None = None) -> Exploration:
-        """Explore with every property; `pairing` may stand in for the protocol."""
-        pairing = pairing or self.pairing
-        properties = pairing_properties(pairing, crashes=self.network.crashes > 0)
-        if self.network.suspicions:
-            properties = tuple(map(among_the_living, properties))
-        machine = FailStop(pairing) if self.network.suspicions else pairing
-        return explore(machine, properties=properties, network=self.network, symmetry=self.symmetry)
+def explored(machine: Pairing, network: Network) -> Explored:
+    found = Explored(machine, pairing_properties(machine, crashes=network.crashes > 0))
+    return fail_stop(found) if network.suspicions else found
 
 
-def _make(words: str, chosen: dict[str, Any]) -> PairingConfiguration:
+def _make(words: str, chosen: dict[str, Any]) -> Configuration:
     """The configuration that a row stands for."""
     num_workers, edges, first = chosen["graph"]
     active = [v for v in range(num_workers) if (v in first) == (chosen["sides"] == "first")]
@@ -98,7 +78,7 @@ def _make(words: str, chosen: dict[str, Any]) -> PairingConfiguration:
         suspicions=int(chosen["mishap"] == "suspicion"),
     )
     pairing = two_sides(Digraph.undirected(num_workers, [*edges, *between]), frozenset(active))
-    return PairingConfiguration(words, pairing, network, chosen["symmetry"])
+    return Configuration(words, pairing, explored, network, chosen["symmetry"])
 
 
 FACTORS = Factors(

@@ -6,18 +6,13 @@ results add to it. Each gradient has a number, so that a state says where it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from partreduce.schedulers.protocols.partial import Partial, PartialState
 from partreduce.schedulers.protocols.partial_sides import CALLED, COMPUTING, MEETING, Begin, Call, End, Finish, Take
-from partreduce.topo.strategies.quorum import Counting, QuorumStart
+from partreduce.topo.strategies.quorum import Counting, Quorum, QuorumStart
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.topo.strategies.quorum import Quorum
-    from partreduce.verify.search.view import View
+from partreduce.verify.search.view import View
 
 
 def partial_properties(machine: Partial) -> tuple[Property, ...]:

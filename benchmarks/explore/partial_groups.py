@@ -6,21 +6,16 @@ is linear algebra on top (docs/theory/quorum-groups.md).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from partreduce.schedulers.protocols.partial_groups import GOES_ON, GroupsState, PartialGroups
 from partreduce.schedulers.protocols.partial_sides import CALLED, COMPUTING, Begin, Call, End, Finish, Share, Take
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.verify.search.view import View
+from partreduce.verify.search.view import View
 
 
 def partial_groups_properties(machine: PartialGroups) -> tuple[Property, ...]:
-    """All properties of the machine."""
     setting, n = machine.setting, machine.num_processes
     pairs = tuple((u, v) for u in range(n) for v in range(n) if u != v)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from benchmarks.explore.configuration import USUAL, WILD, Configuration, Explored
 from partreduce.schedulers.protocols.shards import (
     CLOSED,
     COMPUTING,
@@ -17,13 +17,9 @@ from partreduce.schedulers.protocols.shards import (
     ShardState,
     WorkerState,
 )
-from partreduce.verify.explore import Exploration, Network, explore
+from partreduce.verify.explore import Network
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.verify.search.view import View
+from partreduce.verify.search.view import View
 
 
 def shards_properties(machine: Shards) -> tuple[Property, ...]:
@@ -157,54 +153,38 @@ def all_have_come(machine: Shards) -> Callable[[View], bool]:
     return check
 
 
-@dataclass(frozen=True, slots=True)
-class ShardsConfiguration:
-    """One exploration: the machine and the network."""
-
-    name: str
-    shards: Shards
-    network: Network = field(default_factory=Network)
-
-    def machine(self, kind: type[Shards] = Shards) -> Shards:
-        """The protocol, or one that differs from it."""
-        own = self.shards
-        return kind(own.num_workers, own.hosts, own.staleness, own.overlap, own.plan)
-
-    def run(self, machine: Shards | None = None) -> Exploration:
-        """Explore with every property; `machine` may stand in for the protocol."""
-        machine = machine or self.shards
-        return explore(
-            machine, properties=shards_properties(machine), network=self.network, within=all_have_come(machine)
-        )
+def explored(machine: Shards, _: Network) -> Explored:
+    return Explored(machine, shards_properties(machine), within=all_have_come(machine))
 
 
-WILD = Network(reorder=True, duplicates=1)
+def shards(name: str, machine: Shards, network: Network = USUAL) -> Configuration:
+    return Configuration(name, machine, explored, network)
+
+
 EVERYTHING = Plan(3, pulls=(1,), drains=(2,))
 
 SMALL = (
-    ShardsConfiguration("free, 2 workers, 2 shards", Shards(2, (0, 1), plan=Plan(2))),
-    ShardsConfiguration("free, overlapped, 2 workers, 2 shards", Shards(2, (0, 1), overlap=True, plan=Plan(2))),
-    ShardsConfiguration("staleness 0, 2 workers, 2 shards", Shards(2, (0, 1), 0, plan=Plan(3))),
-    ShardsConfiguration("staleness 1, 3 workers", Shards(3, (0,), 1, plan=Plan(3))),
-    ShardsConfiguration("staleness 1, overlapped, 3 workers", Shards(3, (1,), 1, overlap=True, plan=Plan(3))),
-    ShardsConfiguration("pull and drain, 2 workers", Shards(2, (1,), plan=EVERYTHING)),
-    ShardsConfiguration("pull and drain, overlapped, 2 workers", Shards(2, (1,), overlap=True, plan=EVERYTHING)),
-    ShardsConfiguration("pull and drain, staleness 1, 2 workers", Shards(2, (0,), 1, plan=EVERYTHING)),
-    ShardsConfiguration("pull and drain, 2 workers, reordered and doubled", Shards(2, (0,), plan=EVERYTHING), WILD),
-    ShardsConfiguration("drain, overlapped, staleness 1, 2 workers, reordered and doubled",
-                        Shards(2, (0,), 1, overlap=True, plan=Plan(2, drains=(1,))), WILD),
-    ShardsConfiguration("drain, overlapped, 2 workers, 2 shards",
-                        Shards(2, (0, 1), overlap=True, plan=Plan(2, drains=(1,)))),
+    shards("free, 2 workers, 2 shards", Shards(2, (0, 1), plan=Plan(2))),
+    shards("free, overlapped, 2 workers, 2 shards", Shards(2, (0, 1), overlap=True, plan=Plan(2))),
+    shards("staleness 0, 2 workers, 2 shards", Shards(2, (0, 1), 0, plan=Plan(3))),
+    shards("staleness 1, 3 workers", Shards(3, (0,), 1, plan=Plan(3))),
+    shards("staleness 1, overlapped, 3 workers", Shards(3, (1,), 1, overlap=True, plan=Plan(3))),
+    shards("pull and drain, 2 workers", Shards(2, (1,), plan=EVERYTHING)),
+    shards("pull and drain, overlapped, 2 workers", Shards(2, (1,), overlap=True, plan=EVERYTHING)),
+    shards("pull and drain, staleness 1, 2 workers", Shards(2, (0,), 1, plan=EVERYTHING)),
+    shards("pull and drain, 2 workers, reordered and doubled", Shards(2, (0,), plan=EVERYTHING), WILD),
+    shards("drain, overlapped, staleness 1, 2 workers, reordered and doubled",
+           Shards(2, (0,), 1, overlap=True, plan=Plan(2, drains=(1,))), WILD),
+    shards("drain, overlapped, 2 workers, 2 shards", Shards(2, (0, 1), overlap=True, plan=Plan(2, drains=(1,)))),
 )  # fmt: skip
 
 LARGE = (
-    ShardsConfiguration("free, 3 workers, 2 shards", Shards(3, (0, 2), plan=Plan(2))),
-    ShardsConfiguration("staleness 1, 2 workers, 2 shards", Shards(2, (0, 1), 1, plan=Plan(4))),
-    ShardsConfiguration("staleness 2, 4 workers", Shards(4, (0,), 2, plan=Plan(3))),
-    ShardsConfiguration("pull and drain, overlapped, staleness 1, 3 workers",
-                        Shards(3, (0,), 1, overlap=True, plan=EVERYTHING)),
-    ShardsConfiguration("pull and drain, overlapped, staleness 0, 2 workers, 2 shards",
-                        Shards(2, (0, 1), 0, overlap=True, plan=EVERYTHING)),
-    ShardsConfiguration("two drains, overlapped, 2 workers, 2 shards, reordered and doubled",
-                        Shards(2, (0, 1), overlap=True, plan=Plan(3, drains=(1, 2))), WILD),
+    shards("free, 3 workers, 2 shards", Shards(3, (0, 2), plan=Plan(2))),
+    shards("staleness 1, 2 workers, 2 shards", Shards(2, (0, 1), 1, plan=Plan(4))),
+    shards("staleness 2, 4 workers", Shards(4, (0,), 2, plan=Plan(3))),
+    shards("pull and drain, overlapped, staleness 1, 3 workers", Shards(3, (0,), 1, overlap=True, plan=EVERYTHING)),
+    shards("pull and drain, overlapped, staleness 0, 2 workers, 2 shards",
+           Shards(2, (0, 1), 0, overlap=True, plan=EVERYTHING)),
+    shards("two drains, overlapped, 2 workers, 2 shards, reordered and doubled",
+           Shards(2, (0, 1), overlap=True, plan=Plan(3, drains=(1, 2))), WILD),
 )  # fmt: skip

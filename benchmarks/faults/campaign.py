@@ -11,8 +11,8 @@ import pkgutil
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.faults import verdicts
 from benchmarks.faults.cell import Cell, Outcome, Task
@@ -22,9 +22,6 @@ from benchmarks.faults.processes import command_of, end, fork_session, show_stac
 from benchmarks.faults.running import Running
 from benchmarks.lab.network import Network, why_not
 from partreduce.topo.document.writer import write_schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
 
 POLL_SECONDS = 0.03
 THEIRS = ("torchelastic_", "pytorch-errorfile-")

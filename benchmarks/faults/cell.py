@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from typing import Any
 
 LAUNCHERS = ("run", "torchrun", "by hand", "nodes")
 """`partreduce run`; torchrun's agent; workers by hand, rank 0 as the store's host; by hand on nodes of their own."""

@@ -10,19 +10,15 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.faults.kinds import KINDS, WORKERS
 from benchmarks.faults.processes import is_pending, runs
+from benchmarks.faults.running import Running
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.faults.running import Running
-
-    Injector = Callable[[Running], Iterator[None]]
+Injector = Callable[[Running], Iterator[None]]
 
 LONG = 100_000
 """Steps of a run that only the fault ends."""

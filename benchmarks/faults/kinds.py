@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
@@ -18,6 +18,7 @@ from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Form, GroupPhases, How, Late, Lockstep, Merge, Outer, Pipeline, Routes
 from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from partreduce.topo.strategies.generated import Division, Generated
 from partreduce.topo.strategies.neighbor import Neighbor
@@ -25,11 +26,6 @@ from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.quorum import Counting, Quorum, QuorumStart
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from partreduce.topo.strategies.base import Strategy
 
 WORKERS = 4
 PLAIN = Outer()

@@ -7,18 +7,14 @@ import os
 import signal
 import socket
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from benchmarks.faults.cell import Task
 from benchmarks.faults.kinds import WORKERS
 from benchmarks.faults.processes import become
 from benchmarks.faults.worker import work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.faults.cell import Task
-    from benchmarks.lab.network import Network
+from benchmarks.lab.network import Network
 
 SCRIPT = Path(__file__).with_name("worker.py")
 NETNS = 0x40000000

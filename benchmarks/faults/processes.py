@@ -9,12 +9,10 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 PROC = Path("/proc")
 
@@ -97,7 +95,6 @@ def _environment(pid: int) -> bytes:
 
 
 def command_of(pid: int) -> str:
-    """A process's command line."""
     with contextlib.suppress(OSError):
         return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""

@@ -4,7 +4,7 @@
     python -m benchmarks.faults.run [--minutes M] [--seed S] [--cell KIND/FAULT/LAUNCHER/SEED …] [--write]
 
 Prints one line a cell and ends with 1 if anything was violated; `--cell` runs a cell again, with the name that its line
-gives. `--write` adds what was run to benchmarks/results/faults.json and writes docs/faults.md anew from all of it.
+gives. `--write` adds what was run to benchmarks/results/faults.json and writes faults.md beside it anew from all of it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,13 @@ import contextlib
 import random
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from benchmarks.faults import verdicts
 from benchmarks.faults.campaign import combinations, import_once, run_cells, what_is_left_out
-from benchmarks.faults.cell import Cell
+from benchmarks.faults.cell import Cell, Outcome
 from benchmarks.faults.table import add_results, write_page
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from benchmarks.faults.cell import Outcome
 
 
 def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from random import Random
 
 from benchmarks.faults.cell import Cell, Outcome, Record, Task, records_after
 from benchmarks.faults.kinds import WORKERS
 from benchmarks.faults.processes import belonging, children_of, command_of, delays_of, look_at, runs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-    from random import Random
-
-    from benchmarks.lab.network import Network
+from benchmarks.lab.network import Network
 
 START_SECONDS = 40.0
 """How long a run may take to begin on a busy machine, before the cell is given up as not fired."""
@@ -75,7 +71,6 @@ class Running:
         return [pid for pid in forked if runs(pid)]
 
     def look(self) -> None:
-        """Note what has ended."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -136,7 +131,6 @@ class Running:
         return next((pid for pid in self.processes() if word in command_of(pid)), None)
 
     def processes(self) -> list[int]:
-        """The running processes of this cell."""
         return belonging(self.pid, str(self.folder))
 
     def role_of(self, pid: int) -> str:

@@ -1,28 +1,24 @@
-"""docs/faults.md: what the campaigns found, kind by fault, from the rows in benchmarks/results/faults.json."""
+"""benchmarks/results/faults.md: what the campaigns found, kind by fault, from the rows in faults.json beside it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from benchmarks import compact
+from benchmarks.faults.cell import Outcome
 from benchmarks.faults.injectors import FAULTS
 from benchmarks.faults.kinds import KINDS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from benchmarks.faults.cell import Outcome
-
 HOME = Path(__file__).resolve().parents[2]
 RESULTS = HOME / "benchmarks/results/faults.json"
-PAGE = HOME / "docs/faults.md"
-BEGIN = "<!-- written by benchmarks/faults/table.py; do not edit below -->"
+PAGE = HOME / "benchmarks/results/faults.md"
 
 
 def add_results(outcomes: Iterable[Outcome], seed: int) -> None:
@@ -46,18 +42,21 @@ def add_results(outcomes: Iterable[Outcome], seed: int) -> None:
 
 
 def write_page() -> None:
-    """Write the part of the page that is counted."""
-    head = PAGE.read_text().split(BEGIN)[0]
-    PAGE.write_text(head + BEGIN + "\n\n" + page(json.loads(RESULTS.read_text())))
+    """Write the page anew from all that is kept."""
+    PAGE.write_text(page(json.loads(RESULTS.read_text())))
 
 
 def page(content: dict[str, Any]) -> str:
-    """The tables and the list of violations."""
+    """The whole page: the tables and the list of violations."""
     counts = content["counts"]
     bad = {name: text for count in counts.values() for name, text in count["violations"].items()}
     campaigns = ", ".join(f"seed {c['seed']} at {c['commit']} ({c['faults']})" for c in content["campaigns"])
     number = sum(count["number"] for count in counts.values())
     lines = [
+        "# Faults that were tried",
+        "",
+        "`python -m benchmarks.faults.run --write`; [what is done](../../docs/internals/faults.md#what-is-done).",
+        "",
         f"{number} faults fired, {len(bad)} cells with a violation. Campaigns: {campaigns}.",
         "",
         "## Fault by fault",

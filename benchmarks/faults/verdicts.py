@@ -5,21 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from benchmarks.faults.cell import Record
 from benchmarks.faults.injectors import STORE
-from benchmarks.faults.kinds import KINDS, WORKERS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy.typing as npt
-
-    from benchmarks.faults.cell import Record
-    from benchmarks.faults.kinds import Kind
-    from benchmarks.faults.running import Running
+from benchmarks.faults.kinds import KINDS, WORKERS, Kind
+from benchmarks.faults.running import Running
 
 SLACK_SECONDS = 5.0
 """A fault is reported within the timeout and this."""
@@ -113,7 +107,6 @@ def _names(culprit: str, text: str) -> bool:
 
 
 def output_of(running: Running) -> str:
-    """What launcher and workers printed."""
     path = running.folder / "output.txt"
     return path.read_text(errors="replace") if path.exists() else ""
 

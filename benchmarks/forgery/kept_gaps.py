@@ -130,7 +130,7 @@ def _skips(gap: dict[str, Any], rules: Rules, columns: list[list[int | None]]) -
     for v in range(rules.n):
         most = gap["skip"]["limit"] if rules.out[v] else 0
         for by in range(most, 0, -1):
-            behind = all(_number(columns[v][w]) >= by for w in rules.out[v])
+            behind = all(_number(columns[v][w]) >= max(by, gap["skip"].get("behind", 2)) for w in rules.out[v])
             there = sum(_number(columns[v][u]) >= by - 1 - gap["staleness"] for u in rules.into[v])
             if behind and there >= len(rules.into[v]) - rules.backup[v]:
                 break

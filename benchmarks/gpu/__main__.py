@@ -49,7 +49,6 @@ def run_stage(name: str) -> int:
 
 
 def start_stage(name: str) -> dict[str, Any]:
-    """One stage as a process."""
     _, limit, environment = STAGES[name]
     started = time.monotonic()
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from benchmarks.gpu.simulated import Fault, Shared, run_ranks
+from benchmarks.gpu.simulated import Fault, Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.staging import Staging
@@ -27,11 +28,6 @@ from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.gap import Gap, Order
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.static import Static
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.gpu.simulated import SimulatedWorld
 
 RANKS = 4
 MOST_STEPS = 24
@@ -61,7 +57,6 @@ class Cell:
 
     @property
     def schedule(self) -> Schedule:
-        """Its schedule for four workers."""
         when: Any = Late() if self.overlap else Lockstep()
         if self.width > 1:
             when = Pipeline(width=self.width)
@@ -140,7 +135,6 @@ class Model(torch.nn.Module):
         self.second = torch.nn.Linear(9, 4).to(dtypes[-1])
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """As its layers."""
         hidden = torch.tanh(self.norm(self.first(values.to(self.first.weight.dtype))))
         output: torch.Tensor = self.second(hidden.to(self.second.weight.dtype))
         return output
@@ -156,7 +150,6 @@ def model_and_data(cell: Cell, rank: int) -> tuple[Model, Batches]:
 
 
 def optimizer_of(cell: Cell, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer by name."""
     name, _, how = cell.optimizer.partition(" ")
     if name == "adam":
         return torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=0.1, **({how: True} if how else {}))
@@ -204,7 +197,6 @@ def train(
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """One step of training."""
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(inputs).float(), targets).backward()
     optimizer.step()

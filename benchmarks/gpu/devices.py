@@ -17,7 +17,8 @@ import contextlib
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -25,12 +26,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from partreduce.runtime.transport.streams import CudaStreams, Streams
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from partreduce.runtime.transport.streams import Marker
+from partreduce.runtime.transport.streams import CudaStreams, Marker, Streams
 
 STUCK_SECONDS = 60.0
 """A pretended stream that waits longer for another than this has met a bug of the test."""
@@ -66,7 +62,6 @@ class Mark:
         self.at = 0.0
 
     def query(self) -> bool:
-        """Whether the stream has come to it."""
         return self.passed.is_set()
 
     def elapsed_time(self, end: Mark) -> float:
@@ -74,7 +69,6 @@ class Mark:
         return (end.at - self.at) * 1e3
 
     def set(self) -> None:
-        """The stream has come to it."""
         self.at = time.perf_counter()
         self.passed.set()
 
@@ -96,7 +90,6 @@ class PretendedStream:
         threading.Thread(target=self._run, name=f"stream-{name}", daemon=True).start()
 
     def submit(self, task: Callable[[], object]) -> None:
-        """Queue a task."""
         self._tasks.put(task)
 
     def end(self) -> None:
@@ -133,7 +126,6 @@ class PretendedDevice:
         self.user = self.current = self.stream("user")
 
     def stream(self, name: str) -> PretendedStream:
-        """A new stream."""
         made = PretendedStream(self, f"{self.name}-{name}")
         self._streams.append(made)
         return made
@@ -202,7 +194,6 @@ class PretendedDevice:
         return self._thread == threading.get_ident()
 
     def streams(self) -> Streams:
-        """What the run-time asks for."""
         return _PretendedStreams(self)
 
     def ask(self) -> None:
@@ -211,7 +202,6 @@ class PretendedDevice:
         self.mark().passed.wait()
 
     def note_host(self, value: object) -> None:
-        """Note that arrays are the host's."""
         for tensor in tree_flatten(value)[0]:
             if isinstance(tensor, torch.Tensor) and _has_memory(tensor):
                 storage = tensor.untyped_storage()
@@ -385,7 +375,6 @@ class _PretendedStreams(Streams):
 
     @contextlib.contextmanager
     def side(self) -> Iterator[None]:
-        """See Streams."""
         device = self._device
         before = device.mark()
         with device.on(self._side):
@@ -393,29 +382,23 @@ class _PretendedStreams(Streams):
             yield
 
     def rejoin(self) -> None:
-        """See Streams."""
         self._device.wait(self._device.mark(self._side))
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """See Streams."""
         return self.stage(torch.tensor(numbers, dtype=dtype), self._device.device)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
-        """See Streams."""
         host = torch.zeros(values.shape, dtype=values.dtype)  # which is what a host sees that does not wait
         return host.copy_(values)
 
     def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """See Streams."""
         pinned = values.clone()  # at once, if it is the host's
         return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(pinned)
 
     def mark(self, *, timed: bool = False) -> Marker:  # noqa: ARG002 - all are
-        """See Streams."""
         return self._device.mark()
 
     def settle(self) -> None:
-        """See Streams."""
         self._device.settle()
 
 
@@ -432,11 +415,9 @@ class Plain:
         """None."""
 
     def on(self, stream: object) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - as above
-        """The calling thread."""
         return contextlib.nullcontext()
 
     def mark(self) -> Mark:
-        """A mark that is passed."""
         mark = Mark()
         mark.set()
         return mark
@@ -457,11 +438,9 @@ class Plain:
         """Nothing to end."""
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """The calling thread."""
         return contextlib.nullcontext()
 
     def streams(self) -> Streams:
-        """The CPU's."""
         return Streams()
 
 
@@ -480,7 +459,6 @@ class Cuda:
         return torch.cuda.current_stream(self.device)
 
     def stream(self, name: str) -> torch.cuda.Stream:  # noqa: ARG002 - CUDA's have none
-        """A new stream."""
         return torch.cuda.Stream(self.device)
 
     def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[Any]:
@@ -506,7 +484,6 @@ class Cuda:
         self.sleep(20.0)
 
     def settle(self) -> None:
-        """Wait for the device."""
         torch.cuda.synchronize(self.device)
 
     def end(self) -> None:
@@ -520,7 +497,6 @@ class Cuda:
             yield
 
     def streams(self) -> Streams:
-        """The run-time's own."""
         return CudaStreams(self.device)
 
 

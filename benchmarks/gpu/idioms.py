@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import LSTM, BatchNorm1d, Linear, Module, ModuleList, ReLU, Sequential, Tanh
 
-from benchmarks.gpu.simulated import Shared, run_ranks
+from benchmarks.gpu.simulated import Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-
-if TYPE_CHECKING:
-    from benchmarks.gpu.simulated import SimulatedWorld
 
 Loss = Callable[[Any, "SimulatedWorld"], torch.Tensor]
 RANKS = 2

@@ -23,7 +23,6 @@ CLOSE = 2e-4
 
 
 def schedule_of(kind: str, workers: int) -> Schedule:
-    """The schedule of a body."""
     cluster = Cluster.regular(1, workers)
     if kind == "server":
         return Schedule("gpu server", cluster, Server(hosts=(0, 1)))
@@ -50,7 +49,6 @@ def tables(rank: int, device: torch.device) -> None:
 
 
 def main(kind: str, folder: str) -> None:
-    """One worker."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", 0 if os.environ.get("PARTREDUCE_ONE_GPU") else rank % torch.cuda.device_count())
     torch.cuda.set_device(device)

@@ -10,29 +10,25 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.devices import Mark, PretendedDevice, device_of, unversioned
+from benchmarks.gpu.devices import Device, Mark, PretendedDevice, device_of, unversioned
+from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import member_sets
+from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.tags import TAG_LENGTH
+from partreduce.runtime.transport.waiting import RunningWork
 from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from benchmarks.gpu.devices import Device
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.streams import Streams
-    from partreduce.runtime.transport.waiting import RunningWork
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
 
 JOIN_SECONDS = 90.0
 
@@ -69,7 +65,6 @@ class Shared:
         self.slots: dict[tuple[object, ...], Slot] = {}
 
     def slot(self, key: tuple[object, ...]) -> Slot:
-        """The collective with this name."""
         return self.slots.setdefault(key, Slot())
 
 
@@ -105,7 +100,6 @@ class SimulatedCommunicator(Communicator):
         self._calls = 0
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
-        """Start a sum, in place."""
         if coding is not None:
             return super().all_reduce(tensor, coding)
         self._live()
@@ -119,8 +113,6 @@ class SimulatedCommunicator(Communicator):
         return self._collective(tensor, lambda tensors: self._sum(tensors, hit, is_tag=is_tag))
 
     def broadcast(self, tensor: torch.Tensor) -> SimulatedWork:
-        """Start a copy of the first member's."""
-
         def copy(tensors: dict[int, torch.Tensor]) -> None:
             for place in tensors.keys() - {0}:
                 tensors[place].copy_(tensors[0])
@@ -141,7 +133,6 @@ class SimulatedCommunicator(Communicator):
         return works
 
     def close(self) -> list[object]:
-        """Nothing lies below."""
         self._backend = None
         return []
 
@@ -221,20 +212,17 @@ class SimulatedWorld(GroupTable):
         self._on_host: GlooWorld | None = None
 
     def prepare(self, schedule: Schedule) -> None:
-        """Make the groups of this rank."""
         for members in sorted(member_sets(schedule, self.rank) | {tuple(range(self.size))}):
             if not self.has(members):
                 self.create(members)
 
     def create(self, members: tuple[int, ...]) -> Communicator:
-        """Make one group."""
         if self.abandoned:
             raise UnavailableError("the groups of this run were destroyed after a failure")
         communicator = self._groups[members] = SimulatedCommunicator(self, members)
         return communicator
 
     def streams(self, device: torch.device) -> Streams:  # noqa: ARG002 - a rank has one
-        """This rank's."""
         return self._own_streams
 
     def on_host(self) -> GlooWorld:
@@ -245,7 +233,6 @@ class SimulatedWorld(GroupTable):
         return self._on_host
 
     def abandon(self) -> None:
-        """Abort what this rank waits for."""
         self.pretended.gone.set()
         if self._on_host is not None:
             self._on_host.abandon()

@@ -349,7 +349,6 @@ STAGES: dict[str, tuple[Callable[[], dict[str, Any]], float, dict[str, str]]] = 
 
 
 def results_folder() -> Path:
-    """Where results go."""
     folder = Path(__file__).resolve().parents[2] / "build" / "gpu"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(parents=True)

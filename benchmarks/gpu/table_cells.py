@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.swa_utils import AveragedModel
 
 from benchmarks.gpu.cells import RANKS, distance, run_cell
+from benchmarks.gpu.simulated import SimulatedWorld
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.clipping import clip_grad_norm_
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
-
-if TYPE_CHECKING:
-    from benchmarks.gpu.simulated import SimulatedWorld
-    from partreduce.runtime.transport.worlds import World
 
 WORDS, BAGS, WIDTH, SAMPLES, STEPS = 29, 13, 4, 6, 3
 
@@ -151,7 +149,6 @@ def train(cell: TableCell, prepared: Prepared, device: torch.device, world: Worl
 
 
 def _train_here(cell: TableCell, world: SimulatedWorld, prepared: Prepared) -> dict[str, Any]:
-    """As a simulated rank."""
     device = world.pretended
     values = train(cell, prepared, device.device, world)
     device.settle()

@@ -4,82 +4,49 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.lab.job import Job
-
-
-class Training(Protocol):
-    """A model and what makes it step."""
-
-    model: torch.nn.Module
-
-    def step(self) -> None:
-        """Take a step with the gradients that stand in the model."""
-
-    def close(self) -> None:
-        """Leave the others."""
-
-
-def baseline(job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Training:
-    """The baseline that the job names."""
-    return KINDS[job.how](job, model, optimizer)
+from benchmarks.lab.job import Job
 
 
 def _join(job: Job) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=job.limit + 20))
 
 
-def _leave() -> None:
-    """Torch's own clean-up can wait for peers; the process ends now anyway."""
-
-
 class Alone:
-    """Nobody synchronises: what the lab's own machinery leaves of the compute-only limit."""
+    """Nobody synchronises: what the lab's own machinery leaves of the compute-only limit. The others step like it."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         self.model, self._optimizer = model, optimizer
 
     def step(self) -> None:
-        """Step alone."""
         self._optimizer.step()
 
     def close(self) -> None:
-        """There is nobody to leave."""
+        """Torch's own clean-up can wait for peers; the process ends now anyway."""
 
 
-class Ddp:
+class Ddp(Alone):
     """DistributedDataParallel with its default buckets (1 MB, then 25 MB), which it sends during backward."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         _join(job)
         caps = {"bucket_cap_mb": job.options["bucket"]} if "bucket" in job.options else {}
-        self.model: torch.nn.Module = torch.nn.parallel.DistributedDataParallel(
-            model, gradient_as_bucket_view=True, **caps
+        # Backward averages the gradients.
+        super().__init__(
+            job, torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **caps), optimizer
         )
-        self._optimizer = optimizer
-
-    def step(self) -> None:
-        """Backward has averaged the gradients."""
-        self._optimizer.step()
-
-    def close(self) -> None:
-        """See _leave."""
-        _leave()
 
 
-class Hierarchical:
+class Hierarchical(Alone):
     """All-reduce of the gradients in two levels: scatter sums in the node, reduce shards across nodes, gather."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         _join(job)
-        self.model, self._optimizer = model, optimizer
+        super().__init__(job, model, optimizer)
         rank, size = dist.get_rank(), job.workers_per_node
         timeout = timedelta(seconds=job.limit + 20)
         nodes = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=timeout) for n in range(job.num_nodes)]
@@ -93,7 +60,6 @@ class Hierarchical:
             dist.broadcast(parameter.data, 0)
 
     def step(self) -> None:
-        """Average the gradients and step."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         start = 0
         for parameter in parameters:
@@ -109,12 +75,8 @@ class Hierarchical:
             start += parameter.numel()
         self._optimizer.step()
 
-    def close(self) -> None:
-        """See _leave."""
-        _leave()
 
-
-class TorchAverager:
+class TorchAverager(Alone):
     """PyTorch's own HierarchicalModelAverager: node averages every `inner` steps, a global one every `outer`."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -125,7 +87,7 @@ class TorchAverager:
         _join(job)
         for parameter in model.parameters():
             dist.broadcast(parameter.data, 0)
-        self.model, self._optimizer = model, optimizer
+        super().__init__(job, model, optimizer)
         inner, outer = job.options["inner"], job.options["outer"]
         periods = OrderedDict([(inner, job.workers_per_node), (outer, job.num_workers)])
         self._averager: Any = HierarchicalModelAverager(period_group_size_dict=periods)
@@ -135,12 +97,8 @@ class TorchAverager:
         self._optimizer.step()
         self._averager.average_parameters(self.model.parameters())
 
-    def close(self) -> None:
-        """See _leave."""
-        _leave()
 
-
-KINDS: dict[str, Callable[[Job, torch.nn.Module, torch.optim.Optimizer], Training]] = {
+KINDS: dict[str, type[Alone]] = {
     "alone": Alone,
     "ddp": Ddp,
     "hierarchical": Hierarchical,

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from benchmarks.lab.docstrings import longest
-from benchmarks.lab.tasks import shard
-
-if TYPE_CHECKING:
-    from benchmarks.lab.job import Job
-    from benchmarks.lab.tasks import Samples
+from benchmarks.lab.job import Job
+from benchmarks.lab.tasks import Samples, shard
 
 
 class Batches:

@@ -7,12 +7,9 @@ things that a real run would not do either (beginning at one instant, ending aft
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = "board"
 
@@ -36,7 +33,6 @@ class Board:
         return True
 
     def stepped(self, rank: int, steps: int) -> None:
-        """Note a worker's steps."""
         self._cells[self._count + rank] = steps
 
     @property
@@ -46,7 +42,6 @@ class Board:
 
     @property
     def over(self) -> bool:
-        """Whether somebody ended the run."""
         return bool(self._cells[-1])
 
     def end(self) -> None:

@@ -8,30 +8,26 @@ import shutil
 import time
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
 from benchmarks.lab.crew import LabError
+from benchmarks.lab.job import Job
 from benchmarks.lab.measure import Measured, read_cell
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.predict import Point, predicted
 from benchmarks.lab.rehearse import best_rate, can_be_rehearsed, known_rates, rates_key, rehearse
 from benchmarks.lab.results import write, write_everything
-from benchmarks.lab.setting import GRID, MODEL_BYTES, TARGETS
+from benchmarks.lab.setting import GRID, MODEL_BYTES, TARGETS, Setting
+from benchmarks.lab.standing import Lab
 from benchmarks.lab.tasks import Samples, read_data, write_data
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from benchmarks.lab.job import Job
-    from benchmarks.lab.setting import Setting
-    from benchmarks.lab.standing import Lab
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
 
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 120.0
@@ -67,7 +63,6 @@ class Experiment:
 
     @property
     def setting(self) -> Setting:
-        """The only one."""
         (setting,) = self.settings
         return setting
 
@@ -127,7 +122,6 @@ class Campaign:
             self.notes.append(f"{left_out} cells were left out because the time was spent")
 
     def prepare(self) -> None:
-        """Write the tasks' data."""
         for task in {setting.task for setting in self.settings}:
             if not self._data(task).exists():
                 write_data(task, self._data(task))
@@ -169,7 +163,7 @@ class Campaign:
         """The contestants that have something to do in a setting, with their schedules made."""
         fitting = []
         for contestant in self.contestants:
-            if contestant.once and setting.is_disturbed:
+            if contestant.once and setting.is_disturbed and not self.experiment.contestants:
                 continue
             if contestant.make is not None:
                 schedule = contestant.make(self.cluster, setting)
@@ -256,7 +250,6 @@ class Campaign:
             shutil.rmtree(job.path, ignore_errors=True)
 
     def target_of(self, setting: Setting) -> float:
-        """The training loss that counts."""
         return float(self.experiment.target or TARGETS[setting.task])
 
     def _rehearsal(self, setting: Setting, contestant: Contestant) -> tuple[Contestant, Schedule] | None:
@@ -268,12 +261,7 @@ class Campaign:
     def _rehearse(self, setting: Setting, contestant: Contestant) -> None:
         """Find the contestant's best rate where no rehearsal of its schedule is known."""
         found = self._rehearsal(setting, contestant)
-        if (
-            self.experiment.rate is None
-            and found
-            and not found[0].named_only
-            and not self._by_rate(setting, contestant)
-        ):
+        if self.experiment.rate is None and found and not self._by_rate(setting, contestant):
             case, (source, schedule) = setting.case_of(self.cluster.num_workers), found
             self._rehearsed[case][rates_key(*found)] = rehearse(
                 source, schedule, task=setting.task, cluster=self.cluster
@@ -335,7 +323,6 @@ class Campaign:
         return found
 
     def write(self, folder: Path, name: str, provenance: dict[str, object]) -> None:
-        """JSON, Markdown and plots."""
         content = self.content(provenance)
         write_everything(folder, name, content)
         write(folder, name, content)

@@ -1,45 +1,65 @@
-"""Who competes: every way of synchronising that the lab knows, with its schedule and why it may be left out."""
+"""Who competes: every way of synchronising that the lab knows, as `contestants.toml` lists them."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from benchmarks.lab import gaps, late_and_small, quorums
+from benchmarks.lab.setting import Setting
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.document.strategies import load_strategy
+from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs.classic import ring
+from partreduce.topo.graphs.clustered import clustered
+from partreduce.topo.graphs.hop import double_ring, ring_based
+from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Late
-from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
-from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.axes import How
+from partreduce.topo.strategies.neighbor import Neighbor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.lab.setting import Setting
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.strategies.base import Strategy
-
-    Recommendation = Callable[[Cluster, Setting], Schedule | None]
+Make = Callable[[Cluster, Setting], Schedule | None]
 
 EVERY_STEP = "All-Reduce"
 """The family whose best member is the baseline: exact averaging in every step."""
-
 RECOMMENDED = "planner's recommendation"
+SERVER, STANDARD = "BSP server", "standard"
+LISTED: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+BY_CLUSTER: dict[str, Callable[[Cluster], Any]] = {
+    "$first of each node": lambda cluster: [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)],
+    "$every other": lambda cluster: list(range(0, cluster.num_workers, 2)),
+    "$half": lambda cluster: max(2, cluster.num_workers // 2),
+    "$all but one": lambda cluster: cluster.num_workers - 1,
+    "$none": lambda _: None,
+}
+GRAPHS: dict[str, Callable[[Cluster], Graph]] = {
+    "ring": lambda cluster: ring(cluster.num_workers),
+    "ring-based": lambda cluster: ring_based(cluster.num_workers),
+    "double-ring": lambda cluster: double_ring(cluster.num_workers),
+    "machines b": lambda cluster: clustered(_nodes(cluster), ends="gateway"),
+    "machines c": lambda cluster: clustered(_nodes(cluster), ends="spread"),
+}
+"""The last two are Figure 21's settings b and c for our machines: in b one worker of a machine has both its links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
     """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
 
-    `grid` names its learning rates (setting.GRID); `twin` another contestant of the same mathematics, which therefore
-    takes the same steps. `core` ones run in the short lab; `once` ones, which the wire makes very slow, run once, get
-    twice the time, and leave the settings with slow workers out; `named_only` ones run where somebody names them.
+    `how` is `partreduce` or a baseline (baselines.py), `form` that of its sums, for the prediction, and `options` are
+    what the optimizer or the baseline is given. `grid` names its learning rates (setting.GRID); `twin` another
+    contestant of the same mathematics, which therefore takes the same steps. `core` ones run in the short lab. `once`
+    ones, which a thin wire makes slow, run once, get twice the time, and leave settings with slow workers out where
+    nobody names them; `named_only` ones leave all out.
     """
 
     name: str
     family: str
-    make: Callable[[Cluster, Setting], Schedule | None] | None = None
+    make: Make | None = None
     how: str = "partreduce"
     free_running: bool = False
     grid: str = "workers"
@@ -56,185 +76,96 @@ class Contestant:
         return self.twin or self.name
 
 
-def _entry(name: str, *, overlap: bool = False, **parameters: object) -> Callable[[Cluster, Setting], Schedule]:
-    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
-        from partreduce.schedulers.registry import build
-
-        schedule = build(name, cluster, **parameters)
-        return _with(schedule, when=Late()) if overlap else schedule
-
-    return make
-
-
-HIERARCHICAL: dict[str, Any] = {"form": "hierarchical", "options": {"form": "hierarchical"}}
-"""Groups across nodes add up inside nodes first: for the prediction, and for the run."""
-
-
-def _with(schedule: Schedule, **changes: object) -> Schedule:
-    strategy: Any = schedule.strategy
-    words = "-".join("overlap" if key == "when" else key for key in changes)
-    return Schedule(f"{schedule.name}-{words}", schedule.cluster, replace(strategy, **changes))
-
-
-def _paced(
-    name: str, factor: int = 1, averaging: Averaging = Averaging.STEP_NORMALISED, **parameters: object
-) -> Callable[[Cluster, Setting], Schedule | None]:
-    """A schedule in which slow workers take fewer steps per round, as many as fit into the others' time.
-
-    `factor` multiplies everybody's pace: the section length.
-    """
-
-    def make(cluster: Cluster, setting: Setting) -> Schedule | None:
-        from partreduce.schedulers.registry import build
-
-        slowest = max([1.0, *(value for _, value in setting.slow)])
-        if slowest == 1:
-            return None
-        fast = factor * round(slowest)
-        slow = dict(setting.slow)
-        paces = tuple(max(1, round(fast / slow.get(rank, 1.0))) for rank in range(cluster.num_workers))
-        return _with(build(name, cluster, **parameters), pace=paces, averaging=averaging)
-
-    return make
-
-
-def _strategy(name: str, make: Callable[[Cluster], Strategy]) -> Callable[[Cluster, Setting], Schedule]:
-    return lambda cluster, _: Schedule(name, cluster, make(cluster))
-
-
-def _server(*, synchronous: bool) -> Callable[[Cluster], Strategy]:
-    """A shard on the first worker of each node."""
-    return lambda cluster: Server(
-        hosts=tuple(range(0, cluster.num_workers, cluster.workers_per_node or 1)),
-        synchronous=synchronous,
-        staleness=None,
-    )
-
-
-def _generated(name: str, division: str, initiator: str, **options: Any) -> Callable[[Cluster, Setting], Schedule]:  # noqa: ANN401 - fields of Generated
-    given = {"group_size": 3, "slow_threshold": 4, "all_every": 16, **options}
-    strategy = Generated(division=Division(division), initiator=InitiatorRule(initiator), **given)
-    return _strategy(name, lambda _: strategy)
-
-
-def contestants(
-    planned: Recommendation,
-    planned_coded: Recommendation | None = None,
-) -> list[Contestant]:
+def contestants(planned: Make, planned_coded: Make | None = None) -> list[Contestant]:
     """All of them, in the order of the table.
 
     `planned` is the planner's recommendation, `planned_coded` that with a codec.
     """
-    row, by_rule, rarely = Contestant, "generator, smart, paper's rule", "node-then-all 15"
-    core: dict[str, Any] = {"core": True}
-    free: dict[str, Any] = {"free_running": True}
-    coded: dict[str, Any] = {"form": "hierarchical"}  # the file says the form, and with which codec
-    late = {"overlap": True}
-    return [
-        row("alone", "none", how="alone", twin="local SGD, every 16", **core),
-        row("DDP", EVERY_STEP, how="ddp", twin="flat ring"),
-        row("flat ring", EVERY_STEP, _entry("allreduce"), **core),
-        row("hierarchical", EVERY_STEP, how="hierarchical", form="hierarchical", twin="flat ring", **core),
-        row("flat ring, overlapped", EVERY_STEP, _entry("allreduce", **late), **core),
-        row(
-            "hierarchical, overlapped",
-            EVERY_STEP,
-            _entry("allreduce", **late),
-            twin="flat ring, overlapped",
-            **core,
-            **HIERARCHICAL,
-        ),
-        row("local SGD, every 4", "local SGD", _entry("local-sgd", every=4)),
-        row("local SGD, every 16", "local SGD", _entry("local-sgd", every=16), **core),
-        row("torch averager 1/16", "local SGD", how="torch-averager", twin=rarely, options={"inner": 1, "outer": 16}),
-        row(
-            "server, synchronous", "server", _strategy("server", _server(synchronous=True)), once=True, twin="flat ring"
-        ),
-        row(
-            "server, asynchronous",
-            "server",
-            _strategy("server-asynchronous", _server(synchronous=False)),
-            once=True,
-            grid="server",
-            **free,
-        ),
-        row("D-PSGD ring", "D-PSGD", _entry("ring"), once=True),
-        row("D-PSGD ring, parallel", "D-PSGD", _entry("ring", **late), once=True),
-        row(
-            "AD-PSGD",
-            "AD-PSGD",
-            _strategy("ad-psgd", lambda all_: Pairwise(active=tuple(range(0, all_.num_workers, 2)), when=Late())),
-            **core,
-            **free,
-        ),
-        row("Figure 10", "Prague", _entry("prague-figure-10"), **core),
-        row("Figure 10, overlapped", "Prague", _entry("prague-figure-10", **late)),
-        row(
-            "generator, random",
-            "Prague",
-            _generated("random", "random", "paper", slow_threshold=None),
-            once=True,
-            **free,
-        ),
-        row(by_rule, "Prague", _generated("smart", "inter-intra", "paper"), **free),
-        *(
-            row(
-                f"generator, smart, laggard-{how}",
-                "Prague",
-                _generated(f"smart-{how}", "inter-intra", f"laggard-{how}"),
-                twin=by_rule,
-                core=how == "local",
-                **free,
-            )
-            for how in ("local", "late")
-        ),
-        row(
-            "generator, node-then-all 24",
-            "Prague",
-            _generated("node-then-all-24", "node-then-all", "laggard-late", all_every=24),
-            twin=rarely,
-            options={"form": "hierarchical"},
-            **core,
-            **free,
-        ),
-        row("node-then-all 3", "designed", _entry("node-then-all", node_rounds=3)),
-        row(rarely, "designed", _entry("node-then-all", node_rounds=15), **core),
-        *(
-            row(
-                f"node-then-all {rounds}, hierarchical",
-                "designed",
-                _entry("node-then-all", node_rounds=rounds),
-                twin=rarely,
-                core=rounds == 23,
-                **HIERARCHICAL,
-            )
-            for rounds in (15, 23)
-        ),
-        row("node-then-all 15, overlapped", "designed", _entry("node-then-all", node_rounds=15, **late)),
-        *(
-            row(f"all every {every}, overlapped", "designed", _entry("allreduce", every=every, **late))
-            for every in (8, 16)
-        ),
-        *(row(**fields) for fields in (*late_and_small.entries(), *gaps.entries(), *quorums.entries())),
-        row(RECOMMENDED, "designed", planned, **core, **HIERARCHICAL),
-        row(f"{RECOMMENDED}, codec", "designed", planned_coded or planned, **coded),
-        row(
-            f"{RECOMMENDED}, codec left out",
-            "designed",
-            late_and_small.without_codec(planned_coded or planned),
-            **coded,
-        ),
-        row("paced node-then-all 3", "designed", _paced("node-then-all", node_rounds=3), **core),
-        *(
-            row(
-                f"paced node-then-all {rounds}, plain means, hierarchical",
-                "designed",
-                _paced("node-then-all", averaging=Averaging.MEAN, node_rounds=rounds),
-                twin="paced node-then-all 3",
-                **HIERARCHICAL,
-            )
-            for rounds in (3, 5)
-        ),
-        row("paced all", "designed", _paced("allreduce")),
-        row("paced all, sections of 3", "designed", _paced("allreduce", factor=3)),
-    ]
+    coded = planned_coded or planned
+    recommended = {"plain": planned, "codec": coded, "codec left out": partial(_without_codec, coded)}
+    return [_contestant(row, recommended) for row in _rows()]
+
+
+def hop_name(graph: str, gap: str) -> str:
+    """Of one of Hop's settings over one of the graphs."""
+    return f"Hop {graph}, {gap}"
+
+
+def eager_name(quorum: str) -> str:
+    return f"eager {quorum}"
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    yield from LISTED["contestant"]
+    for graph in GRAPHS:
+        for gap in LISTED["gap"]:
+            if graph in gap["graphs"]:
+                named = {"name": hop_name(graph, gap["name"]), "family": "Hop", "named_only": True}
+                yield {**named, "graph": graph, "strategy": {"when": {"gap": gap["when"]}}}
+    for quorum in LISTED["quorum"]:
+        named = {"name": eager_name(quorum["name"]), "family": "eager-SGD", "named_only": True, "free_running": True}
+        yield {**named, "design": "allreduce", "strategy": {"when": {"quorum": quorum["when"]}}}
+
+
+def _contestant(row: dict[str, Any], recommended: dict[str, Make]) -> Contestant:
+    """Of a row: what makes its schedule is a recommendation (`planned`), an entry of the catalogue (`design`, with its
+    `parameters`) or a `graph`, with other values for members of its `strategy`; or the strategy alone.
+
+    Groups across nodes add up inside nodes first where `sums` are hierarchical: for the prediction, and for the run.
+    Where it is `paced`, slow workers take fewer steps a round, as many as fit into the others' time, and this number is
+    the section length.
+    """
+    fields = {key: value for key, value in row.items() if key in Contestant.__slots__}
+    strategy = row.get("strategy", {})
+    if "sums" in row:
+        fields |= {"form": row["sums"], "options": {"form": row["sums"]}}
+    elif "form" in strategy.get("how", {}):
+        fields["form"] = strategy["how"]["form"]
+    if "planned" in row:
+        fields["make"] = recommended[row["planned"]]
+    elif strategy or "design" in row:
+        fields["make"] = partial(_schedule, row)
+    return Contestant(**fields)
+
+
+def _schedule(row: dict[str, Any], cluster: Cluster, setting: Setting) -> Schedule | None:
+    from partreduce.schedulers.registry import build
+
+    changes = _resolved(row.get("strategy", {}), cluster)
+    if changes.get("how", {}).get("form") == "hierarchical" and cluster.workers_per_node == 1:
+        return None  # says nothing new
+    if "paced" in row:
+        slow = dict(setting.slow)
+        fast = row["paced"] * round(max([1.0, *slow.values()]))
+        if fast == row["paced"]:
+            return None
+        paces = [max(1, round(fast / slow.get(rank, 1.0))) for rank in range(cluster.num_workers)]
+        changes = {"averaging": "step-normalised", **changes, "pace": paces}
+    base: dict[str, Any] = {}
+    if "design" in row:
+        base = dump_schedule(build(row["design"], cluster, **row.get("parameters", {})))["strategy"]
+    elif "graph" in row:
+        weighed = Neighbor(rounds=(weigh(GRAPHS[row["graph"]](cluster)),))
+        base = dump_schedule(Schedule("base", cluster, weighed))["strategy"]
+    name = row["name"].lower().replace(", ", "-").replace(" ", "-")
+    return Schedule(name, cluster, load_strategy({**base, **changes}, cluster, row["name"]))
+
+
+def _resolved(value: Any, cluster: Cluster) -> Any:  # noqa: ANN401 - any TOML value
+    if isinstance(value, dict):
+        return {key: _resolved(inner, cluster) for key, inner in value.items()}
+    return BY_CLUSTER[value](cluster) if isinstance(value, str) and value.startswith("$") else value
+
+
+def _without_codec(make: Make, cluster: Cluster, setting: Setting) -> Schedule | None:
+    """The same schedule with numbers as they are."""
+    schedule = make(cluster, setting)
+    if schedule is None:
+        return None
+    strategy: Any = schedule.strategy
+    how = How(form=strategy.how.form, sending=strategy.how.sending)
+    return Schedule(f"{schedule.name}-plain", schedule.cluster, replace(strategy, how=how))
+
+
+def _nodes(cluster: Cluster) -> list[tuple[int, ...]]:
+    return [cluster.workers_of(node) for node in range(cluster.num_nodes)]

@@ -11,20 +11,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from benchmarks.lab.board import Board
+from benchmarks.lab.job import Job
+from benchmarks.lab.network import Network
 from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS
 from partreduce.runtime.transport.admission import RUN_SECRET
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-
-    from benchmarks.lab.job import Job
-    from benchmarks.lab.network import Network
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT = 120.0
@@ -53,7 +50,6 @@ class _Helper:
             )
 
     def send(self, line: str) -> None:
-        """Write one line."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line + "\n")
@@ -74,7 +70,6 @@ class _Helper:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def close(self) -> None:
@@ -167,7 +162,6 @@ class Crew:
         self.__enter__()
 
     def close(self) -> None:
-        """End all processes."""
         for helper in [*self._forkers, *([self._store] if self._store else [])]:
             helper.close()
         self._forkers, self._store = [], None

@@ -12,16 +12,13 @@ import ast
 import os
 import re
 import zlib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGES = ("", "numpy", "scipy", "networkx")
 """The first is the standard library."""

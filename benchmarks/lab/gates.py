@@ -62,7 +62,6 @@ class Gate(nn.Module):
         self.clock, self.forward_share, self.backward_share = clock, forward_share, backward_share
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
         if not (self.training and torch.is_grad_enabled()):
             return tensor
         passed: torch.Tensor = _Pass.apply(tensor, self.clock, self.forward_share, self.backward_share)

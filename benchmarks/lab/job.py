@@ -47,19 +47,15 @@ class Job(Lengths):
 
     @property
     def num_workers(self) -> int:
-        """Workers in all."""
         return self.num_nodes * self.workers_per_node
 
     @property
     def path(self) -> Path:
-        """The folder of this cell."""
         return Path(self.folder)
 
     def to_line(self) -> str:
-        """One line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_line(cls, line: str) -> Job:
-        """What `to_line` wrote."""
         return TypeAdapter(cls).validate_json(line)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.timing.compute import ComputeTimes, Disturbance, RandomDelay, RandomSlowdown, ShiftingDelay
 from partreduce.topo.timing.sampling import read_trace
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.tasks import SEQUENCES, accuracy, evaluated, loss_of, make_model
+from benchmarks.lab.job import Job
+from benchmarks.lab.tasks import SEQUENCES, Samples, accuracy, evaluated, loss_of, make_model
 from benchmarks.lab.worker import HEADER
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from benchmarks.lab.job import Job
-    from benchmarks.lab.tasks import Samples
 
 
 @dataclass(slots=True, kw_only=True)

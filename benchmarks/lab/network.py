@@ -10,10 +10,8 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import Self
 
 
 def why_not() -> str | None:
@@ -125,7 +123,6 @@ class Network:
         _run("tc", "-n", self.switch, "qdisc", "replace", "dev", f"port{node}", "root", *_tbf(rate))
 
     def set_link(self, node: int, *, up: bool) -> None:
-        """Cut or mend one node's link."""
         _run("ip", "-n", self.switch, "link", "set", f"port{node}", "up" if up else "down")
 
     def bytes_out(self, node: int) -> int:
@@ -134,6 +131,5 @@ class Network:
         return int(text)
 
     def close(self) -> None:
-        """Delete what was made, in any state."""
         while self._made:
             _quiet("ip", "netns", "delete", self._made.pop())

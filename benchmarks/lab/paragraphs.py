@@ -9,15 +9,12 @@ from __future__ import annotations
 import ast
 import re
 import zlib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGES = ("scipy", "sklearn")
 FEATURES = 1 << 17

@@ -6,17 +6,14 @@ It plans for hierarchical group operations, and the lab runs its recommendations
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.lab.predict import in_segments
-from benchmarks.lab.setting import MODEL_BYTES
+from benchmarks.lab.setting import MODEL_BYTES, Setting
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
-
-if TYPE_CHECKING:
-    from benchmarks.lab.setting import Setting
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.schedule import Schedule
 
 PLAN_SECONDS = 20.0
 

@@ -17,7 +17,6 @@ WORDS = {"blocked": "waiting or communicating"}
 
 
 def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_ms: float) -> None:
-    """Four panels for one setting."""
     plt = pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(17, 12), layout="constrained")
     figure.suptitle(title)
@@ -82,7 +81,6 @@ def _label(axis: Any, names: list[str]) -> None:  # noqa: ANN401 - as above
 
 
 def pyplot() -> Any:  # noqa: ANN401 - as above
-    """Matplotlib without a screen."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.lab.setting import BACKWARD, SEGMENTS
+from benchmarks.lab.setting import BACKWARD, SEGMENTS, Setting
 from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
-
-if TYPE_CHECKING:
-    from benchmarks.lab.setting import Setting
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
 
 CLOSE = 0.15
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
 
 from benchmarks.lab.baselines import use_environment
-
-if TYPE_CHECKING:
-    from benchmarks.lab.job import Job
+from benchmarks.lab.job import Job
 
 
 def profile(job: Job, node: int) -> None:

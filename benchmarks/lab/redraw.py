@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from benchmarks.kit import RESULTS, parser
 from benchmarks.lab.results import write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def main(words: list[str], folder: Path = RESULTS) -> int:

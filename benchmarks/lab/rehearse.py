@@ -20,9 +20,11 @@ import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -47,12 +49,8 @@ from partreduce.topo.mixing import mixing_matrix
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import GradientTotal, Pipeline
 from partreduce.topo.strategies.base import Averaging
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from partreduce.topo.strategies.generated import Generated
-    from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.pairwise import Pairwise
 
 ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
@@ -92,7 +90,6 @@ class Rehearsal:
         return torch.cat([part.flatten() for part in torch.autograd.grad(loss, self._parts)])
 
     def step(self, rank: int) -> None:
-        """A worker's step by itself."""
         self.models[rank] -= self.rate * self.gradient(rank, self.models[rank])
 
     def take(self, counts: Sequence[int]) -> None:
@@ -247,7 +244,6 @@ def can_be_rehearsed(schedule: Schedule) -> bool:
 
 
 def advance_of(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], None]:
-    """What one step of a schedule does."""
     strategy: Any = schedule.strategy
     if strategy.kind == "pairwise":
         return pairwise(rehearsal, strategy)
@@ -305,8 +301,8 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
     cluster, planned = Cluster.regular(chosen.nodes, chosen.workers_per_node), Planner({})
-    listed = [c for c in contestants(planned, planned.coded) if c.rehearsed_as == c.name and not c.named_only]
-    wanted = chosen.contestants.split(";") if chosen.contestants else [c.name for c in listed]
+    listed = [c for c in contestants(planned, planned.coded) if c.rehearsed_as == c.name]
+    wanted = chosen.contestants.split(";") if chosen.contestants else [c.name for c in listed if not c.named_only]
     for task in chosen.only.split(",") if chosen.only else CASES:
         setting = Setting(name=task, rate="80mbit", task=task)
         for contestant in listed:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from benchmarks import compact
 from benchmarks.lab import plots
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.setting import Setting
 from benchmarks.lab.table import Row, block, document
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PREDICTION = "Simulator against lab"
 CELL = ("setting", "contestant", "measured")

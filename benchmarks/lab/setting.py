@@ -101,7 +101,6 @@ REHEARSED_WORKERS = 16
 
 
 def case_of(task: str, num_workers: int) -> str:
-    """The name of a case in rates.json."""
     return task + ("" if num_workers == REHEARSED_WORKERS else f", {num_workers} workers")
 
 

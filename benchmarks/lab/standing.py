@@ -10,17 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.kit import RESULTS, command
 from benchmarks.lab.crew import Crew
 from benchmarks.lab.job import Job
 from benchmarks.lab.network import Network, why_not
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FAST = "1gbit"
 
@@ -43,7 +41,6 @@ class Lab:
             self.network.shape(node, rate)
 
     def job(self, name: str, how: str, workers_per_node: int, **fields: Any) -> Job:  # noqa: ANN401 - of Job
-        """A job with a folder of its own."""
         folder = Path(tempfile.mkdtemp(prefix=f"{how}-", dir=self.scratch))
         size = {"num_nodes": self.network.num_nodes, "workers_per_node": workers_per_node}
         return Job(name=name, folder=str(folder), how=how, **size, **fields)

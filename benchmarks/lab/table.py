@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.lab.contestants import EVERY_STEP
-
-if TYPE_CHECKING:
-    from benchmarks.lab.measure import Measured
-    from benchmarks.lab.setting import Setting
-
+from benchmarks.lab.measure import Measured
+from benchmarks.lab.setting import Setting
 
 COLUMNS = (
     "contestant",
@@ -98,7 +95,6 @@ def fraction_of_limit(row: Row, rows: list[Row], setting: Setting, num_workers: 
 
 
 def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
-    """One setting as Markdown."""
     base = baseline(rows)
     ends = min(cell.curve[-1][1] for row in rows for cell in row.cells if cell.curve)
     lines = [f"| {' | '.join(COLUMNS).format(ends)} |", "|---" * len(COLUMNS) + "|"]
@@ -124,7 +120,6 @@ def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
 
 
 def document(head: dict[str, Any], blocks: dict[str, str], notes: list[str]) -> str:
-    """The whole page."""
     parts = ["# The lab's results", "", "Written by `python -m benchmarks.lab.run`; do not edit.", ""]
     parts += [f"* {key}: {value}" for key, value in head.items()]
     for name, text in blocks.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +16,7 @@ from torch import nn
 
 from benchmarks.lab import docstrings, paragraphs
 from benchmarks.lab.gates import Clock, Gate
-
-if TYPE_CHECKING:
-    from benchmarks.lab.job import Job
+from benchmarks.lab.job import Job
 
 CONTEXT = 32
 TEXT_BYTES = 200_000
@@ -58,7 +55,6 @@ def write_data(task: str, path: Path) -> None:
 
 
 def read_data(path: str | Path) -> Samples:
-    """What `write_data` stored."""
     with np.load(path) as content:
         return _parted(str(content["task"]), content["inputs"], content["labels"])
 

@@ -14,25 +14,21 @@ import struct
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 import partreduce
-from benchmarks.lab.baselines import Training, baseline, use_environment
+from benchmarks.lab.baselines import KINDS, Alone, use_environment
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
+from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.tasks import Samples, loss_of, make_model
 from partreduce.topo.errors import PartreduceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.lab.job import Job
 
 HEADER = struct.Struct("<dq")
 START_SECONDS = 45.0
@@ -52,7 +48,6 @@ class Partreduce:
         self.optimizer = partreduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
 
     def step(self) -> None:
-        """As the schedule says."""
         self.optimizer.step()
 
     def close(self) -> None:
@@ -60,6 +55,9 @@ class Partreduce:
         if self.optimizer.schedule.strategy.protocol.startswith("quorum"):
             with contextlib.suppress(PartreduceError, RuntimeError):  # who has gone has left its results
                 self.optimizer.finish()
+
+
+Training = Partreduce | Alone
 
 
 def work(job: Job, node: int, samples: Samples) -> None:
@@ -86,7 +84,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     sgd = torch.optim.SGD(
         model.parameters(), lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay
     )
-    training: Training = (Partreduce if job.how == "partreduce" else baseline)(job, model, sgd)
+    training: Training = (Partreduce if job.how == "partreduce" else KINDS[job.how])(job, model, sgd)
     batches = Batches(job, rank, samples)
     protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Partreduce) else ""
     apart, partial_sums = protocol == "gap", protocol.startswith("quorum")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.lab.campaign import Campaign, Experiment
 from benchmarks.lab.predict import predicted
@@ -22,12 +22,11 @@ from benchmarks.papers.rows import RESULTS, Curve, Results, Row
 
 __all__ = ["Apart", "Cells", "Experiment", "Kept", "LabPaper", "NoLabError", "run"]
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-    from benchmarks.lab.table import Row as Contestant
+from benchmarks.lab.table import Row as Contestant
 
-    Blocks = dict[str, dict[str, Contestant]]
+Blocks = dict[str, dict[str, Contestant]]
 
 RAW = RESULTS.parent / "raw"
 
@@ -64,14 +63,12 @@ class Cells:
         return " ".join(dict.fromkeys(said))
 
     def write(self, name: str) -> None:
-        """Everything, outside git."""
         RAW.mkdir(parents=True, exist_ok=True)
         content = {"contents": self.contents, "prediction": self.prediction, "notes": self.notes}
         (RAW / f"papers-{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def read(cls, name: str) -> Cells:
-        """What `write` kept on this machine."""
         content = json.loads((RAW / f"papers-{name}.json").read_text())
         return cls(content["contents"], content["prediction"], tuple(content["notes"]))
 
@@ -86,14 +83,12 @@ class Kept:
     notes: list[str] = field(default_factory=list)
 
     def write(self) -> None:
-        """So far."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {"commit": self.commit, "found": self.found, "notes": self.notes}
         self.path.write_text(json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Kept:
-        """What `write` left."""
         content = json.loads(path.read_text())
         return cls(path, content["commit"], content["found"], content["notes"])
 
@@ -135,7 +130,6 @@ class LabPaper:
     kept: Callable[[], Cells] | None = None
 
     def experiments(self, only: str | None = None) -> list[Experiment]:
-        """All of them, or those of one part."""
         return [made for part, make in self.parts.items() if only in (None, part) for made in make()]
 
     def run(self, minutes: float, only: str | None = None) -> Results:

@@ -8,27 +8,23 @@ in virtual time give what is predicted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
-from benchmarks.lab.quorums import name_of
+from benchmarks.lab.contestants import eager_name
+from benchmarks.lab.measure import Measured
 from benchmarks.lab.setting import Setting
+from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import latency
 from benchmarks.papers.cells import Apart, Cells, Experiment, LabPaper
 from benchmarks.papers.physics import step_ms
 from benchmarks.papers.rows import Curve, Row, compared, each, ms, value
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from benchmarks.lab.measure import Measured
-    from benchmarks.lab.table import Row as Contestant
-
 ALL_REDUCE = "flat ring"
-SOLO, MAJORITY, HALF, MOST = (name_of(who) for who in ("solo", "majority", "half", "all but one"))
-PUBLISHED = tuple(name_of(f"{who}, as published") for who in ("solo", "majority"))
+SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
+PUBLISHED = tuple(eager_name(f"{who}, as published") for who in ("solo", "majority"))
 LATEST = {
     **dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)),
-    HALF: name_of("half, latest"),
+    HALF: eager_name("half, latest"),
 }
 """Who lets the newest result replace older ones where another, who starts sums alike, applies each."""
 
@@ -67,7 +63,7 @@ CONTESTANTS: dict[str, tuple[str, ...]] = {
         HALF,
         MOST,
         *PUBLISHED,
-        name_of("half, latest"),
+        eager_name("half, latest"),
     ),
     **{name: (ALL_REDUCE, SOLO, PUBLISHED[0]) for name in HYPERPLANE.values()},
     SHIFTING: (ALL_REDUCE, MAJORITY, *reversed(PUBLISHED), SOLO, HALF),
@@ -82,7 +78,6 @@ PRINTED: dict[tuple[str, str], float] = {
 
 
 def experiments(listed: Iterable[str], *, at_once: bool = False) -> list[Experiment]:
-    """One for each setting."""
     return [
         Experiment(
             settings=(SETTINGS[where],),
@@ -134,7 +129,6 @@ def _words(where: str) -> Callable[[str], str]:
 
 
 def words(name: str) -> str:
-    """A contestant as the tables call it."""
     return "All-Reduce" if name == ALL_REDUCE else name.removeprefix("eager ")
 
 

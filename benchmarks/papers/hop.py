@@ -8,18 +8,15 @@ schedule and the same lengths of steps in virtual time, where links and cores co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from benchmarks.lab.gaps import SERVER, STANDARD, name_of
+from benchmarks.lab.contestants import SERVER, STANDARD, hop_name
 from benchmarks.lab.setting import Setting
+from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers.cells import Cells, Experiment, LabPaper
 from benchmarks.papers.physics import step_ms
 from benchmarks.papers.rows import Curve, Row, compared, each, ms, ratio, steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.lab.table import Row as Contestant
 
 ALL_REDUCE = "flat ring"
 GRAPHS = ("ring", "ring-based", "double-ring")
@@ -69,32 +66,32 @@ HEADLINES: dict[tuple[str, str], tuple[str, ...]] = {
     for task in COMPUTE
     for kind, names in {
         RANDOM: (
-            *(name_of(SPARSE, gap) for gap in (STANDARD, "backup 1", "s 5")),
-            *(name_of(graph, STANDARD) for graph in ("ring", *(["double-ring"] if task == "svm" else []))),
+            *(hop_name(SPARSE, gap) for gap in (STANDARD, "backup 1", "s 5")),
+            *(hop_name(graph, STANDARD) for graph in ("ring", *(["double-ring"] if task == "svm" else []))),
             *([ALL_REDUCE] if task == "svm" else []),
         ),
-        SLOW: tuple(name_of(SPARSE, gap) for gap in (STANDARD, *SKIPS)),
-        ALIKE: (*(name_of(graph, STANDARD) for graph in GRAPHS), ALL_REDUCE, SERVER),
+        SLOW: tuple(hop_name(SPARSE, gap) for gap in (STANDARD, *SKIPS)),
+        ALIKE: (*(hop_name(graph, STANDARD) for graph in GRAPHS), ALL_REDUCE, SERVER),
     }.items()
 }
 """What the paper's claims are about: these run three times (digits where all are alike: twice)."""
 REST: dict[tuple[str, str], tuple[str, ...]] = {
     ("svm", RANDOM): (
-        *(name_of(SPARSE, gap) for gap in ("backup 1, s 5", SKIP_BOTH)),
-        *(name_of(graph, gap) for graph in ("ring", "double-ring") for gap in ("backup 1", "s 5", "backup 1, s 5")),
+        *(hop_name(SPARSE, gap) for gap in ("backup 1, s 5", SKIP_BOTH)),
+        *(hop_name(graph, gap) for graph in ("ring", "double-ring") for gap in ("backup 1", "s 5", "backup 1, s 5")),
         SERVER,
     ),
-    ("svm", SLOW): (ALL_REDUCE, *(name_of(SPARSE, gap) for gap in ("backup 1", "s 5", "s 5, skip 10"))),
+    ("svm", SLOW): (ALL_REDUCE, *(hop_name(SPARSE, gap) for gap in ("backup 1", "s 5", "s 5, skip 10"))),
     ("digits", RANDOM): (
         ALL_REDUCE,
-        *(name_of(SPARSE, gap) for gap in ("backup 1, s 5", SKIP_BOTH)),
-        name_of("double-ring", STANDARD),
+        *(hop_name(SPARSE, gap) for gap in ("backup 1, s 5", SKIP_BOTH)),
+        hop_name("double-ring", STANDARD),
         SERVER,
     ),
-    ("digits", SLOW): (name_of(SPARSE, "s 5, skip 10"),),
-    ("svm", ALIKE): tuple(name_of(SPARSE, gap) for gap in ("serial", "tokens", "NOTIFY-ACK")),
+    ("digits", SLOW): (hop_name(SPARSE, "s 5, skip 10"),),
+    ("svm", ALIKE): tuple(hop_name(SPARSE, gap) for gap in ("serial", "tokens", "NOTIFY-ACK")),
 }
-CLUSTERED = tuple(name_of(graph, STANDARD) for graph in ("ring", SPARSE, "machines b", "machines c"))
+CLUSTERED = tuple(hop_name(graph, STANDARD) for graph in ("ring", SPARSE, "machines b", "machines c"))
 
 
 def setting_of(task: str, kind: str) -> Setting:
@@ -155,14 +152,14 @@ def _of_task(task: str, blocks: dict[str, Block]) -> Iterator[Row]:
     for graph in GRAPHS:
         yield from _random_rows(task, graph, random)
     yield from _slowed(F18, task, SLOW, slow, alike)
-    standard = name_of(SPARSE, STANDARD)
+    standard = hop_name(SPARSE, STANDARD)
     yield from compared(F19, slow, standard, setting=_words(task), paper=lambda name: PAPER_19.get(gap_of(name)))
     yield from compared(F20, thin, standard, setting=_words(setting_of(task, THIN).name))
 
 
 def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
     """One graph's settings over its standard one, where workers are slow at random."""
-    standard, called = name_of(graph, STANDARD), _words(task)
+    standard, called = hop_name(graph, STANDARD), _words(task)
     ours = [name for name in block if name.startswith(f"Hop {graph}, ") and name != standard]
 
     def predicted(name: str) -> float | None:
@@ -201,7 +198,6 @@ def _words(where: str) -> Callable[[str], str]:
 
 
 def words(name: str) -> str:
-    """A contestant as the tables call it."""
     return "All-Reduce" if name == ALL_REDUCE else name.removeprefix("Hop ")
 
 
@@ -226,7 +222,7 @@ def _slowed(figure: str, task: str, kind: str, block: Block, alike: Block) -> It
     for name, row in block.items():
         gap = gap_of(name)
         graph = name.removeprefix("Hop ").partition(", ")[0]
-        same = alike.get(name_of(graph, STANDARD) if gap else name)
+        same = alike.get(hop_name(graph, STANDARD) if gap else name)
         if same is None or not of(row) or not of(same) or (figure is F12 and gap not in ("", STANDARD)):
             continue
         slowed = physics(task, kind, name, len(row.cells), after)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.papers.cells import Kept
 from benchmarks.papers.rows import Curve, Row, ratio, value
 from benchmarks.papers.skew import FOUND, HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial, measure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from benchmarks.papers.cells import Kept
 
 FIGURE = "Figure 9: latency of a synchronous sum over that of a partial one"
 CALLS = "Figure 9: milliseconds that a call takes"
@@ -86,7 +83,6 @@ def _of(calls: Sequence[float], **fields: Any) -> Row:  # noqa: ANN401 - fields 
 
 
 def _ratio(theirs: Found, ours: Found, **fields: Any) -> Row:  # noqa: ANN401 - fields of Row
-    """Of the mean latencies."""
     return _around(ratio(thirds(theirs.milliseconds), thirds(ours.milliseconds), **fields), _gain(theirs, ours))
 
 

@@ -46,7 +46,6 @@ def page(results: dict[str, Results]) -> str:
 
 
 def short(paper: Paper, found: Results) -> str:
-    """One paper on the page for users."""
     rows = {row.key: row for row in found.rows}
     shown = [rows[key] for key in paper.headlines if key in rows]
     parts = [f"## {paper.title}", "", f"**Claim.** {paper.claim}", ""]

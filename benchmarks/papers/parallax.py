@@ -8,17 +8,17 @@ between them.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from benchmarks.lab.crew import LabError
 from benchmarks.lab.standing import standing
-from benchmarks.papers.cells import Apart, LabPaper
-from benchmarks.papers.rows import Row, share_of
+from benchmarks.papers.cells import Apart, Kept, LabPaper
+from benchmarks.papers.rows import Results, Row, share_of
 from benchmarks.papers.tables import sessions
 from benchmarks.papers.tables.figures import CHOICE, LATER, ROUTES, TARGET, WITHIN, WORDS, curves, rows
 from benchmarks.papers.tables.sessions import (
@@ -34,12 +34,6 @@ from benchmarks.papers.tables.sessions import (
 from benchmarks.papers.tables.text import text
 from benchmarks.papers.tables.ways import HOROVOD, TF_PS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from benchmarks.papers.cells import Kept
-    from benchmarks.papers.rows import Results
-
 SHAPES = ((4, 4), (16, 1))
 LEAST_SECONDS = 40.0
 """What is to be left of the time to begin a session."""
@@ -54,7 +48,6 @@ def ladder(shape: tuple[int, int]) -> Session:
 
 
 def to_loss(shape: tuple[int, int]) -> Session:
-    """The language model to its loss."""
     ways = (PLANNED, COMPOSED, COMPOSED_CODED, HYBRID_CODED, TF_PS, HOROVOD)
     name = f"language, {shape[0]}x{shape[1]}{LATER}to the loss"
     return Session(name=name, shape=shape, ways=ways, turns=18, steps=5, limit=250.0, target=TARGET)

@@ -6,28 +6,23 @@ Steps are as long as those of the lab's runs, worker by worker and step by step.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.lab.batches import Batches
-from benchmarks.lab.contestants import contestants
-from benchmarks.lab.gaps import SERVER
+from benchmarks.lab.contestants import SERVER, contestants
 from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
+from benchmarks.lab.setting import Setting
 from benchmarks.lab.tasks import samples_of
 from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.timing.compute import ComputeTimes
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from benchmarks.lab.setting import Setting
-    from partreduce.topo.schedule import Schedule
 
 FREE = Link(0.0, 1e-15)
 """A link that takes no time worth a name."""

@@ -101,7 +101,6 @@ class _Labels:
 
 
 def _labels(plot: str) -> _Labels:
-    """By the words of its title."""
     over = ("seconds", "gradients" if "gradients" in plot else "steps") if "seconds" in plot else ("steps", "steps")
     if "accuracy" in plot:
         what = "share of held-out samples that the mean model tells right"

@@ -7,19 +7,15 @@ Seconds to the loss are their product; one setting is also run to the loss over 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from benchmarks.lab.contestants import RECOMMENDED
 from benchmarks.lab.setting import REHEARSED_TARGETS, TARGETS, Setting
+from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import sums
 from benchmarks.papers.cells import Apart, Cells, Experiment, LabPaper
 from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, seconds, share_of, steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.lab.table import Row as Contestant
 
 D_SYNC, PS_SYNC, CODED_RECOMMENDED = "flat ring", "server on one host, synchronous", f"{RECOMMENDED}, codec"
 PLAIN_RECOMMENDED, RARE = f"{RECOMMENDED}, codec left out", "node-then-all 23, hierarchical"
@@ -119,7 +115,6 @@ def timed() -> list[Experiment]:
 
 
 def free() -> list[Experiment]:
-    """How many steps a loss takes."""
     return [
         Experiment(
             settings=(Setting(name=f"{task}, 4x{size}, free", rate="10gbit", compute=0.0, task=task),),

@@ -29,7 +29,6 @@ class Paper:
     picture: str | None = None
 
     def load(self) -> LabPaper:
-        """Its experiments."""
         paper: LabPaper = import_module(self.module).PAPER
         return paper
 

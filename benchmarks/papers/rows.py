@@ -60,7 +60,6 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What a later run replaces it by."""
         return self.figure, self.setting
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +79,6 @@ class Curve:
     steps: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Steps only where they are known."""
         return {key: value for key, value in asdict(self).items() if key != "steps" or value}
 
 
@@ -125,7 +123,6 @@ class Results:
         )
 
     def to_text(self) -> str:
-        """The file: one row a line."""
         content: dict[str, Any] = {"paper": self.paper, "commit": self.commit}
         content["rows"] = [row.to_json() for row in self.rows]
         content |= {"why": self.why, "notes": list(self.notes)}
@@ -137,7 +134,6 @@ class Results:
 
     @classmethod
     def of_text(cls, text: str) -> Results:
-        """What `to_text` wrote."""
         return TypeAdapter(cls).validate_json(text)
 
 
@@ -182,7 +178,6 @@ Quantity = Callable[["Contestant"], list[float]]
 
 
 def ms(row: Contestant) -> list[float]:
-    """Milliseconds of a step."""
     return [cell.step_ms for cell in row.cells]
 
 
@@ -192,7 +187,6 @@ def seconds(row: Contestant) -> list[float]:
 
 
 def steps(row: Contestant) -> list[float]:
-    """Steps to the loss, likewise."""
     return [found[0] for cell in row.cells if (found := cell.reached(row.target)) is not None]
 
 

@@ -1,7 +1,6 @@
 """Bare sums: what one sum of all workers' gradients takes by its form and codec, side by side, without computing.
 
-    python -m benchmarks.papers.sums               # 80 and 200 Mbit/s, 4x4 workers, 2.19 MB; needs root
-    python -m benchmarks.papers.sums --minutes 3
+    python -m benchmarks.papers pipe-sgd --only sums --minutes 4    # 80 and 200 Mbit/s, 4x4 workers, 2.19 MB; root
 
 All ways are set up in the same 16 processes and take turns, so that a repetition of one stands beside one of every
 other. A time is from the last worker's start to the last one's end. Measured are the bare sums, of an array by a
@@ -14,14 +13,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.kit import Way, parser, spans, take_turns
+from benchmarks.kit import Way, spans, take_turns
 from benchmarks.papers.rows import Row, value
 from benchmarks.transport import PLAIN, SUMS, joined, sums
 
@@ -76,7 +74,6 @@ def measure(job: Job, node: int) -> None:
 
 
 def _in_steps(job: Job) -> tuple[dict[str, Way], Meet]:
-    """Whole steps of the optimizer."""
     import torch
 
     import partreduce
@@ -133,12 +130,10 @@ def measure_all(minutes: float, _: str | None, kept: Kept) -> None:
 
 
 def rows(kept: Kept) -> list[Row]:
-    """Of all that was measured."""
     return [row for one in kept.found for row in rows_of(one["rate"], one["what"], one["ms"])]
 
 
 def _measured(lab: Lab, rate: str, options: dict[str, Any], limit: float) -> dict[str, list[float]]:
-    """Milliseconds of each turn."""
     lab.shape(rate)
     job = lab.job(rate, "sums", 4, limit=min(LIMIT, limit), options=options)
     if any(lab.crew.run(job)):
@@ -162,27 +157,3 @@ def rows_of(rate: str, what: str, found: dict[str, list[float]]) -> list[Row]:
         if name != PLAIN
     ]
     return rows
-
-
-def main() -> int:
-    from benchmarks.lab.standing import NoLabError
-    from benchmarks.papers import page
-    from benchmarks.papers.pipe_sgd import PAPER
-    from benchmarks.papers.rows import add
-
-    arguments = parser(__doc__)
-    arguments.add_argument("--minutes", type=float, default=4.0)
-    chosen = arguments.parse_args()
-    try:
-        found = PAPER.run(chosen.minutes, "sums")
-    except NoLabError as reason:
-        print(f"lab: skipped: {reason}")
-        return 0
-    add(found)
-    page.write()
-    print(page.table(found))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -137,8 +137,6 @@ def _recommend(planned: Plan, job: Job) -> list[str]:
         wrong.append(f"the recommendation {chosen.name} breaks a limit")
     for option in planned.options:
         rival = _keeps(option, job)
-        if job.objective is Objective.EXACT:
-            rival = rival and option.is_exact and option.period <= chosen.period
         if rival and _beats(option, chosen):
             wrong.append(f"{option.name} {_costs(option)} beats the recommendation {chosen.name} {_costs(chosen)}")
     return wrong
@@ -146,7 +144,7 @@ def _recommend(planned: Plan, job: Job) -> list[str]:
 
 def _settings(planned: Plan, job: Job) -> list[str]:
     """No form, lateness, pace or codec of what was measured beats the recommendation within the limits."""
-    if not job.compute_times().is_fixed or job.objective is Objective.EXACT:
+    if not job.compute_times().is_fixed:
         return []
     bases = {
         option.schedule.strategy: option.schedule
@@ -219,7 +217,7 @@ def _exhausted(job: Job, planned: Plan | None, error: PartreduceError | None) ->
     """The sentences about what no schedule of plain means can do, against all of them with at most two phases."""
     every = all_schedules(job.cluster, job.problem().form, 2)
     fits = _kept_by(every, job.limits)
-    if isinstance(error, InfeasibleError) and job.objective is not Objective.EXACT and fits.any():
+    if isinstance(error, InfeasibleError) and fits.any():
         return [f"called infeasible ({error}), but {int(fits.sum())} schedules keep all limits"]
     if planned is None:
         return []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
 
-BUILDING = ("cluster", "listing", "using", "param", "name", "output", "as_json")
+BUILDING = ("cluster", "listing", "using", "param", "output", "as_json")
 """What building an entry of the catalogue takes; all else is the planner's."""
 LISTING = ("cluster", "listing", "using", "as_json")
 
@@ -22,26 +22,23 @@ def command(
     context: typer.Context,
     cluster: own.ClusterOrNone = None,
     *,
-    using: own.Using = None,
-    param: own.Param = None,
-    listing: own.Listing = False,
-    name: own.Name = None,
     model: own.ModelFile = None,
-    touched: options.TouchedShares = None,
     model_bytes: options.ModelBytes = None,
-    settings: options.Settings = None,
-    objective: own.ObjectiveName = "balanced",
-    take: own.Take = None,
     data: own.DataName = "shuffled",
     optimizer: own.OptimizerName = options.ANY,
-    drift_correction: own.DriftCorrection = False,
     pilot: own.PilotFile = None,
-    most: own.Most = None,
+    settings: options.Settings = None,
     form: options.FormName = options.ANY,
     when: options.WhenName = options.ANY,
     codec: options.CodecName = options.NO_CODEC,
+    objective: own.ObjectiveName = "balanced",
+    most: own.Most = None,
     effort: own.Effort = None,
     time_limit: own.TimeLimit = None,
+    take: own.Take = None,
+    using: own.Using = None,
+    param: own.Param = None,
+    listing: own.Listing = False,
     output: own.Output = None,
     plot: own.PlotFile = None,
     as_json: options.Json = False,
@@ -49,13 +46,11 @@ def command(
     """Find the schedule that suits a cluster, with the trade-off shown; or build a catalogue entry by --using."""
     # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
     if _is_answered_by_the_catalogue(
-        context, cluster=cluster, listing=listing, using=using, param=param, name=name, output=output, as_json=as_json
+        context, cluster=cluster, listing=listing, using=using, param=param, output=output, as_json=as_json
     ):
         return
     if model is not None and model_bytes is not None:
         raise typer.BadParameter("is what --model reads; leave one of them out", param_hint="--model-bytes")
-    if touched is not None and model is None:
-        raise typer.BadParameter("needs --model FILE.py:NAME, whose tables it is about", param_hint="--touched")
     from dataclasses import replace
 
     from partreduce.commands.design_search import search
@@ -69,23 +64,28 @@ def command(
     from partreduce.topo.units import parse_time
 
     place, given = load_cluster(cluster or ""), options.cluster_settings(settings)
+    if "touched" in given and model is None:
+        raise typer.BadParameter("touched needs --model FILE.py:NAME, whose tables it is about", param_hint="--set")
     hardware = options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
     limits, queues = own.limits_of(most)
+    corrected = optimizer == own.CORRECTED
     job = Job(
         cluster=replace(place, hardware=hardware),
         objective=options.choice(Objective, objective, "--objective"),
         data=options.choice(Data, data, "--data"),
         take=take,
-        drift_correction=drift_correction,
+        drift_correction=corrected,
         pilot=None if pilot is None else load_pilot(pilot),
         limits=limits,
         form=options.choice_or_any(Form, form, "--form"),
-        when=None if when in (options.GAP, options.QUORUM) else options.choice_or_any(Lateness, when, "--when"),
+        when=options.choice_or_any(Lateness, when, "--when", also=(options.GAP, options.QUORUM)),
         quorum={options.ANY: None, options.QUORUM: True}.get(when, False),
         gap={options.ANY: None, options.GAP: True}.get(when, False),
         max_queues=queues,
         codec=options.choice_or_any(Codec, codec, "--codec"),
-        optimizer=options.choice_or_any(Optimizer, optimizer, "--optimizer"),
+        optimizer=Optimizer.SGD
+        if corrected
+        else options.choice_or_any(Optimizer, optimizer, "--optimizer", also=(own.CORRECTED,)),
         disturbance=given.get("disturb"),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
         effort=options.optional("--effort", effort_of, effort),
@@ -95,13 +95,13 @@ def command(
 
         claim_stdout(output, as_json=as_json)
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
-    facts = None if model is None else _facts_of(model, touched, place)
+    facts = None if model is None else _facts_of(model, given.get("touched"), place)
     assumed = options.assumed(place, given, model_bytes=model_bytes)
     if job.optimizer is None and job.pilot is None:
         assumed["--optimizer"] = options.ANY
     if facts is not None:
         assumed.pop("--model-bytes", None)  # the model's own
-    search(job, model=facts, assumed=assumed, name=name, output=output, plot=plot, as_json=as_json)
+    search(job, model=facts, assumed=assumed, output=output, plot=plot, as_json=as_json)
 
 
 def _is_answered_by_the_catalogue(
@@ -111,7 +111,6 @@ def _is_answered_by_the_catalogue(
     listing: bool,
     using: str | None,
     param: list[str] | None,
-    name: str | None,
     output: Path | None,
     as_json: bool,
 ) -> bool:
@@ -128,7 +127,7 @@ def _is_answered_by_the_catalogue(
     if using is not None:
         reason = "tells the planner what to weigh, and --using builds an entry without weighing; leave one of them out"
         options.refuse(context, others - set(BUILDING), reason)
-        _build(cluster, using, param or [], name, output, as_json=as_json)
+        _build(cluster, using, param or [], output, as_json=as_json)
         return True
     if param:
         raise typer.BadParameter("needs --using NAME, whose parameter it is", param_hint="--param")
@@ -142,21 +141,16 @@ def _facts_of(model: str, touched: list[str] | None, cluster: "Cluster") -> "Mod
     return read_model(model, cluster, touched=touched_of(touched or [], cluster))
 
 
-def _build(cluster: str, using: str, param: list[str], name: str | None, output: Path | None, *, as_json: bool) -> None:
+def _build(cluster: str, using: str, param: list[str], output: Path | None, *, as_json: bool) -> None:
     """Build one catalogue entry and write it; without -o the file's content goes to standard output."""
-    from dataclasses import replace
-
     from partreduce.api import design
     from partreduce.console import claim_stdout, console, emit_json, suggest_verify
     from partreduce.topo.document.canonical import schedule_sha256
     from partreduce.topo.document.schedule import dump_schedule
-    from partreduce.topo.document.writer import schedule_text, write_schedule
+    from partreduce.topo.document.writer import write_schedule
 
     claim_stdout(output, as_json=as_json)
     schedule = design(cluster, using=using, **parameters_of(param))
-    if name is not None:
-        schedule = replace(schedule, name=name)
-        schedule_text(schedule)  # refuses a name that no file can have, also where none is written
     if output is not None:
         write_schedule(output, schedule)
     if not as_json and output is None:

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
     from partreduce.schedulers.synthesis.problem import Limits
 
-OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting", "exact")
+OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting")
 DATA = ("shuffled", "per-worker", "per-node")
-OPTIMIZERS = (options.ANY, "sgd", "momentum", "adam")
+CORRECTED = "corrected-sgd"
+OPTIMIZERS = (options.ANY, "sgd", CORRECTED, "momentum", "adam")
 LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "queues")
 MAX_PERIOD = 512
 
@@ -44,7 +45,6 @@ Listing = Annotated[
         rich_help_panel=options.CATALOGUE,
     ),
 ]
-Name = Annotated[str | None, typer.Option(help="Name to write into the file.", rich_help_panel=options.CATALOGUE)]
 ModelFile = Annotated[
     str | None,
     typer.Option(
@@ -82,15 +82,10 @@ OptimizerName = Annotated[
     str,
     typer.Option(
         "--optimizer",
-        help=f"Whose prices of averaging less and late count: {', '.join(OPTIMIZERS)}. AdamW is adam.",
+        help=f"Whose prices of averaging less and late count: {', '.join(OPTIMIZERS)}. AdamW is adam; {CORRECTED} is "
+        "plain SGD with drift correction, for sorted data.",
         autocompletion=options.members(*OPTIMIZERS),
         rich_help_panel=options.MODEL,
-    ),
-]
-DriftCorrection = Annotated[
-    bool,
-    typer.Option(
-        "--drift-correction", help="Count on it for sorted data; it needs plain SGD.", rich_help_panel=options.MODEL
     ),
 ]
 PilotFile = Annotated[

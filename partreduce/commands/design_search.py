@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from partreduce.planner.model_tables import ModelFacts
     from partreduce.planner.option import Option
     from partreduce.planner.plan import Plan
-    from partreduce.topo.schedule import Schedule
-    from partreduce.verify.base import Proof
 
 MAX_ROWS = 20
 
@@ -27,14 +24,13 @@ MARK = "*"
 def search(
     job: Job,
     *,
-    name: str | None,
     output: Path | None,
     plot: Path | None,
     as_json: bool,
     assumed: Mapping[str, str],
     model: ModelFacts | None = None,
 ) -> None:
-    """Plan, write what was asked for, and print the front, the recommendation and why; `name` is the schedule's.
+    """Plan, write what was asked for, and print the front, the recommendation and why.
 
     `assumed` holds the defaults that stand in for what nobody stated, by option.
     The tables of a `model` go the ways that are best beside the recommendation.
@@ -44,6 +40,7 @@ def search(
     from partreduce.planner.plan import plan
     from partreduce.report.front import draw_front
     from partreduce.schedulers.synthesis.problem import Status
+    from partreduce.topo.document.writer import write_schedule
     from partreduce.topo.errors import InfeasibleError, UnknownError
 
     claim_stdout(output, as_json=as_json)
@@ -60,7 +57,8 @@ def search(
     document = (hybrid or planned).to_json() | ({"assumed": dict(assumed)} if assumed else {})
     if output is not None:
         schedule = planned.recommendation.schedule if hybrid is None else hybrid.schedule
-        _write(output, schedule, planned.proof if hybrid is None else hybrid.proof, name)
+        proof = planned.proof if hybrid is None else hybrid.proof
+        write_schedule(output, schedule.with_certificate(proof.certificate))
     if plot is not None:
         draw_front(planned, job.data, plot)
     if as_json:
@@ -76,17 +74,6 @@ def search(
         if path is not None:
             console().print(f"written to {path}")
     suggest_verify(output)
-
-
-def _write(output: Path, schedule: Schedule, proof: Proof, name: str | None) -> None:
-    """The schedule with its certificate; this holds the hash, so that another name needs another proof."""
-    from partreduce.topo.document.writer import write_schedule
-    from partreduce.verify.prove import prove
-
-    if name is not None:
-        schedule = replace(schedule, name=name)
-        proof = prove(schedule)
-    write_schedule(output, schedule.with_certificate(proof.certificate))
 
 
 def _refuse_lost_work(output: Path | None, plot: Path | None) -> None:

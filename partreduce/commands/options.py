@@ -28,7 +28,7 @@ NODES = {
 """Line rates of one direction between two accelerators of a node; docs/clusters.md names the sources."""
 NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "5us", "400g": "5us"}
 """Gbit/s of a NIC's line rate, with the latency that we assume: of TCP up to 25, of RDMA beyond."""
-REPEATED = frozenset({"slow"})
+REPEATED = frozenset({"slow", "touched"})
 """Keys of --set that may be given more than once."""
 
 CATALOGUE, CLUSTER, MODEL, HOW, LIMITED, WRITTEN = (
@@ -53,7 +53,10 @@ def members(*names: str) -> Callable[[str], list[str]]:
     return matching
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines and nothing else.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document for machines and nothing else.", rich_help_panel=WRITTEN),
+]
 ModelBytes = Annotated[
     str | None, typer.Option(help="Size of the model, such as 552MB.", metavar="SIZE", rich_help_panel=MODEL)
 ]
@@ -61,14 +64,15 @@ Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Of the cluster, over what its file states; may be repeated. KEY=VALUE is one of "
+        help="Of the cluster and the job, over what the file states; may be repeated. KEY=VALUE is one of "
         f"inside={DEFAULT_INSIDE} and nic={DEFAULT_NIC} (links in a node and of a NIC; the defaults), latency=5us, "
         "node=nvlink4 and network=100g (presets of both), switches=topology.conf (SLURM's; perhaps :NODES), "
         f"uplink=2GB/s (of switches), rails=2 (NICs of a node), compute={DEFAULT_COMPUTE} (a step; the default), "
         "slow=3:5x (worker 3 computes 5 "
         "times as long; may come again), jitter=0.1 (coefficient of variation of a step), disturb=hop[:6x] (each "
         "worker slow with probability 1/n), disturb=delay:W:TIME (W random workers held up in every step), "
-        "disturb=skew:LOW:HIGH (everybody held up, the delays shifting).",
+        "disturb=skew:LOW:HIGH (everybody held up, the delays shifting), touched=TABLE:0.8%:2%:5% (the share of a "
+        "table's rows that a step of one worker touches, of a node's workers, of all; may come again).",
         metavar="KEY=VALUE",
         autocompletion=members(
             "inside=",
@@ -83,18 +87,9 @@ Settings = Annotated[
             "slow=",
             "jitter=",
             "disturb=",
+            "touched=",
         ),
         rich_help_panel=CLUSTER,
-    ),
-]
-TouchedShares = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--touched",
-        help="Of a table that goes its own way, the share of its rows that a step of one worker touches, of a node's "
-        "workers, of all; may be repeated.",
-        metavar="NAME=0.8%[:2%[:5%]]",
-        rich_help_panel=MODEL,
     ),
 ]
 ClusterFile = Annotated[
@@ -157,7 +152,7 @@ def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
         "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
         "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
         "compute": parse_time, "slow": _slow, "jitter": _variation,
-        "disturb": disturbance_of,
+        "disturb": disturbance_of, "touched": str,
     }  # fmt: skip
     given = settings_of("--set", entries, readers, "nic=5GB/s")
     if (node := given.pop("node", None)) is not None:
@@ -328,16 +323,16 @@ def choice(kind: type[E], text: str, option: str) -> E:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(kind)}", param_hint=option) from None
 
 
-def choice_or_any(kind: type[E], text: str, option: str) -> E | None:
-    """The member of an enumeration that an option names, None for any.
+def choice_or_any(kind: type[E], text: str, option: str, *, also: Collection[str] = ()) -> E | None:
+    """The member of an enumeration that an option names, None for any and for the words in `also`.
 
     Raises:
         BadParameter: no such member; the message lists them.
     """
-    if text == ANY:
+    if text == ANY or text in also:
         return None
     if text not in tuple(kind):
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join([ANY, *kind])}", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join([ANY, *kind, *also])}", param_hint=option)
     return kind(text)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from partreduce.report.watch.screen import Screen
     from partreduce.topo.schedule import Schedule
 
 SETTINGS = {
@@ -38,10 +37,6 @@ def command(
     threads: Annotated[
         int | None, typer.Option(help="torch threads per worker (default: cores shared out).", min=1)
     ] = None,
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", help="Show each worker's step, speed and waiting (and gaps and queues) on stderr."),
-    ] = False,
 ) -> int:
     """Run a script in several local processes; the exit code is that of the worker whose failure the others follow."""
     from partreduce.topo.extras import require
@@ -85,20 +80,9 @@ def command(
                 environment=environment,
                 survive=generated,
                 patient=loaded is not None and loaded.strategy.goes_on_without,
-                outlet=_screen(workers, loaded) if watch else None,
             )
     except Terminated as ended:
         return ended.exit_code
-
-
-def _screen(num_workers: int, schedule: "Schedule | None") -> "Screen":
-    """What shows the workers while they run."""
-    from partreduce.report.watch.history import gaps_of
-    from partreduce.report.watch.picture import Picture
-    from partreduce.report.watch.screen import Screen
-    from partreduce.runtime.watch.published_progress import PublishedProgress
-
-    return Screen(Picture(PublishedProgress(num_workers), None if schedule is None else gaps_of(schedule)))
 
 
 def _say_if_refuted(path: Path, schedule: "Schedule") -> None:

@@ -30,7 +30,6 @@ def command(
     settings: options.Settings = None,
     model_bytes: options.ModelBytes = None,
     form: options.FileForm = None,
-    touched: options.TouchedShares = None,
     trace: Annotated[
         Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
     ] = None,
@@ -62,7 +61,8 @@ def command(
         hardware = options.hardware_of(place, given, model_bytes=model_bytes)
         _simulate_one(
             schedules[0], place, hardware, given.get("disturb"),
-            form=how, touched=touched, trace=trace, rounds=rounds, seed=seed, output=output, as_json=as_json,
+            form=how, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
+            as_json=as_json,
         )  # fmt: skip
         return
     options.refuse(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
@@ -70,7 +70,7 @@ def command(
         raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
     place = place or load_schedule(schedules[0]).cluster
     hardware = options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
-    simulate_several(schedules, place, hardware, form=how, touched=touched, as_json=as_json)
+    simulate_several(schedules, place, hardware, form=how, touched=given.get("touched"), as_json=as_json)
 
 
 def _simulate_one(
@@ -134,6 +134,7 @@ def _sent(
         facts |= {
             "communication_seconds_per_step": sent.per_step,
             "nic_bytes_per_step": sent.nic_bytes_per_step,
+            "peak_nic_bytes": sent.peak_nic_bytes,
         }
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
@@ -291,7 +292,9 @@ def _print(
     if "nic_bytes_per_step" in facts:
         alone = "communication_seconds_per_step" in facts
         took = f"{seconds(facts['communication_seconds_per_step'])} and " if alone else ""
-        out.print(f"communication: {took}{size(facts['nic_bytes_per_step'])} out of the busiest node per step")
+        peak = facts.get("peak_nic_bytes", 0.0)
+        most = f", {size(peak)} in the step that sends most" if peak > facts["nic_bytes_per_step"] else ""
+        out.print(f"communication: {took}{size(facts['nic_bytes_per_step'])} out of the busiest node per step{most}")
     if "steady_seconds_per_step" in facts:
         critical = ", ".join(map(str, facts["critical_workers"][:8]))
         out.print(

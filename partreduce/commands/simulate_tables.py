@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def touched_of(entries: list[str], cluster: "Cluster") -> "dict[str, Touched]":
-    """`words.weight=0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently.
+    """`words.weight:0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently.
 
     Raises:
         InputError: an entry that is not such.
@@ -25,13 +25,12 @@ def touched_of(entries: list[str], cluster: "Cluster") -> "dict[str, Touched]":
 
     result: dict[str, Touched] = {}
     for entry in entries:
-        name, sign, text = entry.rpartition("=")
-        shares = text.split(":")
-        if not sign or not name or len(shares) > 3:
-            raise InputError(f"--touched {entry!r}: write NAME=WORKER[:NODE[:ALL]], such as words.weight=0.8%:2%:5%")
+        name, *shares = entry.split(":")
+        if not name or not 1 <= len(shares) <= 3:
+            raise InputError(f"--set touched: {entry!r}: write TABLE:WORKER[:NODE[:ALL]], as in words:0.8%:2%:5%")
         if name in result:
-            raise InputError(f"--touched {entry!r}: {name} is given twice")
-        known = [options.quantity("--touched", parse_share, share) for share in shares]
+            raise InputError(f"--set touched: {entry!r}: {name} is given twice")
+        known = [options.quantity("--set touched", parse_share, share) for share in shares]
         alone = Touched.independent(known[0], cluster)
         node = known[1] if len(known) > 1 else alone.node
         result[name] = Touched(known[0], node, known[2] if len(known) > 2 else max(node, alone.everyone))
@@ -82,7 +81,7 @@ def print_tables(tables: dict[str, Any]) -> None:
 
     codecs = {name: f" in {codec}" for name, codec in tables["codecs"].items() if codec != "none"}
     ways = ", ".join(f"{escape(name)} {way}{codecs.get(name, '')}" for name, way in tables["ways"].items())
-    took = "takes no time here: give --model-bytes and --touched"
+    took = "takes no time here: give --model-bytes and --set touched"
     if "seconds_per_step" in tables:
         took = f"takes {seconds(tables['seconds_per_step'])} and {size(tables['nic_bytes_per_step'])} out of a node"
     console().print(f"tables: {ways}; their exchange in every step {took}")

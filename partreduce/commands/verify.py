@@ -56,7 +56,7 @@ def command(
             help="Gaps under another setting; may be repeated. KEY=VALUE is one of max-ig=3 (token queues: largest gap "
             "over one edge), staleness=1 (updates so old still serve), backup=1 or 1,0,1 (in-neighbours that a worker "
             "may do without, of all or of each), notify-ack=yes (send only what the last was acknowledged), skip=4 (a "
-            "worker left behind skips up to so many steps at once).",
+            "worker left behind skips up to so many steps at once), behind=6 (and only from so far behind; 2 without).",
             metavar="KEY=VALUE",
         ),
     ] = None,

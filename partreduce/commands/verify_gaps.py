@@ -64,14 +64,18 @@ def verify_gaps(
 
 def _setting(entries: list[str] | None) -> "Gap":
     """`max-ig=3`, `notify-ack=yes` → Gap(max_ig=3, notify_ack=True)."""
+    from partreduce.topo.errors import InputError
     from partreduce.topo.strategies.gap import Gap, Skip
 
     readers: dict[str, Callable[[str], object]] = {
         "max-ig": whole(0), "staleness": whole(0), "backup": _backups, "notify-ack": _yes_or_no, "skip": whole(2),
+        "behind": whole(2),
     }  # fmt: skip
     given = {key.replace("-", "_"): value for key, value in settings_of("--set", entries, readers, "max-ig=3").items()}
     if "skip" in given:
-        given["skip"] = Skip(limit=given["skip"])
+        given["skip"] = Skip(limit=given["skip"], behind=given.pop("behind", 2))
+    elif "behind" in given:
+        raise InputError("--set behind: says from how far behind a worker skips; give skip as well")
     return Gap(**given)
 
 
@@ -87,7 +91,9 @@ def words(setting: "Gap") -> str:
     if setting.max_ig is not None:
         parts.append(f"token queues, max_ig {setting.max_ig}")
     if setting.skip is not None:
-        parts.append(f"skips up to {setting.skip.limit}")
+        parts.append(
+            f"skips up to {setting.skip.limit}" + f" from {setting.skip.behind} behind" * (setting.skip.behind > 2)
+        )
     return ", ".join(parts) or "standard"
 
 

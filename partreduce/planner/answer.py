@@ -12,7 +12,6 @@ from typing import Any
 from partreduce.planner.job import Data, Job
 from partreduce.planner.option import Option
 from partreduce.planner.preference import MAX_STEPS_RATIO_WHEN_CHEAP
-from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
 from partreduce.schedulers.synthesis.candidates import TOLERANCE, class_of
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import ROUNDING, Front, Objective, Status
@@ -45,9 +44,9 @@ class Answer:
         }
 
 
-def answer_of(chosen: Option, job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Answer:
+def answer_of(chosen: Option, job: Job, searched: Front, clock: Clock) -> Answer:
     """What is known about a recommendation."""
-    proof = _optimal(chosen, job, searched, rounds)
+    proof = _optimal(chosen, job, searched)
     return Answer(
         status=Status.FEASIBLE if proof is None else Status.OPTIMAL,
         because=proof or _not_proved(job, searched),
@@ -58,24 +57,14 @@ def answer_of(chosen: Option, job: Job, searched: Front, clock: Clock, rounds: E
     )
 
 
-def why_infeasible(job: Job, searched: Front, rounds: ExactAnswer | None) -> str | None:
+def why_infeasible(job: Job, searched: Front) -> str | None:
     """The proof that no schedule keeps the limits, with the class that it covers; None without one."""
-    if searched.status is Status.INFEASIBLE and job.codecs == (Codec.NONE,):
-        return searched.reason
-    if rounds is None or rounds.bound.rounds is None or rounds.bound.rounds <= job.limits.max_period:
-        return None
-    return (
-        f"max-period: {job.limits.max_period}; no schedule of groups of at most {rounds.max_group} of "
-        f"{rounds.num_workers} workers is exact in fewer than {rounds.bound.rounds} rounds ({rounds.bound.name} bound)"
-    )
+    is_proved = searched.status is Status.INFEASIBLE and job.codecs == (Codec.NONE,)
+    return searched.reason if is_proved else None
 
 
-def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | None) -> str | None:
+def _optimal(chosen: Option, job: Job, searched: Front) -> str | None:
     """What proves that no schedule of a named class is better within the limits."""
-    if job.objective is Objective.EXACT and rounds is not None and chosen.period == rounds.bound.rounds:
-        return (
-            f"no schedule of groups of at most {rounds.max_group} is exact in fewer rounds ({rounds.bound.name} bound)"
-        )
     problem, budget, spread = job.problem(), job.limits.max_communication, float(chosen.consensus_distance)
     if job.objective is Objective.CONSENSUS_DISTANCE and spread <= ROUNDING:
         return "its consensus distance is 0, and none is below"
@@ -106,7 +95,7 @@ def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | No
 
 
 def _not_proved(job: Job, searched: Front) -> str:
-    if job.objective not in (Objective.CONSENSUS_DISTANCE, Objective.COMMUNICATION, Objective.EXACT):
+    if job.objective not in (Objective.CONSENSUS_DISTANCE, Objective.COMMUNICATION):
         return f"no bound is known for the objective {job.objective}"
     if not searched.bounds:
         return searched.reason or "there was no time for a bound"

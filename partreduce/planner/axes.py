@@ -78,13 +78,12 @@ class Axes:
         if self.job.sends_layers and Lateness.LOCKSTEP in allowed and self.schedule.strategy.sends_layers and most:
             always.append(Setting(Lateness.LOCKSTEP, 1, Sending.LAYERS))
         kept = {setting: self.timing(setting) for setting in always}
-        if self.job.objective is not Objective.EXACT:
-            for late in allowed:
-                settings = [Setting(late, pace) for pace in self._paces(late, range(1, most + 1), most)]
-                for model in self._models():
-                    best = self.best(settings, model)
-                    if best is not None:
-                        kept.setdefault(*best)
+        for late in allowed:
+            settings = [Setting(late, pace) for pace in self._paces(late, range(1, most + 1), most)]
+            for model in self._models():
+                best = self.best(settings, model)
+                if best is not None:
+                    kept.setdefault(*best)
         ordered = sorted(kept, key=lambda one: (allowed.index(one.when), one.pace, one.sending is Sending.LAYERS))
         return [self.option(setting, label, kept[setting]) for i, setting in enumerate(ordered) if not i or go_on()]
 

@@ -135,4 +135,7 @@ def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
 
 
 def _offered(entry: Entry, job: Job) -> bool:
+    """Outer steps have prices of their own, by which `trials.outer_steps` weighs them."""
+    if entry.kind == "outer":
+        return False
     return entry.kind in RULES_FIRST or job.cluster.num_workers <= MAX_GRAPH_WORKERS

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 STEPS = 20
 """Steps of all workers that are measured at most."""
 
-UNKNOWN = "nobody said how many of its rows a step touches: let build() return (model, batches), or give --touched"
+UNKNOWN = (
+    "nobody said how many of its rows a step touches: let build() return (model, batches), or say "
+    "--set touched=TABLE:0.8%"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,4 +226,4 @@ def _refuse_unknown(touched: Mapping[str, Touched], model: torch.nn.Module) -> N
     for name in touched:
         if name not in known:
             listed = ", ".join(known) or "none"
-            raise InputError(f"--touched: names {name!r}, which no embedding of the model has; known: {listed}")
+            raise InputError(f"--set touched: names {name!r}, which no embedding of the model has; known: {listed}")

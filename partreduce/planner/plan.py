@@ -9,14 +9,12 @@ from importlib import import_module
 from typing import Any
 
 from partreduce.planner.answer import Answer, answer_of, why_infeasible
-from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
 from partreduce.planner.job import Job
 from partreduce.planner.left_out import not_reached, not_weighed, not_weighed_on_request
-from partreduce.planner.limits import within_limits
-from partreduce.planner.measuring import Label
+from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import Option
 from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
@@ -26,10 +24,9 @@ from partreduce.planner.travel import timed
 from partreduce.planner.trials import kinds
 from partreduce.planner.trials.kinds import Weighed
 from partreduce.planner.work import SETTINGS, payer, work_of
-from partreduce.schedulers.exact_rounds.fewest import ExactAnswer
 from partreduce.schedulers.synthesis.alphabet_search import SearchStage
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Status
+from partreduce.schedulers.synthesis.problem import Candidate, Front, Status
 from partreduce.topo.errors import InfeasibleError, UnknownError
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.schedule import Schedule
@@ -51,16 +48,12 @@ PROOF_SHARE, PROOF_SECONDS = 0.08, 2.0
 LOADED = (
     "ortools.sat.python.cp_model",
     "scipy.sparse.linalg",
-    "partreduce.schedulers.exact_rounds.fewest",
     "partreduce.schedulers.synthesis.front",
     "partreduce.topo.document.schedule",
     "partreduce.topo.figures.correction",
     "partreduce.verify.prove",
 )
 """Modules that are otherwise imported when they are first needed."""
-
-MAX_EXACT_WORKERS = 512
-"""Exact rounds come as explicit groups, whose figures need dense n×n work."""
 
 
 NOT_SEARCHED = Front(
@@ -143,20 +136,25 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     searched = NOT_SEARCHED if is_one_kind else _search(job, clock, options, kept, say)
     unmeasured = _measure(searched, job, clock, options, kept)
     options += weighed.options(clock, clock.limit - _for_proof(clock), () if is_one_kind else options, say)
+    options = as_ran(options, job)
     if job.tables:
         options = [option for option in options if not option.schedule.strategy.refuses_tables()]
-    rounds = _exact(job, options) if job.objective is Objective.EXACT else None
-    chosen = _recommend(options, job, searched, clock, rounds)
+    chosen = _recommend(options, job, searched, clock)
     if (
         job.take is None
         and (part := shorter(chosen, job, lambda one: _fits(one, job, clock, left=_for_proof(clock)))) is not None
     ):
-        options.append(part)
-        chosen = part
+        (part,) = as_ran([part], job)
+        if part.surprise is None:
+            options.append(part)
+            chosen = part
+        else:  # it took other steps than predicted, so what it is part of was judged by less than is known
+            options = [*(one for one in options if one is not chosen), part]
+            chosen = recommend(options, job)
     say(f"proving {chosen.name}")
     proof = prove(chosen.schedule)
     best = front(options)
-    answer = answer_of(chosen, job, searched, clock, rounds)
+    answer = answer_of(chosen, job, searched, clock)
     return Plan(
         recommendation=chosen,
         proof=proof,
@@ -225,12 +223,12 @@ def _fits(schedule: Schedule, job: Job, clock: Clock, *, left: float) -> bool:
     return payer(clock, clock.limit - left)(work_of(schedule, job, SETTINGS))
 
 
-def _recommend(options: list[Option], job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Option:
+def _recommend(options: list[Option], job: Job, searched: Front, clock: Clock) -> Option:
     """The recommendation; where there is none, the error says whether that is proved."""
     try:
         return recommend(options, job)
     except UnknownError as error:
-        if impossible := why_infeasible(job, searched, rounds):
+        if impossible := why_infeasible(job, searched):
             raise InfeasibleError(f"{impossible} (proved; {error})") from None
         raise UnknownError(f"{error} (not proved impossible: the search ended because {clock.stopped_by()})") from None
 
@@ -254,21 +252,6 @@ def _asked_first(answer: Front) -> list[Candidate]:
 
 def _by_communication(option: Option) -> float:
     return option.communication
-
-
-def _exact(job: Job, options: list[Option]) -> ExactAnswer | None:
-    """Add the fewest rounds of exact consensus known for groups of the job's size; the bound on their number."""
-    from partreduce.schedulers.exact_rounds.fewest import fewest_rounds
-
-    n = job.cluster.num_workers
-    if n > MAX_EXACT_WORKERS:
-        return None
-    answer = fewest_rounds(n, job.limits.max_group or n)
-    if answer.phases is not None and len(answer.phases) <= job.limits.max_period:
-        schedule = answer.schedule(job.cluster.shape())
-        if within_limits(schedule, job.limits):
-            options += Axes.of(schedule, job).options(Label(name=schedule.name, status=str(answer.status)))
-    return answer
 
 
 def _line(news: SearchStage) -> str:

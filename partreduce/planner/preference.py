@@ -47,8 +47,7 @@ class Costs:
 def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
     """Less is better. To nine digits: two ways to write one schedule differ by rounding, and then the simpler wins.
 
-    It never falls when the seconds of a step rise, so a lower bound of these gives one of the preference. For exact
-    consensus the period decides first; the recommendation knows that.
+    It never falls when the seconds of a step rise, so a lower bound of these gives one of the preference.
     """
     return tuple(float(f"{value:.9g}") if abs(value) > NOTHING else 0.0 for value in _preferred(costs, objective))
 
@@ -62,6 +61,4 @@ def _preferred(costs: Costs, objective: Objective) -> tuple[float, ...]:
         return (costs.drift, costs.communication)
     if objective is Objective.WAITING:
         return (costs.step_seconds, costs.steps_ratio)
-    if objective is Objective.EXACT:
-        return (costs.communication,)
     return (costs.time, costs.communication)

@@ -45,9 +45,6 @@ def recommend(options: Sequence[Option], job: Job) -> Option:
     if job.take is not None:
         return _taken(options, job.take)
     allowed = permitted(options, job)
-    if job.objective is Objective.EXACT:
-        exact = [option for option in allowed if option.is_exact]
-        allowed = [option for option in exact if option.period == min(other.period for other in exact)]
     if not allowed:
         raise UnknownError(_nothing(options, job))
     if job.objective is Objective.BALANCED and not job.fastest:
@@ -122,6 +119,11 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     said += _compared(chosen, options, job)
     if chosen.schedule.strategy.averages_gradients and not chosen.late:
         said.append("it averages gradients in every step, which is what other schedules' steps are counted against")
+    elif chosen.surprise is not None:
+        said.append(
+            f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps, of which its own run in the "
+            f"pilot changed {chosen.surprise:+.2f}"
+        )
     else:
         said.append(
             f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps on {job.data} data "
@@ -170,8 +172,9 @@ def _changed_by(pilot: Pilot, chosen: Option, options: Sequence[Option], job: Jo
     usual = []
     for option in options:
         if math.isfinite(option.steps_ratio) and option.step_seconds > 0:
-            steps = option.time_in(shipped, priced, lateness=True) / option.step_seconds
-            usual.append(replace(option, steps_ratio=steps, model=shipped))
+            blind_option = replace(option, steps_ratio=option.steps_ratio - (option.surprise or 0.0), surprise=None)
+            steps = blind_option.time_in(shipped, priced, lateness=True) / option.step_seconds
+            usual.append(replace(blind_option, steps_ratio=steps, model=shipped))
     found = recommend(usual, blind)
     told = f"the pilot took {pilot.cost:,} steps of your job"
     if found.name == chosen.name:
@@ -276,8 +279,8 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         )
     if job.data is not Data.SHUFFLED and not job.drift_correction and job.pilot is None:
         said.append(
-            "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
-            "average rarely need far fewer steps on such data"
+            "drift correction is left out; if you train with plain SGD, say --optimizer corrected-sgd: with it "
+            "schedules that average rarely need far fewer steps on such data"
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
@@ -309,8 +312,6 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
         if min(sizes) > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
-    if job.objective is Objective.EXACT:
-        return "no schedule with exact consensus was found within the limits; raise --max period or --max group"
     if not usable:
         return "no schedule that reaches consensus was found; raise --max period or --max group"
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication

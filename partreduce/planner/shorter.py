@@ -18,7 +18,6 @@ from partreduce.planner.measuring import Label
 from partreduce.planner.option import Option
 from partreduce.planner.preference import SLACK, preference
 from partreduce.planner.timings import Setting
-from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
@@ -32,12 +31,11 @@ MAX_EXPLICIT_WORKERS = 64
 def shorter(option: Option, job: Job, may_go_on: Callable[[Schedule], bool] = lambda _: True) -> Option | None:
     """The option with the fewest consecutive phases of its period that the objective likes no less; None if none does.
 
-    Only for what the search found at one pace, and not for exact consensus, whose period is the fewest rounds already;
-    what communicates more than the option is not looked at.
+    Only for what the search found at one pace; what communicates more than the option is not looked at.
     `may_go_on(schedule)` says whether there is time for the figures of one more.
     """
     schedule = option.schedule
-    if job.objective is Objective.EXACT or option.status == "catalogue" or not isinstance(option.pace, int):
+    if option.status == "catalogue" or not isinstance(option.pace, int):
         return None
     if option.lateness is None or (schedule.rule() is None and schedule.num_workers > MAX_EXPLICIT_WORKERS):
         return None

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TextIO
 from partreduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
 from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything, leave_clean_up_to_parent
 from partreduce.runtime.launcher.orphans import Guardian, die_with_parent
-from partreduce.runtime.launcher.outlet import Outlet, PlainOutlet
+from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
 from partreduce.runtime.launcher.supervision import Child, end_all, supervise
 from partreduce.runtime.transport.admission import RUN_SECRET
@@ -49,7 +49,6 @@ def launch(
     survive: bool = False,
     patient: bool = False,
     output: TextIO | None = None,
-    outlet: Outlet | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
@@ -72,7 +71,6 @@ def launch(
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
-        outlet: through which they go in place of that; it may watch what the workers publish.
 
     Raises:
         InputError: no such script, or counts that do not fit.
@@ -83,7 +81,6 @@ def launch(
         raise InputError(f"{target}: is not a file; name a Python script")
     shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
     workers: list[Child] = []
-    through: Outlet = outlet or PlainOutlet(output)
     try:
         with terminable():
             _import_once()
@@ -95,17 +92,16 @@ def launch(
                 for rank in range(num_workers):
                     variables = _variables(rank, num_workers, num_nodes, threads) | shared
                     with held():
-                        settle = _settling(rank, workers, guardian, through)
+                        settle = _settling(workers, guardian)
                         workers.append(_fork(rank, target, args, variables, settle))
                         guardian.watch(workers[-1].pid)
                 # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
                 store = _serve_store(workers)
-                return supervise(workers, store, grace, through, survive=survive, patient=patient)
+                return supervise(workers, store, grace, Outlet(output), survive=survive, patient=patient)
             finally:
                 with held():
                     end_all(workers)
                     guardian.close()
-                    through.close()
     except Terminated as ended:
         return ended.exit_code
 
@@ -152,15 +148,13 @@ def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None)
     }
 
 
-def _settling(rank: int, earlier: Sequence[Child], guardian: Guardian, outlet: Outlet) -> Callable[[], None]:
+def _settling(earlier: Sequence[Child], guardian: Guardian) -> Callable[[], None]:
     """What a forked worker does first: it closes the pipes of the workers before it and of the guardian."""
 
     def settle() -> None:
         for descriptor in [d for worker in earlier for d in (worker.go, *worker.streams)]:
             os.close(descriptor)
         guardian.forget_in_child()
-        if outlet.published is not None:
-            outlet.published.claim(rank)
 
     return settle
 

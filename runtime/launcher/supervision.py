@@ -19,7 +19,7 @@ from partreduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, he
 from partreduce.topo.errors import FencedError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from partreduce.runtime.launcher.outlet import Outlet
     from partreduce.runtime.transport.torch_api import Store
@@ -99,20 +99,13 @@ class _Shutdown:
             self.deadline = time.monotonic() + 2.0
 
 
-def _stages(store: Store) -> Callable[[int], str]:
-    """How far a worker has come that has no optimizer yet."""
-    from partreduce.runtime.transport.notes import last_stage  # as in `_tell`
-
-    return lambda rank: last_stage(store, rank)
-
-
 def supervise(
     workers: Sequence[Child], store: Store, grace: float, outlet: Outlet, *, survive: bool, patient: bool
 ) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
-    width, stages, alike = len(str(len(workers) - 1)), _stages(store), AlikeErrors(outlet, len(workers))
+    width, alike = len(str(len(workers) - 1)), AlikeErrors(outlet, len(workers))
     with held() as mask, selectors.DefaultSelector() as selector:
         for worker in workers:
             for descriptor in worker.streams:
@@ -129,8 +122,6 @@ def supervise(
                     alike.show()
                 if running and not (running := _collect(workers, store, shutdown, grace, outlet)):
                     drained = time.monotonic() + 0.5
-                with let_through(mask):
-                    outlet.look({worker.rank: worker.code for worker in workers}, stages)
             except Terminated as ended:
                 heard()
                 shutdown.asked(ended.exit_code, grace, workers)

@@ -23,10 +23,15 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.mailbox import Mailbox
-from partreduce.runtime.watch.progress import Progress
-from partreduce.runtime.watch.status import GapStatus
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the engine has come, for its runner."""
+
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,6 @@ class Run:
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
     progress: Progress = field(default_factory=Progress)
-    """Where this worker says which step it is in, for `partreduce run --watch`."""
 
     @property
     def pace(self) -> int:
@@ -133,18 +137,6 @@ class Runner(ABC):
 
     def resume(self, step: int, round_: int) -> None:
         """Called after a checkpoint was loaded, before the first step; all workers are there."""
-
-    def status(self) -> GapStatus | None:
-        """What `partreduce run --watch` shows of its queues, if it has any.
-
-        Called by a thread of its own while the training goes on; it neither waits nor raises.
-        """
-        return None
-
-    @property
-    def rests(self) -> bool:
-        """Whether this worker takes no more steps until all meet, while the others' rounds go on. From any thread."""
-        return False
 
     def close(self) -> None:
         """End threads and sockets of this runner, after success and after failure; may be called twice."""

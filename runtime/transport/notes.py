@@ -129,12 +129,6 @@ def note_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
     notes.has(process)
 
 
-def last_stage(store: Store, rank: int) -> str:
-    """For the launcher, which serves the store: how far a worker has come, as a clause; empty if it never said."""
-    noted = Notes(store, STAGES, own_server=True).read(str(rank))
-    return "" if noted is None else str(json.loads(noted)[0])
-
-
 def stage_of(store: Store, rank: int) -> str:
     """For the launcher, which serves the store: how far a worker had come, as the end of a sentence."""
     notes, deadline = Notes(store, STAGES, own_server=True), time.monotonic() + LAST_WORDS_SECONDS

@@ -48,7 +48,7 @@ class Recorder(Timing):
             gaps: what a gap's run shows beside.
             quorum: what a quorum's run shows beside.
         """
-        assert not np.isnan(self.finish).any(), "the protocol never halts before the end: see docs/explorer.md"
+        assert not np.isnan(self.finish).any(), "the protocol never halts before the end"
         largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
         if quorum is not None:
             largest, mean = float(quorum.ages.max()), float(quorum.ages.mean())

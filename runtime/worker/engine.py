@@ -166,12 +166,7 @@ class Engine(ABC, Generic[AnyRunner]):
 
     def _count(self, steps: int) -> None:
         self._steps = steps
-        progress = self.run.progress
-        if progress.counts_rounds:
-            return
-        progress.step = steps
-        if progress.is_watched:
-            progress.enter(steps)
+        self.run.progress.step = steps
         self.run.reducer.heartbeat.now = f"computes step {steps}", ()
 
     def _refuse_changes(self, *, first: bool) -> None:

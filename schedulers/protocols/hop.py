@@ -209,6 +209,8 @@ class Hop:
         if skip is None or max_ig is None or not state.tokens:
             return 0
         behind = min(state.tokens) - max_ig  # the slowest out-neighbour is ahead by at least so many steps
+        if behind < skip.behind:
+            return 0
         for by in range(min(skip.limit, behind), skip.trigger - 1, -1):
             if self._served(process, state, by):
                 return by

@@ -56,9 +56,6 @@ class Objective(StrEnum):
     WAITING = "waiting"
     """Seconds per step with slow and jittering workers."""
 
-    EXACT = "exact"
-    """Exact consensus in every period, in the fewest rounds."""
-
 
 SEARCHED = frozenset({Objective.COMMUNICATION, Objective.CONSENSUS_DISTANCE, Objective.DRIFT})
 """The objectives that are a figure of the schedule alone, which the search can minimise."""

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import io
 import json
+import mmap
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults.processes import look_at
+from benchmarks.faults.processes import look_at, runs
 from helpers.scenarios import everyone, network, pairs, rank, report, train
 from partreduce.runtime.launcher.launch import _import_once, launch
 from partreduce.runtime.optimizer import DistributedOptimizer
@@ -48,6 +49,8 @@ from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
 
 CLOCK = time.CLOCK_MONOTONIC  # equal in all processes of a machine
+DYING = mmap.mmap(-1, 4)
+"""The id of the worker that is to die while it connects, for all workers to see."""
 
 
 def now() -> float:
@@ -158,7 +161,7 @@ def killed_at_start(stage) -> None:
 
 
 def die_while_connecting(victim) -> None:
-    """One worker leaves its address for the others of its first group and dies; they come a second later."""
+    """One worker leaves its address for the others of its first group and dies; they come when it is dead."""
     make, begun = gloo.ProcessGroupGloo, []
 
     class Late:
@@ -169,9 +172,10 @@ def die_while_connecting(victim) -> None:
             if not begun:
                 begun.append(1)
                 if rank() == victim:
+                    DYING[:4] = os.getpid().to_bytes(4)
                     threading.Timer(0.5, lambda: pause_or_kill(signal.SIGKILL)).start()
-                else:
-                    time.sleep(1.0)
+                while rank() != victim and (DYING[:4] == bytes(4) or runs(int.from_bytes(DYING[:4]))):
+                    time.sleep(0.01)
             return make(*arguments)
 
     gloo.ProcessGroupGloo = Late
@@ -191,11 +195,14 @@ def wrapped(timeout) -> None:
 
 
 def fenced() -> None:
-    """Worker 3 is stopped until the generator has given it up, and wakes while the others still train."""
+    """Worker 3 is stopped until the generator has given it up, and wakes while the others still train.
+
+    They stay in step 100 until it has ended, so that it finds them there.
+    """
     model = network()
     schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=2, slow_threshold=None))
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=300)
-    me, steps = os.getpid(), []
+    me, steps, store = os.getpid(), [], optimizer.run.reducer.world.store
 
     def hook(step) -> None:
         steps.append(step)
@@ -204,18 +211,23 @@ def fenced() -> None:
             if os.fork() == 0:
                 while not is_stopped(me):  # to go on before it stands still would be to stand still for ever
                     time.sleep(0.01)
-                time.sleep(9.0)
+                while not Path(os.environ["GIVEN_UP"]).exists():
+                    time.sleep(0.05)
                 os.kill(me, signal.SIGCONT)
                 os._exit(0)
             pause_or_kill(signal.SIGSTOP)
+        while rank() != 3 and step == 100 and not store.check(["awake"]):
+            time.sleep(0.05)
 
     def loop() -> None:
-        train(optimizer, model, 700, hook)
+        train(optimizer, model, 200, hook)
         optimizer.finish()
 
     try:
         reporting(loop)
     finally:
+        if rank() == 3:
+            store.set("awake", "")
         report(steps=len(steps))
 
 
@@ -225,13 +237,13 @@ BY_LAUNCHER = {
     "gap, staleness": (5, lambda: killed_in_step_2(0.05, staleness=2, order=Order.PARALLEL)),
     "gap, backup": (5, lambda: killed_in_step_2(0.8, backup=1, max_ig=3)),
     **{
-        f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=3))
+        f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
         for kind in ("pipeline", "quorum", "quorum of groups")
     },
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
     "row": (
         5,
-        lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=4, at=int(os.environ["AT"])),
+        lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8, at=int(os.environ["AT"])),
     ),
     **{
         f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
@@ -248,8 +260,8 @@ BY_LAUNCHER = {
     },
 }
 WITHOUT_LAUNCHER = {
-    "training": (3, lambda: trained(everyone(), -1, 0, timeout=5)),
-    "connecting": (4, lambda: connecting(3)),
+    "training": (3, lambda: trained(everyone(), -1, 0, timeout=8)),
+    "connecting": (4, lambda: connecting(8)),
     "wrapped": (2, lambda: wrapped(2)),
 }
 
@@ -293,7 +305,7 @@ def without_launcher(request) -> dict:
         if fired is None and fault in ("SIGSTOP", "SIGKILL") and output.count("STEPS") == num_workers:
             fired = now()
             os.kill(host, getattr(signal, fault))
-            fires_by = time.monotonic() + 20  # a signalled process, too, needs a processor to stop or end
+            fires_by = time.monotonic() + 60  # a signalled process, too, needs a processor to stop or end
             while look_at(host).state not in "TZ":
                 assert time.monotonic() < fires_by, "the fault fired"
                 time.sleep(0.01)
@@ -402,6 +414,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         start = time.monotonic()
+        DYING[:4] = bytes(4)
         answer = by_launcher(request) if request["name"] in BY_LAUNCHER else without_launcher(request)
         print(json.dumps(answer | {"seconds": time.monotonic() - start}), flush=True)
 

@@ -84,7 +84,7 @@ def random_gap(rng, n, edges):
             gap["backup"] = rng.choice([1, tuple(rng.randint(0, sources[v]) for v in range(n))])
         if kind == "skip":
             trigger = rng.choice([2, 2, 3])
-            gap["skip"] = Skip(limit=rng.choice([trigger, 10]), trigger=trigger)
+            gap["skip"] = Skip(limit=rng.choice([trigger, 10]), trigger=trigger, behind=rng.choice([2, 2, 4]))
         gap["inquire"] = gap["max_ig"] is not None and rng.random() < 0.4
         try:
             return plan_of(n, edges, Gap(**gap))
@@ -144,7 +144,7 @@ def gap_problems(case, results):
 
 def pause(optimizer, seconds):
     """Wait so long, or until all out-neighbours are two steps ahead."""
-    while seconds == np.inf and min(optimizer.runner.status().tokens) < optimizer.runner.gap.max_ig + 2:
+    while seconds == np.inf and min(optimizer.runner.driver.state.tokens) < optimizer.runner.gap.max_ig + 2:
         time.sleep(0.002)
     time.sleep(seconds if seconds < np.inf else 0)
 

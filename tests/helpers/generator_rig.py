@@ -126,7 +126,7 @@ def randomised_run(seed, *, n=4, rounds=5):
         executed = run_workers(service.address, keys, n, rounds=rounds, seed=seed, slow=slow)
     finally:
         service.stop()
-        thread.join(10)
+        thread.join(60)
         service.close()
     started = [(seq, members) for kind, seq, members in notes if kind == "started"]
     return started, executed

@@ -312,6 +312,13 @@ READ_EDGES = [
     ),
     reads(
         GAP,
+        "a skip from 2 behind",
+        gap(max_ig=3, staleness=1, skip={"limit": 2, "behind": 2}),
+        gap(max_ig=3, staleness=1, skip={"limit": 2, "behind": 1}),
+        f"{KEPT}.skip.behind: must be an integer 2..2147483647",
+    ),
+    reads(
+        GAP,
         "a skip of 2, where no trigger is said",
         gap(max_ig=3, staleness=1, skip={"limit": 2}),
         gap(max_ig=3, staleness=1, skip={"limit": 1}),

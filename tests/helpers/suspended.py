@@ -58,7 +58,7 @@ STILL_SECONDS = 0.7
 """A waiter that does nothing for so long waits."""
 LONGER = 2.0
 """Seconds for which it is stopped beyond its timeout."""
-LIMIT = 45.0
+LIMIT = 100.0
 """Seconds in which a job comes to where it is suspended, and in which it ends after it was resumed."""
 STARTING = 2
 """Jobs on their way to where they are suspended at one time."""
@@ -266,6 +266,7 @@ def start_message(job):
 def start_store(job):
     """The waiter asks a store whose server is stopped."""
     reading, writing = os.pipe()
+    asked, asks = os.pipe()  # its end is the waiter's
 
     def other():
         store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -274,9 +275,8 @@ def start_store(job):
         while notes.read("ready") is None:
             time.sleep(0.01)
         stop_oneself()
-        while notes.read("end") is None:
-            time.sleep(0.01)
-        time.sleep(0.2)
+        os.close(asks)
+        os.read(asked, 1)
 
     def waiter():
         store = connected(int(os.read(reading, 16)))
@@ -288,11 +288,10 @@ def start_store(job):
             notes.has("ready")
             job.moved()
             time.sleep(0.05)
-        notes.write("end", "1")
-        notes.has("end")
 
     job.fork("other", other)
     job.fork("waiter", waiter)
+    os.close(asks)
 
 
 def start_note(job):

@@ -103,9 +103,7 @@ def test_a_job_is_planned_with_public_names_alone():
     )
     cluster = partreduce.Cluster(2, 2, hardware=hardware)
     limits = partreduce.Limits(max_group=2, max_period=4)
-    job = partreduce.Job(
-        cluster=cluster, objective=partreduce.Objective.CONSENSUS_DISTANCE, limits=limits, time_limit=1.0
-    )
+    job = partreduce.Job(cluster=cluster, objective=partreduce.Objective.CONSENSUS_DISTANCE, limits=limits, effort=1.0)
     planned = partreduce.plan(job)
     assert isinstance(planned, partreduce.types.Plan)
     assert planned.proof.verdict == "proved"

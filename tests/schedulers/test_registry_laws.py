@@ -16,6 +16,7 @@ import pytest
 
 from partreduce.schedulers import registry
 from partreduce.schedulers.catalogue.graphs import GRAPHS
+from partreduce.schedulers.catalogue.outer_steps import OUTER_STEPS
 from partreduce.schedulers.catalogue.rounds import PER_ROUND
 from partreduce.schedulers.catalogue.rules import RULES
 from partreduce.schedulers.entry import Entry
@@ -188,7 +189,7 @@ def test_every_graph_has_a_row_of_its_name():
 
 
 def test_names_are_given_once():
-    tables = (*RULES, *GRAPHS, *PER_ROUND)
+    tables = (*RULES, *OUTER_STEPS, *GRAPHS, *PER_ROUND)
     assert [row.name for row in tables] == registry.names()
 
 

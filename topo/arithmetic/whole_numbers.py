@@ -41,20 +41,15 @@ def ceil_log(number: int, base: int = 2) -> int:
     return exponent
 
 
-def fewest_factors(number: int, largest: int, *, even: bool = True) -> tuple[int, ...] | None:
+def fewest_factors(number: int, largest: int) -> tuple[int, ...] | None:
     """Factors ≤ `largest` whose product is `number`, as few as possible, descending; None if a prime is too large.
 
-    () for 1. Dynamic programming over the divisors; among equally short lists the most even one is taken (4·3 for 12),
-    or with `even=False` the one with the largest factors first (6·2). The number of factors is the least number of
-    rounds in which plain group means of at most `largest` workers reach the exact mean, as far as the known lower
-    bounds tell.
+    () for 1. Dynamic programming over the divisors; among equally short lists the most even one is taken (4·3 for 12).
+    The number of factors is the least number of rounds in which plain group means of at most `largest` workers reach
+    the exact mean, as far as the known lower bounds tell.
     """
     if largest_prime_factor(number) > largest:
         return None
-
-    def preference(factors: tuple[int, ...]) -> tuple[int, ...]:
-        return (len(factors), sum(factors), *factors) if even else (len(factors), *(-factor for factor in factors))
-
     best: dict[int, tuple[int, ...]] = {1: ()}
     allowed = [d for d in divisors(number) if 2 <= d <= largest]
     for target in divisors(number)[1:]:
@@ -62,6 +57,6 @@ def fewest_factors(number: int, largest: int, *, even: bool = True) -> tuple[int
             tuple(sorted((*best[target // factor], factor), reverse=True)) for factor in allowed if target % factor == 0
         ]
         # A target with a prime above `largest` would have no options, but then so would `number`.
-        best[target] = min(options, key=preference)
+        best[target] = min(options, key=lambda factors: (len(factors), sum(factors), factors))
     assert prod(best[number]) == number
     return best[number]

@@ -1,6 +1,6 @@
 """Two of the four axes of a strategy, as values that answer for themselves: *when* it waits, *how* payload travels.
 
-The other two, *with whom* and *what*, are what the strategy kinds themselves say (docs/architecture.md).
+The other two, *with whom* and *what*, are what the strategy kinds themselves say (docs/internals/architecture.md).
 """
 
 from __future__ import annotations

@@ -65,11 +65,13 @@ class Order(Choice):
 class Skip(Closed):
     """A worker that all its out-neighbours have left behind enters their step at once (section 5).
 
-    It skips when it can get ahead by at least `trigger` steps, and never by more than `limit`.
+    It skips when the slowest of them is ahead by at least `behind` steps, which is the paper's condition to jump, and
+    it can get ahead by at least `trigger`; it never does by more than `limit`, the paper's maximum jump.
     """
 
     limit: Count
     trigger: Count = 2
+    behind: Count = 2
 
     def check(self) -> None:
         """Refuse numbers under which nothing is ever skipped, or every step is."""
@@ -78,6 +80,10 @@ class Skip(Closed):
         if self.limit < self.trigger:
             raise ScheduleError(
                 f"when.gap.skip.limit: is {self.limit}; a worker skips by {self.trigger} (trigger) or more steps"
+            )
+        if self.behind < 2:
+            raise ScheduleError(
+                f"when.gap.skip.behind: is {self.behind}; a worker that skips is behind by 2 steps or more"
             )
 
 
@@ -122,7 +128,7 @@ class Gap(Closed, Waiting):
             words.append(f"backup {self.backup}" if isinstance(self.backup, int) else f"backup 0-{max(self.backup)}")
         words += ["notify-ack"] * self.notify_ack
         if self.skip is not None:
-            words.append(f"skip {self.skip.limit}")
+            words.append(f"skip {self.skip.limit}" + f" from {self.skip.behind} behind" * (self.skip.behind > 2))
         plain = Gap()
         words += [str(one) for one in (self.reduce, self.order) if one not in (plain.reduce, plain.order)]
         words += [f"weights {self.weights}"] * (self.weights is not plain.weights)

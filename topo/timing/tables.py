@@ -191,7 +191,7 @@ def exchanges(
         if route.parameter not in touched:
             raise InputError(
                 f"touched: does not say how much of {route.parameter!r} a step touches; say it, on the command line "
-                f"--touched {route.parameter}=0.8% or what it is"
+                f"--set touched={route.parameter}:0.8% or what it is"
             )
         total += exchange(
             route,

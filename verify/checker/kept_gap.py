@@ -43,13 +43,13 @@ CHOICES: dict[str, tuple[object, ...]] = {
 
 
 class KeptGap(NamedTuple):
-    """A setting as read; `backup` has a number for each worker, or is one for all. `skip` is (limit, trigger)."""
+    """A setting as read: `backup` has a number for each worker, or is one for all, `skip` (limit, trigger, behind)."""
 
     max_ig: int | None
     staleness: int
     backup: int | list[int]
     notify_ack: bool
-    skip: tuple[int, int] | None
+    skip: tuple[int, int, int] | None
     weights: str
     order: str
 
@@ -103,13 +103,14 @@ def read_gap(raw: object, place: str) -> KeptGap:
     return gap
 
 
-def _read_skip(raw: object, place: str) -> tuple[int, int]:
-    skip = as_object(raw, place, ("limit",), ("trigger",))
-    trigger = as_integer(skip.get("trigger", 2), f"{place}.trigger", 2, LIMIT)
+def _read_skip(raw: object, place: str) -> tuple[int, int, int]:
+    skip = as_object(raw, place, ("limit",), ("trigger", "behind"))
+    trigger, behind = (as_integer(skip.get(name, 2), f"{place}.{name}", 2, LIMIT) for name in ("trigger", "behind"))
     limit = as_integer(skip["limit"], f"{place}.limit", trigger, LIMIT)
-    if trigger == 2:
-        skip.pop("trigger", None)
-    return limit, trigger
+    for name, value in (("trigger", trigger), ("behind", behind)):
+        if value == 2:
+            skip.pop(name, None)
+    return limit, trigger, behind
 
 
 def event_graph(gap: KeptGap, num_workers: int, edges: Sequence[tuple[int, int, Fraction]]) -> EventGraph:

@@ -18,7 +18,9 @@ moves: who still waits then waits for events that have not happened, not for upd
 solve the equations of `exact`, which have one solution.
 
 **How far.** Worker v skips by at most `limit`, past no out-neighbour, so by no more than any of them can be ahead, and
-to a step for whose last reduce enough in-neighbours can have sent.
+to a step for whose last reduce enough in-neighbours can have sent; never, where the slowest of them cannot be `behind`
+steps ahead. Held back in its step it meets all of this at once, so a condition on when it may skip lets no gap grow and
+moves no bound.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ def longest_skips_by_edges(graph: Digraph, setting: Gap, bounds: Sequence[Sequen
 def _longest(setting: Gap, spare: int, targets: Sequence[float], sources: Sequence[float]) -> int:
     """By how far out- and in-neighbours can be ahead."""
     if setting.skip is None or not targets:
+        return 0
+    if min(targets) < setting.skip.behind:
         return 0
     longest = min(setting.skip.limit, *targets)
     if needed := len(sources) - spare:

@@ -6,17 +6,13 @@ which workers share a node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchmarks.papers.tables.models import Batch, Language
-    from partreduce.runtime.transport.communicators import Communicator
+from benchmarks.papers.tables.models import Batch, Language
+from partreduce.runtime.transport.communicators import Communicator
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # what is said by itself, with a warning, where nobody says it
 
@@ -100,7 +96,6 @@ class Servers:
             optimizer.step()
 
     def _by_host(self, counts: list[int]) -> list[int]:
-        """Counts by worker of counts by host."""
         made = [0] * self.group.size
         for host, count in zip(self.hosts, counts, strict=True):
             made[host] = count
@@ -136,7 +131,6 @@ class Gathered:
         """Everything is there."""
 
     def step(self) -> None:
-        """Add gradients up and step."""
         size, dense = self.group.size, self.model.dense()
         flat = torch.cat([_grad(p).flatten() for p in dense])
         self.group.all_reduce(flat).wait()

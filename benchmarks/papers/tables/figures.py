@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING
 
 from benchmarks.papers.rows import Curve, Row, ratio, value
 from benchmarks.papers.tables.sessions import (
@@ -16,15 +16,11 @@ from benchmarks.papers.tables.sessions import (
     HYBRID_CODED,
     HYBRID_LOCAL,
     PLANNED,
+    Found,
 )
 from benchmarks.papers.tables.ways import HOROVOD, TF_PS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from benchmarks.papers.tables.sessions import Found
-
-    Paper = float | tuple[float, float] | None
+Paper = float | tuple[float, float] | None
 
 TARGET = 6.5
 """The loss over samples that nobody trains on, that some 30 steps reach."""
@@ -65,7 +61,6 @@ PAPER_MPI = {PLANNED: 7.1}
 
 
 def rows(found: Found) -> Iterator[Row]:
-    """All that one session says."""
     where = found.session.name.split(LATER)[0]
     if found.session.target is not None:
         yield from _loss_rows(where, found)

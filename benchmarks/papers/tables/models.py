@@ -58,7 +58,6 @@ class Language(nn.Module):
         return {"encoder.weight": self.encoder.weight, "decoder.weight": self.decoder.weight}
 
     def dense(self) -> list[nn.Parameter]:
-        """All other parameters."""
         return list(self.inner.parameters())
 
     def touched(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -96,7 +95,6 @@ class LanguageData:
         return self._at(places + draw.integers(1, HELD_OUT, size), _drawn((seed, step), DRAWN))
 
     def judged(self, worker: int, size: int) -> Batch:
-        """Windows that nobody trains on."""
         draw = np.random.default_rng((7, worker))
         places = draw.integers(0, (len(self.codes) - BEFORE - 1) // HELD_OUT, size) * HELD_OUT
         return self._at(places, _drawn((7,), JUDGED))

@@ -7,15 +7,17 @@ import threading
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.lab.standing import FAST
+from benchmarks.lab.standing import FAST, Lab
 from benchmarks.papers.tables.models import BATCH, Language, LanguageData
 from benchmarks.papers.tables.ways import HOROVOD, TF_PS
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from benchmarks.papers.tables.worker import READY, SHAPED
+from partreduce.planner.routes import Chosen
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.hardware import Hardware, Link
@@ -23,13 +25,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec, Form
 from partreduce.topo.strategies.routes import Routes, TableWay
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from benchmarks.lab.standing import Lab
-    from partreduce.planner.routes import Chosen
-    from partreduce.topo.timing.tables import Touched
+from partreduce.topo.timing.tables import Touched
 
 GATHER, GATHER_LOCAL, HYBRID, HYBRID_LOCAL = "gather", "gather, aggregated", "hybrid", "hybrid, aggregated"
 HYBRID_CODED = "hybrid, aggregated, float16"
@@ -78,7 +74,6 @@ class Session:
 
     @property
     def cluster(self) -> Cluster:
-        """Its nodes and workers."""
         return Cluster.regular(*self.shape)
 
 
@@ -112,7 +107,6 @@ class Known:
             self.schedules[way] = Schedule(base.name, base.cluster, replace(strategy, what=chosen.routes))
 
     def _routes(self, way: str) -> Routes:
-        """Those of a way by hand."""
         kind, aggregated, codec = OURS[way]
         return routes_of(self.model, kind, aggregated=aggregated, gradient="sparse", codec=codec)
 
@@ -137,7 +131,6 @@ class Known:
 
     @property
     def hardware(self) -> Hardware:
-        """Links of the nominal rate."""
         nic, inside = Link.of_bandwidth(BYTES_PER_SECOND, LATENCY), Link.of_bandwidth(1e9, LATENCY)
         return Hardware(inside=inside, nic=nic, model_bytes=self.dense_bytes, compute=COMPUTE)
 
@@ -223,7 +216,6 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
     def timed(self, way: str) -> list[Turn]:
-        """Those in which steps were taken."""
         return [turn for turn in self.turns.get(way, ()) if turn.seconds > 0]
 
     def step_seconds(self, way: str) -> list[float]:

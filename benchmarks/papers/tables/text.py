@@ -10,16 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import numpy.typing as npt
+import numpy.typing as npt
 
 PACKAGES = ("os", "torch", "numpy", "scipy", "sympy", "networkx", "sklearn", "matplotlib", "pandas")
 """Where words come from; `os` stands for the standard library, in whose folder it lies."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 import partreduce
+from benchmarks.lab.job import Job
 from benchmarks.papers.tables.baselines import Gathered, Servers
-from benchmarks.papers.tables.models import Language
-
-if TYPE_CHECKING:
-    from benchmarks.lab.job import Job
-    from benchmarks.papers.tables.models import Batch
-    from partreduce.runtime.transport.communicators import Communicator
+from benchmarks.papers.tables.models import Batch, Language
+from partreduce.runtime.transport.communicators import Communicator
 
 TF_PS, HOROVOD = "TF-PS", "Horovod"
 TABLE_RATE, RATE = 0.2, 0.01
@@ -67,5 +64,4 @@ class Routed:
         """Lookups fetch rows by themselves."""
 
     def step(self) -> None:
-        """As the schedule says."""
         self.optimizer.step()

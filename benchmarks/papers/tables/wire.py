@@ -6,20 +6,16 @@ without aggregation, for which each of a node's workers asks by itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
+from benchmarks.papers.tables.models import Batch, Language
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
 from partreduce.topo.timing.tables import Touched, exchange
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from benchmarks.papers.tables.models import Batch, Language
 
 FREE = Hardware(nic=Link())
 
@@ -45,7 +41,6 @@ def touched(
 
 
 def routes_of(model: Language, way: TableWay, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE) -> Routes:
-    """All tables by one way."""
     tables = tuple(
         Route(parameter=name, rows=rows, columns=columns, way=way, gradient=Gradient(gradient), codec=codec)
         for name, (rows, columns) in ((name, parameter.shape) for name, parameter in model.tables().items())

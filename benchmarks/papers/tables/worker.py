@@ -9,21 +9,16 @@ from __future__ import annotations
 import json
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from benchmarks.lab.baselines import use_environment
+from benchmarks.lab.job import Job
 from benchmarks.lab.worker import bytes_out
 from benchmarks.papers.tables.models import LanguageData
-from benchmarks.papers.tables.ways import way_of
-from benchmarks.transport import joined
-
-if TYPE_CHECKING:
-    from benchmarks.lab.job import Job
-    from benchmarks.papers.tables.ways import Way
-    from benchmarks.transport import Meet
+from benchmarks.papers.tables.ways import Way, way_of
+from benchmarks.transport import Meet, joined
 
 READY, SHAPED = "ready", "shaped"
 """Files by which a session's workers and its starter agree when links become slow."""

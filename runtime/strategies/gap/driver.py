@@ -94,7 +94,6 @@ class GapDriver(GenerationDriver[HopState]):
         rings: where the arrays of updates lie, in places of the proved capacity.
         keeps: whether an array may be averaged again in a later step.
         log: what happens here.
-        enter: told of each step that this worker enters, and of the generation, before a message lets others know.
         send: sends an update that was offered, where the mailbox's thread is the one who may let it leave.
     """
 
@@ -108,13 +107,12 @@ class GapDriver(GenerationDriver[HopState]):
         *,
         keeps: bool,
         log: GapLog,
-        enter: Callable[[int, int], None],
         send: Callable[[Recipients], None],
     ) -> None:
         super().__init__(machine, rank)
         self.rank, self.rings, self.log = rank, rings, log
         self.sources, self.targets = machine.graph.sources[rank], machine.graph.targets[rank]
-        self._keeps, self._enter, self._send = keeps, enter, send
+        self._keeps, self._send = keeps, send
         self._part = _Part(0)
         self._marks: dict[int, int] = {}
         self._paused = 0
@@ -125,7 +123,6 @@ class GapDriver(GenerationDriver[HopState]):
             state = replace(self.machine.start(self.rank)[0], step=step)
         with self.condition:
             self._part = _Part(step)
-            self._enter(step, self._generation)
             self.rings.retire(step - self.machine.setting.staleness)
             self.log.add("entered", step)
             self._begin(state)
@@ -271,7 +268,6 @@ class GapDriver(GenerationDriver[HopState]):
                     self.log.add(kind, step, used=averaged.used)
         if isinstance(event, Advance):
             part.step += event.by
-            self._enter(part.step, self._generation)
             self.rings.retire(part.step - self.machine.setting.staleness)
             self.log.add("entered", part.step, by=event.by)
         letters, update = [], {}

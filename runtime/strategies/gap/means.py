@@ -19,7 +19,6 @@ from partreduce.runtime.transport.credit import MESSAGES, Bound
 from partreduce.runtime.transport.payload_rings import PayloadRings
 from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import GoneError
-from partreduce.runtime.watch.status import GapStatus
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
 from partreduce.topo.strategies.gap import Gap, Order, Reducing
@@ -60,7 +59,6 @@ class GapMeans(OneSided):
             self.rings,
             keeps=self.gap.reduce is Reducing.NEWEST,
             log=self.log,
-            enter=run.progress.enter,
             send=self._send_from_side,
         )
         super().__init__(
@@ -78,7 +76,6 @@ class GapMeans(OneSided):
         )
         run.reducer.recorder.attach("gap", self.log.facts)
         self.needs_round_start = self.is_parallel
-        run.progress.counts_rounds = True
         if self.gap.skip is not None:
             run.reducer.heartbeat.unequal = SKIPPED
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
@@ -171,19 +168,6 @@ class GapMeans(OneSided):
             self._start = [live.clone() for live in self._live()]
         self._round = round_
         self.driver.open(round_, state)
-
-    def status(self) -> GapStatus:
-        """Tokens in hand, and the queues as they are filled."""
-        state, fill = self.driver.state, self.rings.fill()
-        traffic = self._mailbox.traffic().values()
-        return GapStatus(
-            tokens=None if self.gap.max_ig is None else () if state is None else state.tokens,
-            updates=tuple(fill[source][0] for source in self.driver.sources),
-            capacities=tuple(fill[source][1] for source in self.driver.sources),
-            sent=sum(one.sent.num_bytes for one in traffic),
-            received=sum(one.received.num_bytes for one in traffic),
-            skipped=self._skipped,
-        )
 
     def _open(self, step: int, round_: int) -> None:
         """Be in the first round; in the parallel order its update leaves."""

@@ -115,12 +115,6 @@ class QuorumRunner(Runner, Generic[Sum]):
         if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
             _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
 
-    @property
-    def rests(self) -> bool:
-        """Whether the training has come to where all meet, and only its thread still takes part in rounds."""
-        state = self.driver.state
-        return state is not None and bool(state.resting)
-
     def refuse_failure(self) -> None:
         """Raise what ended the collective thread.
 

@@ -62,7 +62,7 @@ def test_a_killed_worker_is_dead_and_the_others_live(running, sleepers, injector
     carry_out(injector, running)
     (victim,) = running.victims
     assert running.outcome.fired
-    assert sleepers[victim].wait(5) == -signal.SIGKILL
+    assert sleepers[victim].wait(60) == -signal.SIGKILL
     assert [p.poll() for i, p in enumerate(sleepers) if i != victim] == [None] * WORKERS
 
 
@@ -129,7 +129,7 @@ def test_a_paused_launcher_or_generator_stands_still_and_goes_on(running, sleepe
 def test_a_launcher_gets_the_signal(running, sleepers, number, starting):
     carry_out(injectors.signal_launcher(number, starting=starting), running)
     assert running.outcome.fired
-    assert running.code == -number or sleepers[-1].wait(5) == -number
+    assert running.code == -number or sleepers[-1].wait(60) == -number
 
 
 @pytest.mark.parametrize("launcher", ["run", "by hand"])
@@ -145,7 +145,7 @@ def test_a_killed_parent_is_dead_and_its_children_live(running, sleepers, tmp_pa
         (victim,) = running.victims
         assert running.outcome.fired
         assert launcher == "run" or victim == 0
-        assert sleepers[victim].wait(5) == -signal.SIGKILL
+        assert sleepers[victim].wait(60) == -signal.SIGKILL
         assert [child.poll() for child in children] == [None] * WORKERS
     finally:
         for child in children:
@@ -180,14 +180,14 @@ def test_a_launcher_gets_a_signal_twice(running):
         carry_out(injectors.signal_launcher_twice(signal.SIGTERM), running)
         assert running.outcome.fired
         assert running.must_save
-        assert running.code == 42 or launcher.wait(5) == 42
+        assert running.code == 42 or launcher.wait(60) == 42
 
 
 def test_a_killed_generator_is_dead(running, sleepers):
     carry_out(injectors.kill_generator, running)
     assert running.outcome.fired
     assert running.must_finish
-    assert running.code == -signal.SIGKILL or sleepers[-1].wait(5) == -signal.SIGKILL
+    assert running.code == -signal.SIGKILL or sleepers[-1].wait(60) == -signal.SIGKILL
 
 
 def test_an_exception_fires_when_the_worker_says_so(running, tmp_path):
@@ -246,7 +246,7 @@ def test_a_cut_link_lets_nothing_through_until_it_is_healed():
         return "ConnectionRefusedError" in done.stderr
 
     def is_soon_reached(network):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not reaches(network):
             assert time.monotonic() < deadline
 

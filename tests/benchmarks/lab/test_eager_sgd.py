@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from benchmarks.lab.batches import Batches
-from benchmarks.lab.contestants import contestants
+from benchmarks.lab.contestants import contestants, eager_name
 from benchmarks.lab.docstrings import MOST, Reader
 from benchmarks.lab.job import Job
-from benchmarks.lab.quorums import name_of, quorum_of
+from benchmarks.lab.setting import Setting
 from benchmarks.lab.tasks import Samples
 from benchmarks.papers import eager_sgd, hop, latency, skew
 from benchmarks.papers.cells import Cells, Kept
 from benchmarks.papers.physics import step_seconds
 from benchmarks.papers.rows import Results
 from benchmarks.papers.skew import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial
+from partreduce.topo.cluster import Cluster
 
 
 def seconds_of(where, steps=64):
@@ -85,14 +86,15 @@ def test_a_reader_does_not_see_padding_and_evaluates_in_parts():
 
 
 def test_every_cell_names_a_contestant_and_is_run_once():
-    known = {contestant.name for contestant in contestants(lambda *_: None)}
+    known = {contestant.name: contestant for contestant in contestants(lambda *_: None)}
     wanted = [(made.setting.name, name) for made in eager_sgd.PAPER.experiments() for name in made.contestants]
-    assert {name for _, name in wanted} <= known
+    assert {name for _, name in wanted} <= set(known)
     assert len(set(wanted)) == len(wanted)
     for part in eager_sgd.PARTS:
         assert eager_sgd.PAPER.experiments(part), part
-    assert quorum_of("half", 16).quorum == 8
-    assert quorum_of("all but one", 16).quorum == 15
+    for name, quorum in (("half", 8), ("all but one", 15)):
+        schedule = known[eager_name(name)].make(Cluster.regular(4, 4), Setting(name="any"))
+        assert schedule.strategy.when.quorum == quorum
 
 
 def test_a_majoritys_seed_draws_evenly_and_its_limit_is_what_all_draws_give():
@@ -141,12 +143,12 @@ def test_figure_9s_rows_say_what_was_measured():
 
 @pytest.mark.timeout(300)
 def test_skewed_calls_wait_for_all_or_for_nobody():
-    plan = [Trial(processes=3, size=64, skew=150.0, mode=mode, iterations=2) for mode in (SYNCHRONOUS, SOLO)]
+    plan = [Trial(processes=3, size=64, skew=400.0, mode=mode, iterations=2) for mode in (SYNCHRONOUS, SOLO)]
     measured, notes = skew.measure(plan, 200.0)
     assert not notes
     together, solo = measured
     assert set(together.active) == {3.0}
-    assert min(together.milliseconds) > 0.8 * 150.0, "the mean of 300, 150 and 0"
+    assert min(together.milliseconds) > 0.8 * 400.0, "the mean of 800, 400 and 0"
     assert min(solo.active) < 3.0
     assert min(solo.milliseconds) < min(together.milliseconds)
 
@@ -199,7 +201,7 @@ def cells_of(runs):
 
 
 def test_the_labs_rows_say_what_its_cells_say():
-    where, published = eager_sgd.SHIFTING, name_of("majority, as published")
+    where, published = eager_sgd.SHIFTING, eager_name("majority, as published")
     cells = cells_of(
         {
             where: {

@@ -268,6 +268,11 @@ def test_what_is_sent_in_another_form_takes_the_steps_of_the_same_mathematics():
     assert steps == campaign._by_rate(PLAIN, by_name["hierarchical"]) == campaign._by_rate(PLAIN, by_name["DDP"]) != {}
 
 
+def test_a_contestant_that_the_wire_makes_slow_meets_a_slow_worker_where_it_is_named():
+    experiment = Experiment(settings=(SLOW,), shape=(4, 4), contestants=("D-PSGD ring",), rate=0.1)
+    assert [contestant.name for contestant in Campaign(experiment, None, 0.0).fitting(SLOW)] == ["D-PSGD ring"]
+
+
 @pytest.mark.lab
 @pytest.mark.processes
 def test_a_cell_ends_at_its_loss_or_at_the_limit_of_all():

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab.contestants import contestants
-from benchmarks.lab.gaps import name_of
+from benchmarks.lab.contestants import contestants, hop_name
 from benchmarks.lab.network import why_not
-from benchmarks.lab.setting import Setting
+from benchmarks.lab.setting import Setting, settings
 from benchmarks.papers import cells, hop, page, pictures, pipe_sgd, prague, rows
 from benchmarks.papers.registry import PAPERS
 from benchmarks.papers.rows import Curve, Results, Row, ratio, value
+from partreduce.topo.cluster import Cluster
 
 HOME = Path(__file__).resolve().parents[3]
 
@@ -156,6 +156,24 @@ def test_pragues_rows_come_from_the_kept_cells():
     )
 
 
+def test_pragues_own_regime_is_compared_to_the_loss_and_per_step():
+    setting = settings(16)["1gbit slow +5"]
+    runs = {prague.FLAT: (600.0, 30), prague.OVERLAPPED: (480.0, 40), prague.PUBLISHED: (150.0, 30)}
+    found = experiment_of(setting, {name: [run] for name, run in runs.items()})
+    made = {kept.key: kept for kept in prague.rows(cells.Cells([found], None))}
+    smart = "1 Gbit/s, one worker +5 steps: smart generator, as published"
+    assert (made[prague.OVER_FLAT, smart].measured, made[prague.OVER_FLAT, smart].paper) == (4.0, 4.4)
+    assert made[prague.OVER_HIDDEN, smart].measured == pytest.approx(480 * 40 / (150 * 30))
+    assert made[prague.PER_STEP, smart].measured == 4.0
+    assert (made[prague.STEPS, smart].measured, made[prague.MS, smart].measured) == (pytest.approx(30), 150.0)
+
+
+def test_as_published_the_generator_draws_at_random_however_many_groups_are_known():
+    known = {contestant.name: contestant for contestant in contestants(lambda *_: None)}
+    for name in (prague.PUBLISHED, prague.RANDOM):
+        assert known[name].make(Cluster.regular(4, 4), settings(16)["1gbit homogeneous"]).strategy.max_known is None
+
+
 def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
     step, steps, shape = pipe_sgd.STEP, pipe_sgd.STEPS, "digits, 4x1"
     made = (
@@ -182,32 +200,31 @@ def hops_cells(**runs):
     for kind in (hop.ALIKE, hop.RANDOM, hop.SLOW):
         setting = hop.setting_of("svm", kind)
         found = runs.get({hop.ALIKE: "alike", hop.RANDOM: "random", hop.SLOW: "slow"}[kind], {})
-        for names in (list(found)[:1], list(found)[1:]):  # two experiments in one setting
-            listed = [
-                {
-                    "setting": setting.name, "contestant": name,
-                    "measured": {
-                        "step_ms": ms, "nic_mb": 1.0, "shares": {},
-                        "curve": [(k * steps, k * steps * ms / 1e3, 0.6 - 0.2 * k) for k in (0, 1, 2)],
-                    },
-                }
-                for name in names
-                for ms, steps in found[name]
-            ]  # fmt: skip
-            contents.append(
-                {
-                    "head": {"commit": "abc"}, "settings": [asdict(setting)], "cells": listed,
-                    "measure": {
-                        "targets": {setting.name: 0.4}, "rates": {}, "families": dict.fromkeys(names, "Hop"),
-                        "num_workers": 16,
-                    },
-                }
-            )  # fmt: skip
+        in_two = (list(found)[:1], list(found)[1:])  # experiments in one setting
+        contents += [experiment_of(setting, {name: found[name] for name in names}) for names in in_two]
     return cells.Cells(contents, None)
 
 
+def experiment_of(setting, found):
+    """The content of one experiment that ran these."""
+    listed = [
+        {
+            "setting": setting.name, "contestant": name,
+            "measured": {
+                "step_ms": ms, "nic_mb": 1.0, "shares": {},
+                "curve": [(k * steps, k * steps * ms / 1e3, 0.6 - 0.2 * k) for k in (0, 1, 2)],
+            },
+        }
+        for name, runs in found.items()
+        for ms, steps in runs
+    ]  # fmt: skip
+    families, targets = dict.fromkeys(found, "Hop"), {setting.name: 0.4}
+    measure = {"targets": targets, "rates": {}, "families": families, "num_workers": 16}
+    return {"head": {"commit": "abc"}, "settings": [asdict(setting)], "cells": listed, "measure": measure}
+
+
 def test_hops_rows_say_what_its_cells_say(tmp_path):
-    standard, backup, skip = (name_of("ring-based", gap) for gap in ("standard", "backup 1", "backup 1, skip 10"))
+    standard, backup, skip = (hop_name("ring-based", gap) for gap in ("standard", "backup 1", "backup 1, skip 10"))
     found = hops_cells(
         alike={standard: [(200.0, 30)], hop.ALL_REDUCE: [(200.0, 30)], hop.SERVER: [(400.0, 30)]},
         random={
@@ -257,8 +274,8 @@ def test_every_experiment_names_contestants_of_the_lab():
         for experiment in listed():
             assert set(experiment.contestants) <= known, (part, set(experiment.contestants) - known)
             assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.TO_TARGET))
-    for names in prague.EXPERIMENTS.values():
-        assert set(names) <= known
+    for experiment in (*prague.experiments(), *prague.own()):
+        assert set(experiment.contestants) <= known
     wanted = [(e.setting.name, name) for made in hop.PARTS.values() for e in made() for name in e.contestants]
     assert {name for _, name in wanted} <= known
     assert len(set(wanted)) == len(wanted), "a cell of Hop's is run by one experiment"
@@ -284,7 +301,7 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "RAW", tmp_path)
     tiny = Setting(name="digits, 2x1, 200 Mbit/s", rate="200mbit", compute=0.02)
     slow = Setting(name="digits, one 4× slow", rate="1gbit", compute=0.02, slow=((2, 4.0),), momentum=0.9)
-    skipping = name_of("ring-based", hop.SKIPS[1])
+    skipping = hop_name("ring-based", hop.SKIPS[1])
     listed = [
         cells.Experiment(settings=(tiny,), shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
         cells.Experiment(settings=(slow,), shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),

@@ -101,6 +101,17 @@ def test_the_help_lists_eight_verbs_and_hides_what_other_programs_start(capsys):
     assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo"]
 
 
+def test_design_has_at_most_twenty_options_and_each_stands_in_a_group_of_its_help():
+    import typer.main
+
+    from partreduce.commands import build_app
+
+    parameters = typer.main.get_command(build_app()).commands["design"].params
+    options = [parameter for parameter in parameters if parameter.opts[0].startswith("-")]
+    assert len([option for option in options if option.name != "help"]) <= 20
+    assert [option.name for option in options if option.rich_help_panel is None] == []
+
+
 def test_every_option_is_documented():
     import typer.main
 
@@ -406,11 +417,13 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["verify", "x.json", "--directed"], 2, "--directed: is about iteration gaps; say --gaps, too"),
         (["verify", "ring:4", "--set", "staleness=-1"], 65, "--set staleness: '-1' is not a whole number >= 0"),
         (["verify", "ring:4", "--set", "notify-ack=maybe"], 65, "--set notify-ack: 'maybe': write yes or no"),
+        (["verify", "ring:4", "--set", "behind=6"], 65, "--set behind: says from how far behind a worker skips"),
         (["simulate", "a.json", "b.json", "--rounds", "4"], 2, "--rounds: is for one schedule"),
         (["measure", "--steps", "30"], 2, "--steps: is about a job"),
         (["measure", "train.py:job", "--repetitions", "3"], 2, "--repetitions: is about the cluster"),
         (["run", "train.py"], 2, "--workers"),
-        (["design", "4x4", "--using", "allreduce", "--json", "--name", ""], 65, 'name: is "", too short'),
+        (["design", "4x4", "--when", "jit"], 2, "'jit' is not one of any, lockstep, late, pipeline, gap, quorum"),
+        (["design", "4x4", "--set", "touched=x:1%"], 2, "--set: touched needs --model FILE.py:NAME"),
         (["verify", "--max-bytes", "0", "s.json"], 65, "--max-bytes: '0' has no unit"),
         (["show", "--max-bytes", "1e99TB", "s.json"], 65, "--max-bytes: '1e99TB' is more than 9 PB"),
         (["design", "", "--using", "allreduce"], 74, "a file with an empty name"),
@@ -490,6 +503,40 @@ def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_pat
     said = answer(capsys, "simulate", path, "--json", "--model-bytes", "1MB", "--rounds", "8")
     assert said["seconds_per_step"] > 0.05
     assert "steady_seconds_per_step" not in said
+
+
+def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(capsys, tmp_path):
+    path, network, found = tmp_path / "diloco.json", ["--set", "nic=1GB/s", "--model-bytes", "100MB"], {}
+    for fragments in (1, 4):
+        answer(capsys, "design", "4x2", "--using", "diloco", "--param", f"fragments={fragments}", "-o", path, "--json")
+        found[fragments] = answer(capsys, "simulate", path, *network, "--json")
+    assert found[4]["nic_bytes_per_step"] == pytest.approx(found[1]["nic_bytes_per_step"])
+    assert found[4]["peak_nic_bytes"] == pytest.approx(found[1]["peak_nic_bytes"] / 4)
+    assert main(["simulate", str(path), *network]) == 0
+    assert "43.75 MB in the step that sends most" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (["diloco", "fragments=40"], "each has its turn in a round of 30 steps"),
+        (["diloco", "late=30"], "when.merge.steps: is 30"),
+        (["regions-diloco", "regions=3"], "4 nodes are not 3 regions of as many"),
+    ],
+)
+def test_outer_steps_that_cannot_be_are_refused_in_one_line(capsys, entry, words):
+    assert main(["design", "4x2", "--using", entry[0], "--param", entry[1]]) == 65
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+def test_regions_are_those_of_the_switches(capsys, tmp_path):
+    path = tmp_path / "regions.json"
+    cluster = ROOT / "examples" / "two-regions.yaml"
+    answer(capsys, "design", cluster, "--using", "regions-diloco", "--param", "every=3", "-o", path, "--json")
+    phases = json.loads(path.read_text())["strategy"]["phases"]
+    assert [block["across"] for phase in phases for block in phase] == [[1], [1], [0, 1]]
 
 
 @pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])

@@ -56,6 +56,14 @@ def test_people_see_paper_exact_and_attained_side_by_side():
     assert "all 2785 states explored" in shown
 
 
+def test_a_condition_to_jump_lets_no_gap_grow_and_is_said():
+    settings = [word for key in ("max-ig=2", "staleness=1", "skip=2") for word in ("--set", key)]
+    shown, conditioned = (run("ring:3", *settings, *more).stdout for more in ([], ["--set", "behind=4"]))
+    assert "skips up to 2 from 4 behind" in conditioned
+    assert "attained" in shown
+    assert conditioned.replace(" from 4 behind", "").splitlines()[:9] == shown.splitlines()[:9], "the same bounds"
+
+
 def test_edge_lists_node_links_and_names_give_the_same_graph(tmp_path):
     made = nx.DiGraph([(0, 1), (1, 2), (2, 0)])
     edges, named, links = tmp_path / "edges.txt", tmp_path / "named.txt", tmp_path / "links.json"

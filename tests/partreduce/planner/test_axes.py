@@ -38,7 +38,7 @@ SLOW = replace(HARDWARE, slowdown=((1, 1.7), (4, 1.2)), node_nic=((0, Link.of_ba
 
 
 def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), time_limit=2.0, **options)
+    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=2.0, time_limit=3600.0, **options)
 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(HARDWARE, num_nics=4, model_bytes=100_000_000)])
@@ -123,7 +123,7 @@ def test_the_bound_of_a_late_schedule_holds_for_every_schedule_of_its_class() ->
 
 
 def test_command_line_says_which_forms_and_which_lateness_may_be(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["design", "2x2", "--time-limit", "1s", "--json"]
+    asked = ["design", "2x2", "--effort", "1", "--json"]
     assert main([*asked, "--form", "ring", "--when", "lockstep"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {(row["form"], row["when"]) for row in answer["front"]} == {("ring", "lockstep")}

@@ -232,7 +232,7 @@ HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(1e9), 
 
 
 def job(**options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse("2x4"), hardware=HARDWARE), time_limit=1.0, **options)  # type: ignore[arg-type]
+    return Job(cluster=replace(Cluster.parse("2x4"), hardware=HARDWARE), effort=0.5, time_limit=3600.0, **options)  # type: ignore[arg-type]
 
 
 def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() -> None:
@@ -279,7 +279,7 @@ def test_the_answer_says_what_a_pilot_cost_and_what_it_changed() -> None:
     """Where consensus distance costs next to nothing, a pilot that says so makes rounds longer."""
     free = replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.001), late=Price(0.0, 0.0, 0.001))
     probes = tuple(replace(probe, consensus_distance=50.0) for probe in PRICED.probes)
-    asked = replace(job(pilot=replace(PRICED, prices=free, probes=probes)), time_limit=None, effort=0.5)
+    asked = job(pilot=replace(PRICED, prices=free, probes=probes))
     options = competitors(asked, until=0.0)
     chosen = recommend(options, asked)
     (said,) = (sentence for sentence in reasons(chosen, options, asked) if "the pilot took" in sentence)

@@ -182,7 +182,7 @@ def table(name, rows, worker):
 
 
 def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_bytes_that_are_left():
-    job = Job(cluster=Cluster.regular(2, 2, hardware=SLOW), effort=0.2, time_limit=30.0)
+    job = Job(cluster=Cluster.regular(2, 2, hardware=SLOW), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01), table("all", 1000, 1.0)))
     ways = {route.parameter: route.way for route in found.schedule.routes.tables}
     assert ways == {"words": TableWay.SHARDED, "all": TableWay.DENSE}
@@ -196,7 +196,7 @@ def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_byte
 
 def test_slow_workers_keep_a_common_pace_beside_tables():
     slow = Hardware(inside=SLOW.inside, nic=SLOW.nic, model_bytes=1, compute=0.05, slowdown=((1, 5.0),))
-    job = Job(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=30.0)
+    job = Job(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01)))
     assert not found.schedule.strategy.refuses_tables()
     assert found.schedule.routes.apart
@@ -205,14 +205,13 @@ def test_slow_workers_keep_a_common_pace_beside_tables():
 def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(place, tmp_path):
     output = tmp_path / "schedule.json"
     words = ["design", "2x2", "--model", place + "build", "--set", "nic=25MB/s", "--effort", "0.2"]
-    done = CliRunner().invoke(build_app(), [*words, "--name", "hybrid", "-o", str(output), "--json"])
+    done = CliRunner().invoke(build_app(), [*words, "-o", str(output), "--json"])
     assert done.exit_code == 0, done.output
-    schedule = load_schedule(output)
-    assert schedule.name == "hybrid"
+    schedule, planned = load_schedule(output), json.loads(done.stdout)
     assert schedule.route_of("words.weight").way is TableWay.SHARDED
     assert "consensus" in confirm(schedule)
     assert prove(schedule)["one-owner"].status is Status.FACT
-    tables = json.loads(done.stdout)["tables"]
+    tables = planned["tables"]
     assert tables["measured_steps"] == 2
     assert tables["reasons"][0].startswith("words.weight (20,000 x 32, 2.56 MB; a worker touches 0.01% of its rows")
 
@@ -223,7 +222,7 @@ def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_p
         write_schedule(tmp_path / f"{name}.json", Schedule(name, CLUSTER, AllReduce(what=what)))
     files = [str(tmp_path / "plain.json"), str(tmp_path / "hybrid.json")]
     asked = ["simulate", *files, "--model-bytes", "1MB", "--set", "nic=25MB/s", "--json"]
-    done = CliRunner().invoke(build_app(), [*asked, "--touched", "words=1%:2%:4%"])
+    done = CliRunner().invoke(build_app(), [*asked, "--set", "touched=words:1%:2%:4%"])
     plain, hybrid = json.loads(done.stdout)["schedules"]
     assert hybrid["runs"] == "1 sharded"
     assert plain["nic_bytes_per_step"] == pytest.approx(1.5 * (10**6 + 50_000 * 64 * 4))

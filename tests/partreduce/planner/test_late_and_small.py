@@ -37,7 +37,7 @@ FAST = Hardware(inside=Link.of_bandwidth(50e9), nic=Link.of_bandwidth(50e9), mod
 
 
 def job(hardware: Hardware = THIN, cluster: str = "4x4", **options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), time_limit=2.0, **options)  # type: ignore[arg-type]
+    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=2.0, time_limit=3600.0, **options)  # type: ignore[arg-type]
 
 
 def test_every_coded_option_is_what_its_file_says_and_may_run() -> None:
@@ -181,7 +181,7 @@ def test_the_price_of_late_gradients_grows_with_the_curvature_up_to_the_limit() 
 
 
 def test_only_pipelines_where_only_they_are_asked_for() -> None:
-    found = plan(replace(job(when=Lateness.PIPELINE), time_limit=1.0))
+    found = plan(replace(job(when=Lateness.PIPELINE), effort=1.0))
     assert found.recommendation.schedule.strategy.when == Pipeline()
     assert {option.lateness for option in found.front if not option.is_usual} == {Lateness.PIPELINE}
     assert "allreduce" in {option.name for option in found.baselines}
@@ -209,7 +209,7 @@ def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less() -> N
 
 def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "pick.json"
-    asked = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--time-limit", "1s", "--json"]
+    asked = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--effort", "1", "--json"]
     assert main([*asked, "--when", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)["recommendation"]
     assert (answer["when"], answer["codec"], answer["sending"]) == ("pipeline", "int8", "whole")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from partreduce.commands import EXIT_CODES, HIDDEN, VERBS
 from partreduce.console import console, fresh_terminal
 from partreduce.report.table import Column, table
 from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.document.writer import write_schedule
 
 ROOT = Path(partreduce.__file__).parent.parent
 EACH = """
@@ -69,8 +71,8 @@ def others(tmp_path_factory):
     paths = []
     for every in (2, 4):
         paths.append(folder / f"{every}.json")
-        arguments = ["--using", "allreduce", "-p", f"every={every}", "-o", str(paths[-1])]
-        assert main(["design", "4x4", *arguments, "--name", f"allreduce-every-{every}-steps"]) == 0
+        schedule = partreduce.design("4x4", using="allreduce", every=every)
+        write_schedule(paths[-1], replace(schedule, name=f"allreduce-every-{every}-steps"))
     return paths
 
 

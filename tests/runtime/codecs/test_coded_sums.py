@@ -175,7 +175,7 @@ def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(drive
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
         # Who is late, in the step before, is told of the death there; who had all that it needed, in the next one.
         assert re.match(r"step ([123]), round \1: group \{0,1,2,3\}", report["text"])
-        assert report["seconds"] < 15  # the timeout is 60 s
+        assert report["seconds"] < 30  # the timeout is 60 s
     stepped = [report for report in answer["reports"] if "values" in report]
     assert len(stepped) == 3
     assert all(report["values"] == [-float(report["steps"])] for report in stepped), "whole steps only"
@@ -208,7 +208,7 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
             group.all_reduce(torch.ones(5000), Coding(how)).wait()
         with pytest.raises(RuntimeError):
             group.all_reduce(torch.ones(5000), Coding(how)).wait()
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 30
         world.abandon()
         with pytest.raises(UnavailableError, match="was destroyed"):
             group.all_reduce(torch.ones(5000), Coding(how))

@@ -37,7 +37,7 @@ def generator(request, monkeypatch):
     monkeypatch.setenv("PARTREDUCE_GENERATOR_KEYS", keys.for_workers().text())
     yield
     service.stop()
-    thread.join(10)
+    thread.join(60)
     service.close()
 
 

@@ -41,7 +41,7 @@ def serve():
     yield start
     for service, thread in made:
         service.stop()
-        thread.join(10)
+        thread.join(60)
         service.close()
 
 

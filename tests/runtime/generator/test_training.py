@@ -38,7 +38,7 @@ def serve(monkeypatch):
     yield start
     for service, thread in made:
         service.stop()
-        thread.join(10)
+        thread.join(60)
         service.close()
 
 

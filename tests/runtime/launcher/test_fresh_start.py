@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 from helpers import children
 from helpers.warm import WARM
 from partreduce.runtime.launcher.fresh_start import fill_standard_descriptors
-from partreduce.runtime.launcher.outlet import PlainOutlet
+from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import terminable
 from partreduce.runtime.launcher.supervision import Child, supervise
 
@@ -42,8 +42,8 @@ def test_a_worker_draws_and_reads_for_itself_and_its_last_line_needs_no_end(tmp_
     assert [(one["read"], one["others"]) for one in found] == [("", [])] * 2
 
 
-class Slow(PlainOutlet):
-    """Draws on a terminal that was suspended when the last worker ended."""
+class Slow(Outlet):
+    """Writes to a terminal that was suspended when the last worker ended."""
 
     def __init__(self):
         super().__init__()
@@ -51,10 +51,6 @@ class Slow(PlainOutlet):
 
     def write(self, text, *, errors):
         self.lines += text.splitlines()
-
-    def look(self, codes, stage):
-        if None not in codes.values():
-            time.sleep(1)
 
 
 def test_what_lies_in_the_pipes_when_the_last_worker_ends_is_passed_on_however_long_that_takes():

@@ -19,21 +19,29 @@ TWO_WORKERS = (
     '{"format": "partreduce.schedule", "version": 1, "name": "two", "strategy": {"kind": "allreduce"},'
     ' "cluster": {"num_nodes": 1, "workers_per_node": 2}}'
 )
-READS_LAST = """
-import os, pathlib, sys, time, partreduce
+ENDS_LAST = """
+import contextlib, os, pathlib, sys, time
 
-ended = pathlib.Path(sys.argv[1])
+place = pathlib.Path(sys.argv[1])
 if os.environ["RANK"] == "1":
-    ended.write_text(str(os.getpid()))
+    place.write_text(str(os.getpid()))
 else:
-    while not (ended.exists() and (pid := ended.read_text())):
+    while not (place.exists() and (pid := place.read_text())):
         time.sleep(0.01)
-    state = pathlib.Path("/proc", pid, "stat")
-    while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        time.sleep(0.01)
+    with contextlib.suppress(OSError):  # it is waited for
+        while pathlib.Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+            time.sleep(0.01)
+"""
+READS_LAST = (
+    ENDS_LAST
+    + """
+import partreduce
+
+if os.environ["RANK"] == "0":
     print("the other has ended")
 partreduce.load_schedule(os.environ["PARTREDUCE_SCHEDULE"])
 """
+)
 LATE_WORDS = """
 import atexit, concurrent.futures, logging.handlers, sys, tempfile, threading, time
 
@@ -62,13 +70,12 @@ class Interrupted:
         return getattr(sys.__stdout__, name)
     def flush(self):
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(5)
+        time.sleep(60)
 
 if os.environ["RANK"] == "1":
     sys.stdout = Interrupted()
     ctypes.CDLL(None).puts(b"of C")
     sys.exit(2**40 + 3)
-time.sleep(1)
 sys.excepthook = lambda kind, error, where: print("hooked:", kind.__name__, error)
 raise ValueError("a bug")
 """
@@ -105,8 +112,8 @@ def test_a_worker_ends_as_a_python_program_does(tmp_path):
 def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_nobody(tmp_path):
     """A forked child that gets past its end would go on as a second launcher, and end the workers before it."""
     script = tmp_path / "script.py"
-    script.write_text(ENDS_BADLY)
-    done = run("--workers", "2", script)
+    script.write_text(ENDS_LAST + ENDS_BADLY)
+    done = run("--workers", "2", script, tmp_path / "ended")
     assert sorted(done.stdout.splitlines()) == ["[0] hooked: ValueError a bug", "[1] of C"]
     assert done.returncode == 3
     assert done.stderr.startswith("partreduce: worker 1 ended with exit code 3 and no message")

@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from partreduce.runtime.launcher.launch import launch
-from partreduce.runtime.launcher.outlet import AlikeErrors, PlainOutlet
+from partreduce.runtime.launcher.outlet import AlikeErrors, Outlet
 
 MISTAKE = "InputError: schedule 'x': is for 3 workers"
 
 
 def shown(said, num_workers):
     output = io.StringIO()
-    alike = AlikeErrors(PlainOutlet(output), num_workers)
+    alike = AlikeErrors(Outlet(output), num_workers)
     passed = [not alike.hold(rank, line) for rank, line in said]
     alike.show()
     early = output.getvalue()

@@ -101,6 +101,10 @@ def test_workers_that_die_one_after_the_other_are_all_noted(store):
     """Each watches the next two, and further ones in place of the dead."""
     lines, pids = started(store, 6)
     for rank in (1, 2, 3, 4, 5):
+        until = time.monotonic() + DEADLINE
+        while rank not in lines._connections:  # a death just before would be that of a worker which nobody watched yet
+            assert time.monotonic() < until
+            time.sleep(0.01)
         end([pids[rank - 1]])
         assert noted(store, rank, DEADLINE) is not None
     lines.close()

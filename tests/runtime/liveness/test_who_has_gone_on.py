@@ -26,7 +26,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.quorum import MissedResults, Quorum, QuorumStart
 
-SEEN_SECONDS = 30
+SEEN_SECONDS = 60
 
 
 class Later:
@@ -108,7 +108,7 @@ def optimizer_of(world, strategy):
     model = TwoBuckets(np.zeros(WIDTH))
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = Schedule("late", Cluster.regular(1, 2), strategy)
-    return model, DistributedOptimizer(inner, model, schedule, world=world, timeout=30)
+    return model, DistributedOptimizer(inner, model, schedule, world=world, timeout=60)
 
 
 def look_at_mean(optimizer, folder):
@@ -196,7 +196,7 @@ def test_who_finished_without_coming_is_missed_at_once(ranks):
     begun = time.monotonic()
     errors = ranks.run(2, evaluates, catch=PeerLostError)
     assert "worker 1 finished after 0 rounds" in str(errors[0])
-    assert time.monotonic() < begun + 15
+    assert time.monotonic() < begun + 30
 
     def looks_up(world):
         case = Case()

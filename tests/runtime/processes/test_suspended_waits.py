@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from helpers.load import stretched
 from helpers.warm import WARM
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -20,7 +19,7 @@ NAMES = (
 def told():
     """What became of each job; they run side by side, since most of the time all of them stand."""
     pytest.importorskip("zmq")
-    timeout = min(stretched(5), 15.0)  # for which, and a little longer, all stand
+    timeout = 10  # seconds for which, and a little longer, all stand
     return json.loads(WARM.run("helpers.suspended", str(timeout), *NAMES, timeout=280, check=True).stdout)
 
 

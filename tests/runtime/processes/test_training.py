@@ -5,7 +5,6 @@ One driver process imports torch once and forks the workers of each scenario (he
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -18,10 +17,12 @@ import pytest
 
 from helpers import children
 from helpers.driver import Driver
-from helpers.load import stretched
 from helpers.warm import WARM
 
 pytestmark = pytest.mark.processes
+
+EARLY = 30.0
+"""Seconds in which workers say what ends a wait of 60 s early, however busy the machine is."""
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +38,8 @@ def reports(answer, rank=None, **facts):
 
 
 def test_random_schedules_on_processes_equal_the_reference(driver):
-    base = int(os.environ.get("PARTREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
-    sys.stdout.write(f"seeds from {base}\n")
-    answer = driver.run(
-        "random schedules", limit=110, environment={"CASES_FROM": str(base), "CASES": os.environ.get("CASES", "40")}
-    )
+    environment = {"CASES_FROM": os.environ.get("PARTREDUCE_TEST_SEED", "0"), "CASES": os.environ.get("CASES", "40")}
+    answer = driver.run("random schedules", limit=110, environment=environment)
     assert answer["code"] == 0, answer["output"][-2000:]
     assert len(answer["reports"]) == 6
     assert [problem for report in answer["reports"] for problem in report["problems"]] == []
@@ -49,10 +47,9 @@ def test_random_schedules_on_processes_equal_the_reference(driver):
 
 
 def test_outer_steps_on_processes_equal_diloco_in_one_process(driver):
-    base = os.environ.get("PARTREDUCE_TEST_SEED", str(random.SystemRandom().randrange(10**6)))
-    answer = driver.run("outer steps", environment={"CASES_FROM": base})
+    answer = driver.run("outer steps", environment={"CASES_FROM": os.environ.get("PARTREDUCE_TEST_SEED", "0")})
     assert answer["code"] == 0, answer["output"][-2000:]
-    assert [report["problems"] for report in answer["reports"]] == [[]] * 3, f"seeds from {base}"
+    assert [report["problems"] for report in answer["reports"]] == [[]] * 3
     assert answer["reports"][0]["run"] > 0
 
 
@@ -103,8 +100,8 @@ def test_a_rank_that_never_arrives_is_named_by_all_others(driver):
     assert set(answer["errors"]) == {0, 1, 3}
     for report in answer["errors"].values():
         assert report["error"] == "UnavailableError"
-        assert "rank 2 of 4 did not arrive within 3 s" in report["text"]
-        assert report["seconds"] < stretched(10)
+        assert "rank 2 of 4 did not arrive within 6 s" in report["text"]
+        assert report["seconds"] < EARLY
 
 
 def test_a_schedule_for_another_number_of_workers_is_refused_by_all(driver):
@@ -140,7 +137,7 @@ def test_a_killed_neighbour_is_named_with_what_it_did_not_send(driver):
     for rank in (0, 2):
         text = answer["errors"][rank]["text"]
         assert "worker 1 was killed by signal 9" in text
-        assert answer["errors"][rank]["seconds"] < stretched(10)
+        assert answer["errors"][rank]["seconds"] < EARLY
     first = [text for rank in (0, 2) if f"(worker {rank} waited in step 5" in (text := answer["errors"][rank]["text"])]
     assert any("for an update of step 5 from worker 1)" in text for text in first)
 
@@ -154,7 +151,7 @@ def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(d
         assert report["error"] == "PeerLostError"
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
         assert re.match(r"step \d+, round \d+: group \{", report["text"])
-        assert report["seconds"] < stretched(15)  # the timeout is 60 s
+        assert report["seconds"] < EARLY
     for report in (r for r in answer["reports"] if "values" in r):
         # Means of {1,2,3,4} in the pairs' order; a partial sum would be 1, 3, 6, 10 or a mixture.
         assert report["values"] in ([2.5], [1.5], [3.5], [1.0], [2.0], [3.0])
@@ -166,7 +163,7 @@ def test_a_worker_killed_in_a_coded_average_leaves_parameters_and_reference_as_t
     assert set(answer["errors"]) == {0, 1, 2}
     for report in answer["errors"].values():
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
-        assert report["seconds"] < stretched(15)
+        assert report["seconds"] < EARLY
     left = [report for report in answer["reports"] if "values" in report]
     assert len(left) == 3
     for report in left:
@@ -185,7 +182,7 @@ def test_a_stopped_worker_is_named_after_the_timeout(driver):
     assert all(report["error"] == "PeerLostError" for report in answer["errors"].values())
     assert "waits for worker 3" in answer["errors"][1]["text"]
     assert "no sign of life" in answer["errors"][1]["text"]
-    assert all(report["seconds"] < stretched(20) for report in answer["errors"].values())
+    assert all(report["seconds"] < EARLY for report in answer["errors"].values())
 
 
 @pytest.fixture
@@ -199,12 +196,12 @@ def generator():
 
     keys, notes = JobKeys.make(), []
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
-    service = GeneratorService(setting, keys, lease=3.0, on_note=notes.append)
+    service = GeneratorService(setting, keys, lease=10.0, on_note=notes.append)
     thread = threading.Thread(target=service.run, args=(100,))
     thread.start()
     yield {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}, notes
     service.stop()
-    thread.join(10)
+    thread.join(60)
     service.close()
 
 
@@ -237,7 +234,7 @@ def test_an_exception_on_one_worker_reaches_the_others_with_its_name(driver):
     assert set(answer["errors"]) == {0, 2, 3}
     for report in answer["errors"].values():
         assert "worker 1 stopped in round 4 with ValueError: a bug in the data loader" in report["text"]
-        assert report["seconds"] < stretched(15)
+        assert report["seconds"] < EARLY
 
 
 def test_a_refusal_that_a_script_catches_before_it_ends_reaches_the_others(driver):
@@ -302,7 +299,7 @@ def test_unequal_data_without_join_is_named_with_the_way_out(driver, scenario, p
         assert report["error"] == "PeerLostError"
         assert place in report["text"]
         assert "optimizer.join()" in report["text"]
-        assert report["seconds"] < 15  # the timeout is 20 s
+        assert report["seconds"] < EARLY
 
 
 ALONE = [
@@ -326,7 +323,7 @@ def test_who_comes_alone_to_where_all_meet_kills_nobody_and_is_named_with_what_a
         assert place in report["text"] or (place == "load_state_dict()" and "a new start" in report["text"])
         assert "worker 0" in report["text"]
         assert "all workers" in report["text"]
-        assert report["seconds"] < stretched(20), "the timeout is 60 s"
+        assert report["seconds"] < EARLY
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -383,7 +380,7 @@ def test_launcher_prefixes_lines_and_passes_on_the_first_failure(driver):
     assert sorted(answer["output"].splitlines()) == ["[0] half a line from 0", "[1] half a line from 1"]
     answer = driver.run("exit code", grace=0.5)
     assert answer["code"] == 7
-    assert answer["seconds"] < stretched(20), "the sleeping workers were ended"
+    assert answer["seconds"] < EARLY, "the sleeping workers were ended"
 
 
 def test_traces_are_written_and_merge(driver, tmp_path):

@@ -359,7 +359,7 @@ def test_a_state_dict_where_another_workers_data_has_ended_is_named_at_once(rank
 
 def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stops_at_once(ranks):
     """Rather than at the timeout, in which all would wait for a part of the norm that does not come."""
-    timeout = 4
+    timeout = 12
 
     def run(world):
         model = Model(CASE)

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 import selectors
 import signal
 from fractions import Fraction
@@ -50,18 +49,17 @@ def ask():
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("kind", "adam"),
+    ("kind", "adam", "kill_at"),
     [
-        ("static", False), ("allreduce", True), ("overlap", True), ("pace", False),
-        ("coded", False), ("coded overlap", True),
+        ("static", False, 4), ("allreduce", True, 5), ("overlap", True, 6), ("pace", False, 8),
+        ("coded", False, 9), ("coded overlap", True, 10),
     ],
 )  # fmt: skip
-def test_a_killed_run_resumes_bit_for_bit(ask, tmp_path, kind, adam):
+def test_a_killed_run_resumes_bit_for_bit(ask, tmp_path, kind, adam, kill_at):
     """Parameters, momentum, BatchNorm, dropout's random numbers and the learning rate all continue."""
     common = {"kind": kind, "adam": adam, "rounds": 11}
     whole = ask(**common, directory=str(tmp_path / "no"), resume=False, save=False)
     assert whole["code"] == 0, whole["output"]
-    kill_at = random.SystemRandom().randint(4, 10)
     directory = str(tmp_path / "saved")
     killed = ask(**common, directory=directory, resume=False, save=True, victim=2, kill_at=kill_at)
     assert killed["code"] == 128 + signal.SIGKILL, "the fault fired"

@@ -46,7 +46,7 @@ def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
     together, last = threading.Barrier(3), 2 + (gap.order is Order.PARALLEL)
 
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=60)
+        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=120)
         log = optimizer.runner.log
         log.is_on = True
         train(model, optimizer, 3)
@@ -60,7 +60,7 @@ def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
 
     start = time.monotonic()
     errors = ranks.run(3, work, catch=PeerLostError)
-    assert time.monotonic() < start + 40
+    assert time.monotonic() < start + 60
     texts = [str(errors[0]), str(errors[2])]
     assert all("worker 1 stopped in round 3 with ValueError: a bug" in text for text in texts)
     first = [text for rank, text in zip((0, 2), texts, strict=True) if f"(worker {rank} waited" in text]
@@ -93,7 +93,7 @@ def test_whose_updates_others_can_do_without_ends_nobodys_training(ranks):
 
 def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap()), np.zeros(3))
+        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap()), np.zeros(3), timeout=120)
         optimizer.run.reducer.timeout = 1
         if world.rank == 1:
             time.sleep(3)
@@ -103,7 +103,7 @@ def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
     start = time.monotonic()
     error = ranks.run(2, work, catch=PeerLostError)[0]
     assert "(worker 0 waited in step 0 for an update of step 0 from worker 1)" in str(error)
-    assert time.monotonic() < start + 15  # and not 30
+    assert time.monotonic() < start + 60
 
 
 def test_who_ended_after_fewer_rounds_is_named(ranks):
@@ -120,7 +120,7 @@ def test_who_ended_after_fewer_rounds_is_named(ranks):
 
 def test_who_waits_where_all_meet_is_named_by_who_went_past(ranks):
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap(max_ig=2)), np.zeros(3), timeout=30)
+        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap(max_ig=2)), np.zeros(3), timeout=120)
         train(model, optimizer, 3)
         if world.rank == 1:
             with optimizer.mean_model():
@@ -132,7 +132,7 @@ def test_who_waits_where_all_meet_is_named_by_who_went_past(ranks):
     assert "worker 1 waits for all in mean_model()" in str(errors[0])
     assert "waited in step 3 for an update of step 3 from worker 1" in str(errors[0])
     assert "worker 0" in str(errors[1])
-    assert time.monotonic() < start + 20
+    assert time.monotonic() < start + 60
 
 
 @pytest.mark.parametrize("pace", [1, 2])

@@ -587,7 +587,7 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
     """Worker 1 stays away after its third step: worker 0 can still apply that one's gradients, and nothing later."""
 
     def work(world):
-        model, optimizer = wrapped(world, options={"momentum": 0.5})
+        model, optimizer = wrapped(world, options={"momentum": 0.5}, timeout=60)
         for step in range(3 if world.rank else 5):
             optimizer.zero_grad()
             model.backward(2.0)
@@ -596,11 +596,11 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
                 start, optimizer.run.reducer.timeout = time.monotonic(), 1
                 with pytest.raises(PeerLostError, match=r"step 3, round 3: group \{0,1\}") as caught:
                     optimizer.step()
-                assert time.monotonic() - start < 1 + 10
+                assert time.monotonic() - start < 30
                 assert before == (model.values, model.weights[0].grad)
                 return str(caught.value)
             optimizer.step()
-        ended.wait(20)
+        ended.wait(60)
         return ""
 
     ended = threading.Event()

@@ -103,17 +103,17 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
             if rank == 0 and number == before:
                 far[0] = optimizer.round
                 stopped.set()
-                released.wait(20)
+                released.wait(60)
             elif number >= before:
-                stopped.wait(20)
+                stopped.wait(60)
             call(model, optimizer, n)
             far[rank] = optimizer.round if rank else far[0]
         optimizer.finish()
         return model.values()
 
     def watch():
-        stopped.wait(20)
-        deadline = time.monotonic() + 20
+        stopped.wait(60)
+        deadline = time.monotonic() + 60
         while max(far[1:]) < far[0] + bound and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)  # for whoever would go further
@@ -131,28 +131,6 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
     assert max(seen[0][1:]) == seen[0][0] + bound
     assert said[-1] == queued
     assert all((values == -n * (before + 10)).all() for values in results)
-
-
-def test_a_worker_whose_data_has_ended_says_that_it_rests(ranks):
-    """And not that it is behind; once all have ended, nobody rests."""
-    schedule, runners, seen = schedule_of(3), {}, []
-
-    def work(world):
-        model, _, optimizer = wrapped(world, schedule)
-        runners[world.rank] = optimizer.runner
-        with optimizer.join():
-            for number in range(2 if world.rank == 0 else 5):
-                call(model, optimizer, 3.0)
-                if world.rank == 1 and number == 3:
-                    deadline = time.monotonic() + 20
-                    while not runners[0].rests and time.monotonic() < deadline:
-                        time.sleep(0.005)
-                    seen.append((runners[0].rests, runners[1].rests))
-        assert not optimizer.runner.rests
-        optimizer.finish()
-
-    ranks.run(3, work)
-    assert seen == [(True, False)]
 
 
 def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
@@ -285,7 +263,7 @@ def test_rates_that_go_on_by_calls_are_warned_of(ranks, by_rounds):
         rates = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
         with optimizer.join(after_averaging=rates.step if by_rounds else None):
             for number in range(5):
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 60
                 while (world.rank, number) == (1, 0) and len(state().results) < 2 and time.monotonic() < deadline:
                     time.sleep(0.001)  # its first call takes several
                 model.set_gradient(np.ones(WIDTH))

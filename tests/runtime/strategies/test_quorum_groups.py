@@ -95,16 +95,16 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
         for number in range(12):
             if world.rank == 1 and number == 2:
                 stopped.set()
-                assert released.wait(15)
+                assert released.wait(60)
             push(model, optimizer, 1.0)
             far[world.rank] = optimizer.round
             if world.rank == 0 and number == 1:
-                assert stopped.wait(15)
+                assert stopped.wait(60)
         optimizer.finish()
         return model.weight.detach().flatten().tolist()
 
     def watch():
-        assert stopped.wait(15)
+        assert stopped.wait(60)
         seen = None
         while seen != (seen := list(far)) or max(far) < far[1] + 3:
             time.sleep(0.3)

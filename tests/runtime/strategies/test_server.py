@@ -91,7 +91,7 @@ def test_synchronous_server_averages_parameters_at_the_end_of_a_section(ranks, o
 def push_model(world, plan, start, **options):
     model = Quadratic(np.array(start, dtype=float), torch.float64)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    return model, DistributedOptimizer(inner, model, plan, timeout=20, initial="keep", world=world, **options)
+    return model, DistributedOptimizer(inner, model, plan, timeout=60, initial="keep", world=world, **options)
 
 
 @pytest.mark.parametrize("hosts", [(0,), (1, 2)])
@@ -135,7 +135,7 @@ def test_nobody_runs_ahead_by_more_than_the_staleness(ranks, staleness):
         model, optimizer = push_model(world, plan, [0.0, 0.0, 0.0])
         for round_ in range(8):
             gaps.append(rounds_of[world.rank] - min(rounds_of))
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while world.rank == 0 and max(rounds_of) < min(round_ + staleness, 8):
                 assert time.monotonic() < deadline, "the others may come this far, and do not"
                 time.sleep(0.001)
@@ -160,7 +160,7 @@ def test_without_a_bound_fast_workers_do_not_wait_for_a_slow_one(ranks):
         model, optimizer = push_model(world, schedule(3, hosts=(0, 1), synchronous=False), [0.0] * 3)
         for step in range(5):
             if world.rank == 0 and step == 1:
-                assert gate.wait(20), "the others need this worker's main thread"
+                assert gate.wait(60), "the others need this worker's main thread"
             model.set_gradient(0.0, np.ones(3))
             optimizer.step()
         ends[world.rank] = True
@@ -278,7 +278,7 @@ def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronou
 
     started = time.monotonic()
     errors = ranks.run(3, work, catch=PeerLostError)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
     for rank in (0, 2):
         assert "worker 1 stopped in round 1 with ValueError: a bug" in str(errors[rank])
         assert "step 1, round 1" in str(errors[rank])

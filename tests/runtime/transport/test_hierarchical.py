@@ -150,14 +150,14 @@ def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
             for one in running:
                 with pytest.raises(RuntimeError):
                     one.wait()
-        group.sums.thread.join(10)
+        group.sums.thread.join(60)
         assert not group.sums.thread.is_alive()
         assert not ours.has(everyone)
         return time.monotonic() - start
 
     seconds = ranks.run(4, work)
     ranks.fresh()
-    assert max(seconds) < 20
+    assert max(seconds) < 30
 
 
 def network(seed=1):
@@ -228,7 +228,7 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
         model = network()
         schedule = Schedule("all", Cluster.regular(2, 2), AllReduce(pace=2))
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
-        optimizer = DistributedOptimizer(inner, model, schedule, form="hierarchical", timeout=30, world=world)
+        optimizer = DistributedOptimizer(inner, model, schedule, form="hierarchical", timeout=60, world=world)
         start = time.monotonic()
         for step in range(20):
             for parameter in model.parameters():
@@ -247,7 +247,7 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
     ranks.fresh()
     for text, seconds in (answers[rank] for rank in (0, 1, 3)):
         assert text.startswith("step 9, round 4: group {0,1,2,3}: worker 2 stopped in round 4")
-        assert seconds < 15
+        assert seconds < 30
 
 
 def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeypatch):
@@ -283,7 +283,7 @@ def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeyp
 
     answers = ranks.run(4, work)
     service.stop()
-    thread.join(10)
+    thread.join(60)
     service.close()
     everyone = (0, 1, 2, 3)
     assert all(values == {15 / 4} for values, _, _ in answers)

@@ -1,7 +1,6 @@
 """Waits inside the library: they have a limit, end when the operation does, and keep an error for who waits."""
 
 import itertools
-import sys
 import threading
 
 import pytest
@@ -37,7 +36,7 @@ def test_a_wait_has_a_limit_and_the_operation_goes_on(ranks, name, seconds):
     def run(world):
         group = group_of(world)
         if world.rank == 1:
-            may_come.wait(20)
+            may_come.wait(60)
         work = STARTS[name](group)
         assert isinstance(work, HostWork)
         in_vain = None
@@ -78,13 +77,13 @@ def ended(script, wait):
 
 @pytest.mark.processes
 def test_the_main_thread_waits_inside_and_ends_when_the_operation_does():
-    """One wait, whose limit is 20 s and which is over after 0.3."""
+    """One wait, whose limit is 100 s and which is over after 0.3."""
     result = ended(
         """
 begun = time.monotonic()
 Background(lambda: (time.sleep(0.3), groups[1].all_reduce(torch.ones(1)).wait()), name="comes").start()
-wait_a_while(work, 20.0, 0.0)
-print(work.is_completed(), 0.2 < time.monotonic() - begun < 15)
+wait_a_while(work, 100.0, 0.0)
+print(work.is_completed(), 0.2 < time.monotonic() - begun < 60)
 """,
         "pass",
     )
@@ -92,14 +91,11 @@ print(work.is_completed(), 0.2 < time.monotonic() - begun < 15)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("wait", "code"), [("wait_a_while(work, 0.05, 1.0)", 0), ("work.ended_within(0.002)", -6)], ids=["looks", "inside"]
-)
-def test_a_thread_that_is_not_the_main_one_looks_so_that_the_interpreter_may_end(wait, code):
-    """The fault that it is for: inside the library it would end the process by a signal."""
-    if code and sys.version_info >= (3, 14):
-        pytest.skip("from Python 3.14 on such a thread waits for ever instead")
-    assert ended("Background(wait, name='waits').start()\ntime.sleep(0.2)\n", wait).returncode == code
+def test_a_thread_that_is_not_the_main_one_looks_so_that_the_interpreter_may_end():
+    """Inside the library, as with `work.ended_within(0.002)`, it would end the process by a signal."""
+    script = "looks = threading.Event()\nBackground(lambda: (looks.set(), wait()), name='waits').start()\n"
+    ends = ended(script + "looks.wait()\ntime.sleep(0.2)\n", "wait_a_while(work, 0.05, 1.0)")
+    assert ends.returncode == 0, ends.stderr
 
 
 def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for(ranks):

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_schedules import Quadratic
@@ -90,7 +90,7 @@ def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy,
                 mailbox = optimizer.runner.mailboxes[0]
                 push((mailbox._place.removeprefix("tcp://"), mailbox._port), [b"[" * 4096], [b"[" * 4096, b"x"])
                 time.sleep(0.2)
-                push_once.wait(20)
+                push_once.wait(60)
             model.set_gradient(0.0, np.ones(3))
             optimizer.step()
         optimizer.finish()
@@ -116,7 +116,7 @@ GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00"
 RAW = st.builds(lambda *parts: b"".join(parts), st.sampled_from([b"", GREETING[:10], GREETING]), BYTES, BYTES)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(messages=st.lists(FRAMES, max_size=3), raw=st.lists(RAW, max_size=3), held=st.integers(0, 3))
 def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
     """Messages without the password, bytes that are no ZeroMQ, connections that stay half-open."""
@@ -130,7 +130,7 @@ def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
     assert all(message.kind == "hello" for message in pair.heard)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(frames=FRAMES, sealed=st.booleans())
 def test_any_frames_of_somebody_with_the_password_are_dropped(pair, frames, sealed):
     """Without the header's key nothing is parsed; with it, what is no header is dropped without a word."""
@@ -184,7 +184,7 @@ def test_nothing_is_written_into_a_file_that_gets_the_number_of_a_closed_descrip
     pair = Pair(broken)
     victim = pair.boxes[1]
     pair.boxes[0].send(1, "hello")
-    victim._thread.join(10)
+    victim._thread.join(60)
     assert not victim._thread.is_alive(), "the fault fired"
     files = [(tmp_path / str(number)).open("w+b", buffering=0) for number in range(30)]
     for _ in range(3):

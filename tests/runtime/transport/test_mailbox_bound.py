@@ -31,7 +31,7 @@ MB = 10**6
 class Boxes:
     """Mailboxes of one run, each with a function that takes its messages."""
 
-    def __init__(self, *deliver, max_bytes=MB, timeout=20, signs=None, **options):
+    def __init__(self, *deliver, max_bytes=MB, timeout=60, signs=None, **options):
         store = dist.HashStore()
         self.boxes = [
             Mailbox(store, rank, "b", take, max_bytes=max_bytes, timeout=timeout, heartbeat=signs, **options)
@@ -48,7 +48,7 @@ class Boxes:
             box.abandon()
 
 
-def soon(done, seconds=20):
+def soon(done, seconds=60):
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "did not come about in time"
@@ -67,7 +67,7 @@ def ignore(message):
 SIZES = st.integers(0, 50)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 5),
     st.lists(st.tuples(st.sampled_from(["send", "deliver", "grant", "old grant"]), SIZES), max_size=80),
@@ -154,7 +154,7 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
         # On the way are 16 MB, and they may lie with sender and receiver; the next message stands ready.
         assert resident() - before < 45 * MB
         gate.set()
-        sending.join(20)
+        sending.join(60)
         soon(lambda: len(came) == 100)
     assert came == list(range(100))
 
@@ -187,13 +187,13 @@ def test_a_stopped_process_lets_its_sender_wait_no_longer_than_the_timeout_and_g
         started = time.monotonic()
         with pytest.raises(GoneError, match=r"waits for worker 1 .* for room to send worker 1 1\.0 MB"):
             sender.send(1, "more", (number,), [np.zeros(MB, dtype=np.uint8)])
-        assert 1 <= time.monotonic() - started < 10
+        assert 1 <= time.monotonic() - started < 30
         assert 4 <= number <= 6
         assert resident() - before < 10 * MB
         child.send_signal(signal.SIGCONT)
         sender.timeout = 20
         sender.send(1, "last", (number,), [b"x"])
-        assert child.wait(20) == 0
+        assert child.wait(60) == 0
     finally:
         child.kill()
         sender.abandon()
@@ -208,7 +208,7 @@ def test_waiting_for_room_ends_when_the_receiver_is_known_to_be_gone():
         started = time.monotonic()
         with pytest.raises(GoneError, match="worker 1 was killed"):
             sender.send(1, "two")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
         gate.set()
 
 
@@ -226,7 +226,7 @@ def test_waiting_for_room_ends_when_the_run_does():
                 errors.put(str(error))
 
         threading.Thread(target=send).start()
-        assert waits.wait(20)
+        assert waits.wait(60)
         sender.abandon()
         assert "the run ended while this worker waited for room to send worker 1 0 bytes" in errors.get(timeout=20)
         gate.set()
@@ -276,9 +276,9 @@ def test_two_workers_that_answer_each_other_under_the_smallest_bound_do_not_lock
         threads = [threading.Thread(target=ask, args=(rank,)) for rank in (0, 1)]
         for thread in threads:
             thread.start()
-        assert all(event.wait(20) for event in done)
+        assert all(event.wait(60) for event in done)
         for thread in threads:
-            thread.join(5)
+            thread.join(60)
     for rank in (0, 1):
         assert answers[rank] == [(number, bytes([rank]) * 50) for number in range(count)]
 
@@ -309,7 +309,7 @@ def test_nothing_is_lost_or_reordered_and_every_byte_is_counted_under_random_pau
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         soon(lambda: sum(map(len, heard)) == 450)
         traffic = [box.traffic() for box in boxes]
     for rank in range(3):
@@ -414,7 +414,7 @@ def test_what_is_urgent_overtakes_arrays_and_each_connection_keeps_its_order():
 
     def take(message):
         heard.append((message.kind, *message.numbers))
-        assert message.kind == "hello" or held.wait(20)
+        assert message.kind == "hello" or held.wait(60)
 
     with Boxes(ignore, take, bound=Bound(64, 20 * MB)) as (sender, _):
         sender.send(1, "hello", (), urgent=True)  # the connection is there

@@ -11,14 +11,13 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from helpers.load import stretched
 from partreduce.runtime.transport import served_store
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.rendezvous import connect_store
 from partreduce.topo.errors import StoreLostError
 
 pytestmark = pytest.mark.processes
-TIMEOUT = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=60)
 
 
 def waits_for_its_end():
@@ -80,7 +79,7 @@ def test_a_killed_host_of_the_store_is_missed_at_once_though_its_forked_children
         with pytest.raises(StoreLostError) as caught:
             ask_for_ever(notes)
         assert "gave no answer" not in str(caught.value)
-        assert time.monotonic() - killed < stretched(5)
+        assert time.monotonic() - killed < TIMEOUT.total_seconds() / 2
         for child in children:
             os.kill(child, 0)  # it lives on
     finally:

@@ -146,6 +146,8 @@ class ByTheRules:
         if skip is None:
             return 0
         ahead = min(self.behind(v, u, now) for u in self.graph.targets[v])
+        if ahead < skip.behind:
+            return 0
         fits = [
             by for by in range(skip.trigger, min(skip.limit, ahead) + 1) if self.served(v, self.step[v] + by - 1, now)
         ]
@@ -161,6 +163,7 @@ SETTINGS = [
     {"max_ig": 4, "staleness": 2, "reduce": Reducing.NEWEST},
     {"max_ig": 3, "backup": 1, "skip": Skip(limit=4)},
     {"max_ig": 5, "staleness": 3, "backup": 1, "skip": Skip(limit=10, trigger=3), "inquire": True},
+    {"max_ig": 4, "backup": 1, "skip": Skip(limit=2, behind=4)},
     {"max_ig": 2, "backup": 1, "inquire": True},
 ]
 

@@ -274,9 +274,9 @@ def test_mailboxes_of_a_real_run_count_the_bytes_that_were_predicted(ranks, stra
             optimizer.zero_grad()
             model(torch.ones(2, 4096)).sum().backward()
             optimizer.step()
-        together.wait(20)
+        together.wait(60)
         traffic = optimizer.runner.mailboxes[0].traffic()
-        together.wait(20)
+        together.wait(60)
         optimizer.finish()
         return {peer: entry.sent.num_bytes for peer, entry in traffic.items()}
 

@@ -4,7 +4,7 @@ from math import factorial
 
 import pytest
 
-from benchmarks.explore.group_generator_suite import MILLION, SMALL, divided, random, smart
+from benchmarks.explore.generator_cases import MILLION, SMALL, divided, random, smart
 from helpers.group_draw_laws import broken_law
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled

@@ -12,14 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.group_generator_suite import (
-    SMALL,
-    GeneratorConfiguration,
-    divided,
-    meeting,
-    random,
-    smart,
-)
+from benchmarks.explore.generator_cases import SMALL, divided, generator, meeting, random, smart
 from helpers.group_draw_laws import broken_law
 from partreduce.schedulers.protocols.base import Note, Send
 from partreduce.schedulers.protocols.group_generator.draw import Drawing
@@ -30,23 +23,23 @@ from partreduce.verify.explore import Network
 
 KILLERS = (
     SMALL[3],
-    GeneratorConfiguration("random pairs of 2, broken once", GroupSystem(random((0, 0)), breakers=(0,))),
-    GeneratorConfiguration("random pairs of 2, one loss and one crash", GroupSystem(random((0, 0)), timeouts=True),
-                           Network(losses=1, crashes=1, detect=True)),
+    generator("random pairs of 2, broken once", GroupSystem(random((0, 0)), breakers=(0,))),
+    generator("random pairs of 2, one loss and one crash", GroupSystem(random((0, 0)), timeouts=True),
+              Network(losses=1, crashes=1, detect=True)),
     SMALL[1],
     SMALL[4],
     SMALL[6],
     SMALL[2],
     SMALL[7],
     SMALL[9],
-    GeneratorConfiguration("random pairs of 3, 1 round", GroupSystem(random((0, 0, 0)), rounds=1)),
-    GeneratorConfiguration("random pairs of 2, doubled", GroupSystem(random((0, 0))), Network(duplicates=1)),
-    GeneratorConfiguration("divided 3, one crash, 1 round", GroupSystem(divided((0, 0, 0)), rounds=1),
-                           Network(crashes=1, detect=True)),
-    GeneratorConfiguration("inter/intra 3, crash, 1 round", GroupSystem(smart((0, 0, 1)), rounds=1),
-                           Network(crashes=1, detect=True)),
-    GeneratorConfiguration("divided 3, broken once, 1 round",
-                           GroupSystem(divided((0, 0, 0), 3), rounds=1, breakers=(0,))),
+    generator("random pairs of 3, 1 round", GroupSystem(random((0, 0, 0)), rounds=1)),
+    generator("random pairs of 2, doubled", GroupSystem(random((0, 0))), Network(duplicates=1)),
+    generator("divided 3, one crash, 1 round", GroupSystem(divided((0, 0, 0)), rounds=1),
+              Network(crashes=1, detect=True)),
+    generator("inter/intra 3, crash, 1 round", GroupSystem(smart((0, 0, 1)), rounds=1),
+              Network(crashes=1, detect=True)),
+    generator("divided 3, broken once, 1 round",
+              GroupSystem(divided((0, 0, 0), 3), rounds=1, breakers=(0,))),
 )  # fmt: skip
 """In the order in which most bugs die for the least time."""
 
@@ -469,7 +462,7 @@ def killer_of(name):
                 return law, f"{chosen.division} draw of {chosen.num_workers}"
     for configuration in KILLERS:
         try:
-            found = configuration.run(seeded(configuration.system, name))
+            found = configuration.run(seeded(configuration.machine, name))
         except (AssertionError, StopIteration, KeyError, IndexError) as error:
             return f"breaks the machine: {type(error).__name__}", configuration.name
         for finding in found.findings:

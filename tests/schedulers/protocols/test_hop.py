@@ -45,6 +45,7 @@ SETTINGS = {
     "skips of the newest": Gap(max_ig=2, skip=Skip(limit=2), staleness=1, reduce=Reducing.NEWEST),
     "skips and inquiry": Gap(max_ig=3, skip=Skip(limit=3), backup=1, inquire=True),
     "long skips": Gap(max_ig=4, skip=Skip(limit=4, trigger=3), backup=1, staleness=1, inquire=True),
+    "skips of 2 from 4 behind": Gap(max_ig=2, skip=Skip(limit=2, behind=4), backup=1, staleness=2),
     "notify-ack": Gap(notify_ack=True),
     "notify-ack with tokens": Gap(notify_ack=True, max_ig=1),
 }
@@ -118,7 +119,9 @@ class SecondHop:
             return []
         slowest = min(worker.known.values(), default=worker.step)
         jumps = [] if skip is None else range(skip.trigger, skip.limit + 1)
-        jumps = [by for by in jumps if slowest >= worker.step + by and self.serves(v, worker.step + by - 1)]
+        jumps = [
+            by for by in jumps if slowest >= worker.step + max(by, skip.behind) and self.serves(v, worker.step + by - 1)
+        ]
         if jumps:
             return [Advance(max(jumps))]
         return [Advance()] if max_ig is None or not worker.known or slowest + max_ig > worker.step else []
@@ -282,6 +285,13 @@ def test_a_worker_left_behind_skips_to_its_slowest_out_neighbour_and_not_past_it
     assert needy.ready(0, state) == (Advance(5),)  # step 4 is reduced with updates 3 and 2, step 5 would need 3
 
 
+def test_a_worker_skips_by_less_than_it_is_behind_where_the_condition_to_jump_is_apart_from_the_longest_jump():
+    machine = Hop(BOTH_WAYS, Gap(max_ig=1, backup=2, skip=Skip(limit=2, behind=6)))
+    state = machine.start(0)[0]
+    assert machine.ready(0, replace(state, tokens=(9, 6))) == (Advance(1),)  # the second is 5 steps ahead
+    assert machine.ready(0, replace(state, tokens=(9, 7))) == (Advance(2),)
+
+
 def test_before_a_skip_the_updates_that_are_there_are_taken_and_tokens_are_given():
     machine = Hop(BOTH_WAYS, Gap(max_ig=1, backup=1, skip=Skip(limit=4)), fine=True)
     state = replace(machine.start(0)[0], stage=ENTERING, updates=(0b101, 0b1001), tokens=(4, 5))
@@ -327,6 +337,7 @@ REFUSED = [
     (Gap(inquire=True, max_ig=1, staleness=2), "inquire: leaves nothing out"),
     (Gap(skip=Skip(limit=2, trigger=1), max_ig=1, backup=1), "trigger: is 1"),
     (Gap(skip=Skip(limit=2, trigger=3), max_ig=1, backup=1), "limit: is 2; a worker skips by 3"),
+    (Gap(skip=Skip(limit=2, behind=1), max_ig=1, backup=1), "behind: is 1"),
     (Gap(skip=Skip(limit=2), max_ig=1), "skip: never happens"),
     (Gap(reduce=Reducing.NEWEST), "reduce: is newest"),
     (Gap(weights=Weights.ITERATION, backup=1), "weights: is iteration"),

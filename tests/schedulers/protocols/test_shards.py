@@ -202,7 +202,7 @@ KILLS = {
 def test_a_seeded_bug_is_killed_by_a_property_that_names_it(bug):
     name, *killers = KILLS[bug]
     configuration = BY_NAME[name]
-    found = configuration.run(configuration.machine(bug))
+    found = configuration.run(configuration.of(bug))
     failed = [finding.name for finding in found.findings if finding.verdict == "fails"]
     assert set(failed) & set(killers), (failed, str(found))
 

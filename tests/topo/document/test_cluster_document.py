@@ -122,13 +122,13 @@ def equipped_clusters(draw):
     return Cluster(cluster.num_nodes, cluster.workers_per_node, cluster.nodes, draw(st.one_of(st.none(), hardware)))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(equipped_clusters())
 def test_load_is_the_inverse_of_dump(cluster):
     assert equal(cluster_of(dump_cluster(cluster)), cluster)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(cluster=equipped_clusters(), ending=st.sampled_from([".yaml", ".yml", ".json"]))
 def test_load_is_the_inverse_of_write(tmp_path_factory, cluster, ending):
     path = tmp_path_factory.mktemp("clusters") / f"cluster{ending}"
@@ -307,7 +307,7 @@ def outcome_of(data):
 texts = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs"]), max_size=8)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-1e300, 1e300) | texts,

@@ -57,7 +57,7 @@ def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
     every = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None, "reduce": "received"}
     spelled = every | {"weights": "graph", "inquire": False, "order": "serial"} | raw
     if "skip" in raw:
-        spelled["skip"] = {"trigger": 2, **raw["skip"]}
+        spelled["skip"] = {"trigger": 2, "behind": 2, **raw["skip"]}
     for written in (raw, spelled):
         loaded = parse_schedule(json.dumps(document(written)).encode())
         assert loaded.strategy == schedule.strategy
@@ -83,6 +83,7 @@ REFUSED = [
     ({"skip": {"limit": 3}, "max_ig": 1}, {}, r"when\.gap\.skip: never happens"),
     ({"skip": {"limit": 3, "trigger": 1}, "max_ig": 1, "staleness": 1}, {}, r"when\.gap\.skip\.trigger: is 1"),
     ({"skip": {"limit": 2, "trigger": 3}, "max_ig": 1, "staleness": 1}, {}, r"when\.gap\.skip\.limit: is 2"),
+    ({"skip": {"limit": 2, "behind": 1}, "max_ig": 1, "staleness": 1}, {}, r"when\.gap\.skip\.behind: is 1"),
     ({"skip": {}, "max_ig": 1, "staleness": 1}, {}, "limit"),
     ({"skip": {"limit": 3, "far": 1}, "max_ig": 1, "staleness": 1}, {}, "far"),
     ({"reduce": "newest"}, {}, r"when\.gap\.reduce: is newest; without staleness"),

@@ -150,7 +150,7 @@ GRAPHS = st.builds(
 
 @pytest.mark.parametrize("method", ["metropolis", "best-constant"])
 @given(graph=GRAPHS)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 def test_weights_are_exactly_doubly_stochastic_and_contract(method, graph):
     round_ = weigh(graph, method)
     assert set(exact_columns(round_)) == {0}
@@ -194,7 +194,6 @@ def test_every_way_to_weigh_a_graph_is_in_the_table():
 
 
 @given(st.integers(2, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=40))
-@settings(deadline=None, derandomize=True)
 def test_graph_agrees_with_networkx(n, pairs):
     pairs = [(a % n, b % n) for a, b in pairs]
     graph = Graph.directed(n, [a for a, _ in pairs], [b for _, b in pairs])

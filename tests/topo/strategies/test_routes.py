@@ -51,7 +51,7 @@ def routes(draw, num_workers):
     return Routes(tables=tuple(tables), **settings_)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(routes(4))
 def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(what):
     schedule = Schedule("s", CLUSTER, AllReduce(what=what))

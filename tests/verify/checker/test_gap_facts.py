@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.hop_suite import diamond
+from benchmarks.explore.hop_cases import diamond
 from partreduce.graph_input import load_gap_graph
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.cluster import Cluster
@@ -43,6 +43,8 @@ SETTINGS = {
     "hybrid and tokens": Gap(backup=1, staleness=1, max_ig=3),
     "skips of a hybrid": Gap(backup=1, staleness=1, max_ig=3, skip=Skip(limit=4)),
     "long skips": Gap(staleness=3, max_ig=4, skip=Skip(limit=9, trigger=3)),
+    "skips from 4 behind": Gap(staleness=3, max_ig=4, skip=Skip(limit=2, behind=4)),
+    "skips from further behind than anybody gets": Gap(staleness=1, max_ig=2, skip=Skip(limit=2, behind=9)),
 }
 GRAPHS = {
     "ring": load_gap_graph("ring:6")[0],

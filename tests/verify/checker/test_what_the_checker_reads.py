@@ -71,7 +71,12 @@ def gap_document(draw):
         "staleness": lambda: draw.choice([0, 1, 2, 65535, 65536]),
         "backup": lambda: draw.choice([0, 1, 1, 2, [draw.randrange(2) for _ in range(draw.choice([n, n, n + 1]))], []]),
         "skip": lambda: draw.choice(
-            [None, {"limit": draw.randrange(1, 5)}, {"limit": 3, "trigger": draw.randrange(5)}]
+            [
+                None,
+                {"limit": draw.randrange(1, 5)},
+                {"limit": 3, "trigger": draw.randrange(5)},
+                {"limit": 3, "behind": draw.randrange(5)},
+            ]
         ),
         "order": lambda: draw.choice(["parallel", "serial"]),
         "notify_ack": lambda: draw.choice([True, False]),

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore import group_generator_array as generator
-from benchmarks.explore import hop_array, pairing
-from benchmarks.explore.group_generator_array import REORDERED
+from benchmarks.explore import generator_cases as generator
+from benchmarks.explore import hop_cases, pairing
+from benchmarks.explore.generator_cases import OVERTAKING
 from partreduce.schedulers.protocols.adpsgd import Choose, Pairing
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Fenced, Grant, Void
@@ -26,11 +26,11 @@ def test_the_generator_survives_every_pair_of_circumstances(configuration):
     assert configuration.run().require().holds
 
 
-@pytest.mark.parametrize("configuration", hop_array.FACTORS.pairs(), ids=lambda c: c.name)
+@pytest.mark.parametrize("configuration", hop_cases.FACTORS.pairs(), ids=lambda c: c.name)
 def test_hop_survives_every_pair_of_settings(configuration):
     found = configuration.run().require()
     assert found.holds
-    assert configuration.network.suspicions or configuration.is_tight(found)
+    assert configuration.network.suspicions or hop_cases.is_tight(configuration, found)
 
 
 @pytest.mark.parametrize("configuration", pairing.FACTORS.triples(), ids=lambda c: c.name)
@@ -66,19 +66,19 @@ def a_dissolved_group_frees_all_its_members(original, state, ended):
 
 
 @bug("generator", "failed", "groups that workers are in are running", division=Division.INTER_INTRA, max_known=1,
-     slow=InitiatorRule.LAGGARD_LATE, breakers=(1,), wire=REORDERED)  # fmt: skip
+     slow=InitiatorRule.LAGGARD_LATE, breakers=(1,), wire=OVERTAKING)  # fmt: skip
 def the_epoch_stays_after_a_failed_group(original, state, worker, ask):
     return _in_epoch(state, original(state, worker, ask))
 
 
 @bug("generator", "crashed", "groups that workers are in are running", division=Division.INTER_INTRA, max_known=1,
-     slow=InitiatorRule.LAGGARD_LATE, crashes=1, wire=REORDERED)  # fmt: skip
+     slow=InitiatorRule.LAGGARD_LATE, crashes=1, wire=OVERTAKING)  # fmt: skip
 def the_epoch_stays_after_a_crash(original, state, worker):
     return _in_epoch(state, original(state, worker))
 
 
 @bug("generator", "crashed", "groups that workers are in are running", division=Division.INTER_INTRA, max_known=1,
-     slow=InitiatorRule.LAGGARD_LATE, suspicions=1, wire=REORDERED)  # fmt: skip
+     slow=InitiatorRule.LAGGARD_LATE, suspicions=1, wire=OVERTAKING)  # fmt: skip
 def the_epoch_stays_after_a_false_suspicion(original, state, worker):
     return _in_epoch(state, original(state, worker))
 
@@ -128,14 +128,14 @@ def test_the_bug_is_killed_in_its_row_and_the_system_survives_it(name):
     assert row in {*generator.FACTORS.rows(2), *generator.FACTORS.rows(3)}
     configuration = generator.FACTORS.configuration(row)
     assert configuration.run().require().holds
-    found = configuration.run(seeded(configuration.system, name))
+    found = configuration.run(seeded(configuration.machine, name))
     assert prop in {finding.name for finding in found.findings if finding.verdict == "fails"}
 
 
 def test_word_that_a_group_is_void_is_never_out_of_date():
     """The explorer found this one in the protocol, in a system with four circumstances at once."""
     configuration = generator.TWO_VOIDS
-    system = replace(configuration.system)
+    system = replace(configuration.machine)
     received = system.worker.received
 
     def hears_no_older_void(worker, state, source, message):
@@ -163,7 +163,7 @@ def test_an_active_worker_that_asks_an_active_one_is_noticed():
     assert row in pairing.FACTORS.rows(3)
     configuration = pairing.FACTORS.configuration(row)
     assert configuration.run().require().holds
-    found = configuration.run(Bold(configuration.pairing.graph, configuration.pairing.roles))
+    found = configuration.run(configuration.of(Bold))
     assert found.finding("only who answers is asked").verdict == "fails"
 
 

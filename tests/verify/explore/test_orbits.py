@@ -7,9 +7,9 @@ from itertools import combinations
 
 import pytest
 
-from benchmarks.explore import hop_array, pairing
+from benchmarks.explore import hop_cases, pairing
 from benchmarks.explore.fail_stop import FailStop
-from benchmarks.explore.hop_suite import both_ways
+from benchmarks.explore.hop_cases import both_ways
 from helpers.orbits import fold_problem, renamings
 from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
 from partreduce.schedulers.protocols.hop import Hop
@@ -17,15 +17,15 @@ from partreduce.topo.strategies.gap import Gap
 from partreduce.verify.explore import Network
 
 HOP = [
-    hop_array.FACTORS.configuration(row) for row in hop_array.FACTORS.rows(2) if hop_array.FACTORS.growth(row) <= 2000
+    hop_cases.FACTORS.configuration(row) for row in hop_cases.FACTORS.rows(2) if hop_cases.FACTORS.growth(row) <= 2000
 ]
 PAIRING = [pairing.FACTORS.configuration(row) for row in pairing.FACTORS.rows(3) if pairing.FACTORS.growth(row) <= 20]
 UNEVEN = Gap(backup=(1, 0, 1), max_ig=1)
 
 
 def problem_of_hop(configuration, kind=Hop):
-    graph, setting = configuration.graph, configuration.setting
-    machine = kind(graph, setting, fine=configuration.fine)
+    machine = configuration.of(kind)
+    graph, setting = machine.graph, machine.setting
     wrapped = FailStop(machine) if configuration.network.suspicions else machine
     return fold_problem(wrapped, graph, setting.backups(graph.num_workers), configuration.network)
 
@@ -37,8 +37,8 @@ def test_folded_states_of_hop_are_the_orbits(configuration):
 
 @pytest.mark.parametrize("configuration", [c for c in PAIRING if c.symmetry], ids=lambda c: c.name)
 def test_folded_states_of_the_pairing_are_the_orbits(configuration):
-    machine = configuration.pairing
-    assert fold_problem(configuration.machine(), machine.graph, machine.roles, configuration.network) is None
+    machine = configuration.machine
+    assert fold_problem(configuration.explored().machine, machine.graph, machine.roles, configuration.network) is None
 
 
 def test_backup_workers_break_the_symmetry():
@@ -58,7 +58,7 @@ def test_a_renaming_that_forgets_acknowledgements_is_noticed():
         def renamed(self, process, state, permutation):
             return replace(super().renamed(process, state, permutation), acked=state.acked)
 
-    problems = [problem_of_hop(c, Forgetful) for c in HOP if c.symmetry and c.setting.notify_ack]
+    problems = [problem_of_hop(c, Forgetful) for c in HOP if c.symmetry and c.machine.setting.notify_ack]
     assert any(problems)
 
 

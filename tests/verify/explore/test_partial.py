@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.explore import partial_array
-from benchmarks.explore.partial_suite import LARGE, SMALL
+from benchmarks.explore.partial_cases import FACTORS, LARGE, SMALL
 from helpers import quorum_bugs
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.partial import Here, Partial
@@ -400,7 +399,7 @@ def test_names_are_told_apart():
 
 
 def test_all_properties_hold_under_every_pair_of_circumstances():
-    found = {configuration.name: configuration.run() for configuration in partial_array.FACTORS.pairs()}
+    found = {configuration.name: configuration.run() for configuration in FACTORS.pairs()}
     assert [name for name, exploration in found.items() if not exploration.holds] == []
     assert sum(exploration.states for exploration in found.values()) == 63_037
 
@@ -408,5 +407,5 @@ def test_all_properties_hold_under_every_pair_of_circumstances():
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_seeded_bug_is_killed(bug):
     configuration = BY_NAME[BUGS[bug]]
-    found = replace(configuration, max_states=6_000).run(configuration.machine(bug))
+    found = replace(configuration, max_states=6_000).run(configuration.of(bug))
     assert "fails" in [finding.verdict for finding in found.findings], f"{bug.__doc__} went unnoticed"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.explore.partial_groups_suite import LARGE, SMALL
+from benchmarks.explore.partial_groups_cases import LARGE, SMALL
 from helpers import quorum_bugs
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.partial_groups import GOES_ON, Ended, PartialGroups
@@ -336,5 +336,5 @@ def test_names_are_told_apart():
 def test_seeded_bug_is_killed(bug):
     configuration = BY_NAME[BUGS[bug]]
     enough = 60_000 if BUGS[bug] is DELAYED else 6_000
-    found = replace(configuration, max_states=enough).run(configuration.machine(bug))
+    found = replace(configuration, max_states=enough).run(configuration.of(bug))
     assert "fails" in [finding.verdict for finding in found.findings], f"{bug.__doc__} went unnoticed"

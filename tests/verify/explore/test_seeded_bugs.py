@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.explore.hop_suite import SMALL
+from benchmarks.explore.hop_cases import SMALL
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.hop import ENTERING, REDUCING, Ack, Advance, Hop, Reduce, SendUpdate, Token, Update
 from partreduce.topo.errors import InputError
@@ -212,6 +212,16 @@ class JumpTooSoon(Hop):
         return min(state.tokens) >= self.setting.max_ig + 2 and self._served(process, state, 2)
 
 
+class JumpFromTooNear(Hop):
+    """A worker skips before it is as far behind as the condition to jump asks for."""
+
+    dies_in = "skips up to 2 from 3 behind, staleness 1, tokens max_ig 3 in fine steps, pair"
+
+    def _jump(self, process, state):
+        eager = replace(self.setting, skip=self.setting.skip and replace(self.setting.skip, behind=2))
+        return Hop(self.graph, eager, fine=self.fine)._jump(process, state)
+
+
 class SmallestJump(Hop):
     """A worker skips by as few steps as it may."""
 
@@ -357,7 +367,8 @@ BUGS = [
     TokenForOneNeighbourOnly, TokenNotTaken, JumpTakesOneToken, StaleUpdateAccepted, StalenessWindowTooWide,
     ReduceBeforeReceive, WaitsForItsBackups, UpdateUsedTwice, QueueEmptiedOnEntering, UpdateCarriesTheWrongStep,
     UpdateForOneNeighbourMissing, AckOnArrival, SendsWithoutWaitingForAcks, AckLost, JumpTooFar, JumpWithoutRenewal,
-    EntersBeforeItReduces, JumpAsFarAsTokensReach, JumpPastTheSlowest, JumpOfOneStepTooMany, JumpTooSoon, SmallestJump,
+    EntersBeforeItReduces, JumpAsFarAsTokensReach, JumpPastTheSlowest, JumpOfOneStepTooMany, JumpTooSoon,
+    JumpFromTooNear, SmallestJump,
     NeverSkips, JumpKeepsTheQueuesWhereTheyAre, UpdateOfASkippedStepIsSent, UpdateAfterASkipIsForgotten,
     InquiryAStepTooEager, InquiryForgetsStaleness, InquiryForAll, NeverInquires, CountedAgain, CountedAgainAfterASkip,
     ArrivalForgotten, NewestOfThisStepOnly, RenewsWithOldUpdates,
@@ -373,13 +384,13 @@ def killers(bug, *, stop_at_first=True):
     found = []
     for configuration in sorted(SMALL, key=lambda c: c.name != getattr(bug, "dies_in", None)):
         try:
-            machine = bug(configuration.graph, configuration.setting, fine=configuration.fine)
+            machine = configuration.of(bug)
         except InputError:
             continue
         result = replace(configuration, symmetry=False, max_states=25_000).run(machine)
         failed = [finding for finding in result.findings if finding.verdict == "fails"]
         found += [(configuration.name, finding.name, len(finding.trace.steps)) for finding in failed]
-        exact = exact_bounds(configuration.graph, configuration.setting)
+        exact = exact_bounds(machine.graph, machine.setting)
         if result.complete and result.gaps != exact and not found:
             found.append((configuration.name, "bound attained", 0))
         if found and stop_at_first:

@@ -7,7 +7,7 @@ import itertools
 import networkx as nx
 import pytest
 
-from benchmarks.explore.hop_suite import both_ways, diamond, ring
+from benchmarks.explore.hop_cases import both_ways, diamond, ring
 from partreduce.graph_input import load_gap_graph
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import InputError

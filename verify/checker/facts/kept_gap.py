@@ -75,7 +75,7 @@ def skip(schedule: Schedule, work: Work) -> Numbers | None:
     setting, n = _setting(schedule), schedule.num_workers
     if setting.skip is None:
         return None
-    limit, trigger = setting.skip
+    limit, trigger, behind = setting.skip
     leads: list[list[float]] = [[] for _ in range(n)]
     sent: list[list[float]] = [[] for _ in range(n)]
     for (u, v), (ahead, back) in _bounds(schedule, work).items():
@@ -86,7 +86,7 @@ def skip(schedule: Schedule, work: Work) -> Numbers | None:
         needed = len(sent[worker]) - spare
         served = [sorted(sent[worker])[-needed] + 1 + setting.staleness] if needed else []
         most = min([limit, *leads[worker], *served])
-        longest.append(int(most) if leads[worker] and most >= trigger else 0)
+        longest.append(int(most) if leads[worker] and most >= trigger and min(leads[worker]) >= behind else 0)
     return {"longest": longest}
 
 

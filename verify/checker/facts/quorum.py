@@ -1,6 +1,7 @@
 """Rounds that a quorum starts (`when.quorum`), by the rules of partial all-reduce, whoever comes late.
 
-*The rules,* which the program is assumed to obey, and whose machine is explored (docs/explorer.md). n workers; each has
+*The rules,* which the program is assumed to obey, and whose machine is explored (docs/internals/explorer.md).
+n workers; each has
 a *training* and a *thread*.
 
 1. A training computes a gradient with the results of the rounds 0 … v − 1 applied (v: its version), then *calls*: the

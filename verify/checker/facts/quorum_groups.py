@@ -1,6 +1,7 @@
 """Groups that a quorum starts (`when.quorum` of a static schedule), by the rules of shadow models, whoever comes late.
 
-*The rules,* which the program is assumed to obey, and whose machine is explored (docs/explorer.md). n workers; each has
+*The rules,* which the program is assumed to obey, and whose machine is explored (docs/internals/explorer.md).
+n workers; each has
 a *training* with parameters x, and a *thread* with a second model, its *shadow* s. c is what rounds changed in the
 shadow since the training last looked. All begin with s = x and c = 0.
 

@@ -1,0 +1,125 @@
+"""The configurations of the partial all-reduce that the explorer is run on: named ones, and a covering array."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.explore.configuration import AT_ONCE, REORDERED, USUAL, WILD, Configuration, Explored
+from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.partial import partial_properties
+from partreduce.schedulers.protocols.partial import Partial
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
+from partreduce.verify.explore import Network
+
+Numbers = tuple[int, ...]
+
+
+def quorum(
+    name: str, setting: Quorum, calls: Numbers, initiators: Numbers | None = None, network: Network = USUAL
+) -> Configuration:
+    """`calls` says how many gradients each worker computes, `initiators` who starts rounds."""
+    machine = Partial(setting, len(calls), calls, initiators)
+    return Configuration(name, machine, lambda machine, _: Explored(machine, partial_properties(machine)), network)
+
+
+SMALL = (
+    quorum("solo, C 1, 2 workers", Quorum(quorum=QuorumStart.SOLO, staleness=1), (2, 2)),
+    quorum("solo, C 2, 2 workers, at once", Quorum(quorum=QuorumStart.SOLO, staleness=2), (3, 1), network=AT_ONCE),
+    quorum("solo by call, C 1, 2 workers", Quorum(quorum=QuorumStart.SOLO, count=Counting.CALL, staleness=1), (2, 2)),
+    quorum("majority, C 1, 2 workers", Quorum(quorum=QuorumStart.MAJORITY, staleness=1), (2, 2), (0, 1)),
+    quorum("majority by call, C 2, 2 workers", Quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, staleness=2),
+           (3, 2), (0, 0, 1)),
+    quorum("majority, C 1, 3 workers, at once", Quorum(quorum=QuorumStart.MAJORITY, staleness=1), (1, 1, 1), (2, 0, 1),
+           AT_ONCE),
+    quorum("2 of 3, C 1, at once", Quorum(quorum=2, staleness=1), (2, 2, 1), network=AT_ONCE),
+    quorum("2 of 3 by call, C 1, at once", Quorum(quorum=2, count=Counting.CALL, staleness=1), (2, 1, 2),
+           network=AT_ONCE),
+    quorum("2 of 2, C 1, reordered and doubled", Quorum(quorum=2, staleness=1), (2, 1),
+           network=WILD),
+    quorum("solo, latest, synchronised every 2, 2 workers, at once",
+           Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=2), (2, 2), network=AT_ONCE),
+    quorum("solo by call, latest, synchronised every 2, 2 workers",
+           Quorum(quorum=QuorumStart.SOLO, count=Counting.CALL, missed=MissedResults.LATEST, synchronise_every=2),
+           (2, 2)),
+    quorum("majority by call, latest, 2 workers",
+           Quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, missed=MissedResults.LATEST), (2, 2), (0, 1)),
+)  # fmt: skip
+
+LARGE = (
+    quorum("solo, C 2, 2 workers", Quorum(quorum=QuorumStart.SOLO, staleness=2), (3, 2)),
+    quorum("solo, C 1, 3 workers, at once", Quorum(quorum=QuorumStart.SOLO, staleness=1), (2, 1, 1), network=AT_ONCE),
+    quorum("solo by call, C 2, 3 workers, at once", Quorum(quorum=QuorumStart.SOLO, count=Counting.CALL, staleness=2),
+           (2, 1, 1), network=AT_ONCE),
+    quorum("solo, 2 workers, reordered and doubled", Quorum(quorum=QuorumStart.SOLO, staleness=1), (1, 1),
+           network=WILD),
+    quorum("majority, C 1, 3 workers", Quorum(quorum=QuorumStart.MAJORITY, staleness=1), (1, 1, 1), (0, 1, 2)),
+    quorum("majority, C 2, 3 workers, at once", Quorum(quorum=QuorumStart.MAJORITY, staleness=2), (2, 1, 1), (2, 0, 1),
+           AT_ONCE),
+    quorum("majority, C 2, 2 workers", Quorum(quorum=QuorumStart.MAJORITY, staleness=2), (2, 3), (1, 0)),
+    quorum("majority by call, latest, 3 workers, at once",
+           Quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, missed=MissedResults.LATEST), (2, 2, 1), (0, 1, 2),
+           AT_ONCE),
+    quorum("2 of 3, C 1", Quorum(quorum=2, staleness=1), (1, 1, 1)),
+    quorum("2 of 3, C 2, at once", Quorum(quorum=2, staleness=2), (2, 2, 2), network=AT_ONCE),
+    quorum("2 of 4, C 1, at once", Quorum(quorum=2, staleness=1), (1, 1, 1, 1), network=AT_ONCE),
+    quorum("3 of 4, C 1, at once", Quorum(quorum=3, staleness=1), (1, 1, 1, 1), network=AT_ONCE),
+)  # fmt: skip
+
+
+def _setting(chosen: dict[str, Any]) -> Quorum:
+    missed, every = chosen["missed"]
+    setting = Quorum(quorum=chosen["quorum"], count=chosen["count"], missed=missed, synchronise_every=every)
+    return replace(setting, staleness=chosen["staleness"]) if setting.keeps_equal else setting
+
+
+def _possible(chosen: dict[str, Any]) -> bool:
+    """What a quorum refuses is left out, and three workers whose messages take their time: too many states."""
+    setting = _setting(chosen)
+    if not setting.keeps_equal and chosen["staleness"] > 1:
+        return False  # no queue whose length could vary
+    try:
+        setting.check()
+    except InputError:
+        return False
+    if chosen["initiators"] != (0,) and setting.quorum is not QuorumStart.MAJORITY:
+        return False  # nobody is drawn
+    return len(chosen["calls"]) == 2 or bool(chosen["wire"] == AT_ONCE)
+
+
+def _make(words: str, chosen: dict[str, Any]) -> Configuration:
+    """The configuration that a row stands for."""
+    setting = _setting(chosen)
+    return quorum(words, setting, chosen["calls"], chosen["initiators"], chosen["wire"])
+
+
+FACTORS = Factors(
+    {
+        "quorum": [Level(2, "2", 1), Level(QuorumStart.SOLO, "solo", 8), Level(QuorumStart.MAJORITY, "majority", 4)],
+        "calls": [
+            Level((1, 1), "calls 1 1"),
+            Level((2, 1), "calls 2 1", 3),
+            Level((3, 0), "calls 3 0", 3),
+            Level((1, 1, 1), "calls 1 1 1", 20),
+            Level((2, 1, 0), "calls 2 1 0", 20),
+        ],
+        "count": [Level(Counting.OPEN_ROUND), Level(Counting.CALL, "by call", 0.5)],
+        "missed": [
+            Level((MissedResults.EACH, 0)),
+            Level((MissedResults.LATEST, 0), "latest", 3),
+            Level((MissedResults.LATEST, 2), "latest, synchronised every 2", 3),
+        ],
+        "staleness": [Level(1), Level(2, "C 2", 5)],
+        "initiators": [Level((0,)), Level((1, 0), "drawn in turn")],
+        "wire": [
+            Level(AT_ONCE, "at once", 0.2),
+            Level(Network()),
+            Level(REORDERED, "reordered", 2),
+            Level(WILD, "reordered and doubled", 20),
+        ],
+    },
+    _make,
+    _possible,
+)
+"""A level of `calls` says how many gradients each worker computes."""

@@ -1,1 +1,0 @@
-"""What `partreduce run --watch` shows while workers run."""

@@ -1,1 +1,0 @@
-"""Watch: what workers say of themselves while `partreduce run --watch` shows them."""

@@ -1,0 +1,62 @@
+"""Outer steps: what workers moved together becomes the next model by an outer optimizer (DiLoCo)."""
+
+from __future__ import annotations
+
+from partreduce.schedulers.entry import Entry, Parameter
+from partreduce.schedulers.rules import outer_steps
+
+EVERY = Parameter(name="every", default=30, minimum=2, maximum=10**5, help="steps between two outer steps (H)")
+OUTER = (
+    Parameter(name="lr", kind="float", default=0.7, minimum=0, maximum=100, help="learning rate of the outer SGD"),
+    Parameter(name="momentum", kind="float", default=0.9, minimum=0, maximum=1, help="its Nesterov momentum, below 1"),
+)
+
+OUTER_STEPS = (
+    Entry(
+        name="diloco",
+        summary="Everybody trains alone, and every H steps an outer optimizer applies what all moved; also in parts.",
+        source="Douillard et al., DiLoCo, 2023 (arXiv 2311.08105), and Streaming DiLoCo, 2025 (arXiv 2501.18512)",
+        kind="outer",
+        make=outer_steps.diloco,
+        refuse=outer_steps.diloco_refusal,
+        parameters=(
+            EVERY,
+            Parameter(
+                name="fragments", default=1, minimum=1, maximum=10**4, help="parts of the model that take turns (P)"
+            ),
+            Parameter(
+                name="late", default=0, minimum=0, maximum=10**5, help="steps from sending a part to merging it (τ)"
+            ),
+            Parameter(
+                name="alpha", kind="float", default=0.0, minimum=0, maximum=1, help="what a worker keeps of its own (α)"
+            ),
+            *OUTER,
+        ),
+        condition="fragments ≤ every, late < every / fragments",
+        degree="n − 1",
+        period="1",
+        figures="those of local-sgd where alpha is 0",
+    ),
+    Entry(
+        name="regions-diloco",
+        summary="All of a region average in each step, and every H steps all workers take an outer step.",
+        source="Douillard et al., DiLoCo, 2023 (arXiv 2311.08105), where a region is a worker",
+        kind="outer",
+        make=outer_steps.regions_diloco,
+        refuse=outer_steps.regions_diloco_refusal,
+        parameters=(
+            Parameter(
+                name="regions",
+                minimum=2,
+                maximum=10**6,
+                help="as many, of neighbouring nodes; auto: as the switches say, else each node",
+            ),
+            EVERY,
+            *OUTER,
+        ),
+        condition="2 or more regions of 2 or more workers",
+        degree="n − 1 in rounds of all",
+        period="every",
+        figures="contraction 0",
+    ),
+)

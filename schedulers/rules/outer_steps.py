@@ -1,0 +1,75 @@
+"""Outer steps: everybody trains alone, or with its region, and now and then an outer optimizer applies what all moved.
+
+Sources: Douillard et al., DiLoCo: distributed low-communication training of language models, 2023 (arXiv 2311.08105),
+and Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+
+from partreduce.schedulers.rules.algebra import compose, local_ranks, repeat, static
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.rule import Block
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import LOCKSTEP, Merge
+from partreduce.topo.strategies.outer import Outer
+from partreduce.topo.strategies.routes import Routes
+from partreduce.topo.strategies.static import RulePhases, Static
+from partreduce.topo.switches import regular_levels
+
+
+def diloco(
+    cluster: Cluster, *, every: int, fragments: int, late: int, alpha: float, lr: float, momentum: float
+) -> AllReduce:
+    """Every `every` steps an outer step of each of `fragments` parts of the model, merged `late` steps late."""
+    del cluster
+    when = Merge(steps=late, alpha=Fraction(str(alpha))) if late or alpha else LOCKSTEP
+    return AllReduce(pace=every, when=when, what=Routes(outer=_outer(lr, momentum), fragments=fragments))
+
+
+def diloco_refusal(cluster: Cluster, **parameters: float) -> str | None:
+    """What a schedule with these numbers refuses."""
+    try:
+        diloco(cluster, **parameters).check(cluster)  # type: ignore[arg-type]
+    except ScheduleError as error:
+        return str(error)
+    return None
+
+
+def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> Static:
+    """All of a region average in each step, and in every `every`-th all workers take an outer step."""
+    ranks, radices = local_ranks(cluster), _radices(cluster, regions)
+    own = RulePhases(radices, ((Block(ranks, tuple(range(1, len(radices)))),),))
+    everyone = RulePhases(radices, ((Block(ranks, tuple(range(len(radices)))),),))
+    found = static(cluster, compose(repeat(own, every - 1), everyone))
+    return replace(found, what=Routes(outer=_outer(lr, momentum)))
+
+
+def regions_diloco_refusal(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> str | None:
+    """It needs two or more regions of the same number of nodes, and workers to average with in each."""
+    del lr, momentum
+    if regions is not None and (regions < 2 or cluster.num_nodes % regions):
+        return f"{cluster.num_nodes} nodes are not {regions} regions of as many; give a divisor of the nodes, 2 or more"
+    if cluster.num_nodes < 2:
+        return f"there is one node, so one region; use diloco with every={every}"
+    radices = _radices(cluster, regions)
+    if len(local_ranks(cluster)) * prod(radices[1:]) < 2:
+        return f"every region has 1 worker; use diloco with every={every}"
+    return None
+
+
+def _outer(lr: float, momentum: float) -> Outer:
+    return Outer(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), nesterov=momentum > 0)
+
+
+def _radices(cluster: Cluster, regions: int | None) -> tuple[int, ...]:
+    """Regions, and the nodes of one: as given, else below the largest switches where these are regular, else nodes."""
+    count = cluster.num_nodes
+    if regions is None:
+        switches = () if cluster.hardware is None else cluster.hardware.shared_switches(count)
+        regions = (regular_levels(switches, count) or (count,))[0]
+    return tuple(radix for radix in (regions, count // regions) if radix > 1)
