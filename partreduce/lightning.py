@@ -1,3 +1,5 @@
 """For Lightning: `Trainer(strategy=partreduce.lightning.ScheduleStrategy("schedule.json"))`. Needs lightning."""
 
-from partreduce.runtime.adapters.lightning_strategy import ScheduleStrategy as ScheduleStrategy
+from partreduce.runtime.adapters.lightning_strategy import ScheduleStrategy
+
+__all__ = ["ScheduleStrategy"]

@@ -1,3 +1,5 @@
-"""For the Transformers Trainer: `partreduce.transformers.ScheduleCallback(trainer, "schedule.json")`. Needs transformers."""
+"""For the Trainer: `partreduce.transformers.ScheduleCallback(trainer, "schedule.json")`. Needs transformers."""
 
-from partreduce.runtime.adapters.trainer_callback import ScheduleCallback as ScheduleCallback
+from partreduce.runtime.adapters.trainer_callback import ScheduleCallback
+
+__all__ = ["ScheduleCallback"]

@@ -47,8 +47,8 @@ class FrameworkRun:
             )
         if clipping and strategy.averages_gradients:
             raise InputError(
-                f"{who}: {clipping} clips each worker's own gradient, and schedule {schedule.name!r} averages gradients "
-                "after that; switch it off, or average parameters, as `allreduce` does with a pace of 2 or more"
+                f"{who}: {clipping} clips each worker's own gradient, and schedule {schedule.name!r} averages "
+                "gradients after that; switch it off, or average parameters, as `allreduce` does with a pace above 1"
             )
         self.optimizer = DistributedOptimizer(optimizer, model, schedule, **options)
         self._mean = contextlib.ExitStack()

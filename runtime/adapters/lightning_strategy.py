@@ -15,7 +15,7 @@ from partreduce.topo.schedule import Schedule
 WHO = "ScheduleStrategy"
 
 
-class ScheduleStrategy(DDPStrategy):  # type: ignore[misc] - a library that need not be installed
+class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
     """Starts and connects processes as `ddp` does, and averages as a schedule says.
 
         trainer = Trainer(strategy=ScheduleStrategy("schedule.json"), devices=4)
@@ -27,6 +27,8 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc] - a library that need
         schedule: a Schedule or the path of a schedule file, in which all workers take equally many steps.
         options: as `DistributedOptimizer` takes them.
     """
+
+    optimizers: Any  # of the base class, whose types are not known where Lightning is not installed
 
     def __init__(self, schedule: Schedule | str | Path, **options: Any) -> None:  # noqa: ANN401 - of DistributedOptimizer
         super().__init__()
@@ -47,8 +49,8 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc] - a library that need
             return
         if len(self.optimizers) != 1:
             raise InputError(
-                f"{WHO}: configure_optimizers() gives {len(self.optimizers)} optimizers, and a schedule belongs to one; "
-                "write the loop with a DistributedOptimizer for each"
+                f"{WHO}: configure_optimizers() gives {len(self.optimizers)} optimizers, and a schedule belongs to "
+                "one; write the loop with a DistributedOptimizer for each"
             )
         if getattr(self.precision_plugin, "scaler", None) is not None:
             raise InputError(

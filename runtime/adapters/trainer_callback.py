@@ -17,7 +17,7 @@ from partreduce.topo.schedule import Schedule
 WHO = "ScheduleCallback"
 
 
-class ScheduleCallback(TrainerCallback):  # type: ignore[misc] - a library that need not be installed
+class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
     """Averages as a schedule says wherever the Trainer steps, in place of DDP's average of gradients.
 
         trainer = Trainer(model, args, train_dataset=data)
@@ -25,8 +25,8 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc] - a library that 
         trainer.train()
 
     Add it last. Evaluation and checkpoints during training, and the model after it, are those of the mean over all
-    workers. A checkpoint holds worker 0's optimizer state beside it, which all go on from: `train(resume_from_checkpoint=
-    ...)` is no continuation bit for bit, and starts the schedule at its first round.
+    workers. A checkpoint holds worker 0's optimizer state beside it, which all go on from: a resumed run is no
+    continuation bit for bit, and starts the schedule at its first round.
 
     Args:
         trainer: it runs DDP, or one process alone.

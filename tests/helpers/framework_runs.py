@@ -92,7 +92,9 @@ def transformers_trainer() -> None:
         optimizer = sgd(model)
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _step: 1.0)
         shown = [{name: values[0] for name, values in batch.items()} for batch in data()]
-        trainer = OwnBatches(model, arguments, train_dataset=shown, eval_dataset=shown, optimizers=(optimizer, constant))
+        trainer = OwnBatches(
+            model, arguments, train_dataset=shown, eval_dataset=shown, optimizers=(optimizer, constant)
+        )
         trainer.add_callback(ScheduleCallback(trainer, schedule))
         for _ in range(1 + again):
             trainer.train()
@@ -121,6 +123,7 @@ def transformers_trainer() -> None:
 
 def lightning_trainer() -> None:
     import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     from partreduce.lightning import ScheduleStrategy
 
@@ -152,7 +155,7 @@ def lightning_trainer() -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
             logger=False,
-            callbacks=[lightning.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=EVALUATES_AT, save_top_k=-1)],
+            callbacks=[ModelCheckpoint(folder, every_n_train_steps=EVALUATES_AT, save_top_k=-1)],
         )
         module.automatic_optimization = module.optimizers_made == 1
         trainer.fit(module, DataLoader(data(), batch_size=None), DataLoader(data()[:1], batch_size=None))
@@ -164,7 +167,7 @@ def lightning_trainer() -> None:
         seen = []
         module.on_validation_end = lambda: seen.append(module.seen.tolist())
         trainer = fit(pairs(), module, "checkpoints")
-        paths = sorted(Path(trainer.strategy.broadcast(os.path.abspath("checkpoints"))).glob("*.ckpt"))
+        paths = sorted(Path(trainer.strategy.broadcast(str(Path("checkpoints").resolve()))).glob("*.ckpt"))
         saved = Module()
         state = {} if rank() else torch.load(next(p for p in paths if f"step={EVALUATES_AT}" in p.name))["state_dict"]
         if state:
