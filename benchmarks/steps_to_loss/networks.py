@@ -128,14 +128,14 @@ class Network:
         torch.manual_seed(seed)
         self._module = KINDS[kind].make(int(self._samples.inputs.max()) + 1)
         self._shapes = {name: part.shape for name, part in self._module.named_parameters()}
-        self._sizes = [shape.numel() for shape in self._shapes.values()]
+        self.named = [(name, shape.numel()) for name, shape in self._shapes.items()]
         self.models = parameters_to_vector(self._module.parameters()).detach().repeat(self.count, 1)
         self._own = shards(self._samples.labels.numpy(), cluster, mode, self._rng)
         self._evaluated = evaluated(self._samples, EVALUATED)
         self._of_all = vmap(grad(self._loss))
 
     def _loss(self, at: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        parts = at.split(self._sizes)
+        parts = at.split([size for _, size in self.named])
         named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
         return nn.functional.cross_entropy(functional_call(self._module, named, (inputs,)), labels)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-VERBS = ("design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo")
+VERBS = ("design", "verify", "show", "simulate", "measure", "import", "export", "run", "report", "demo")
 HIDDEN = ("generator", "schema")
 """What other programs start, and what editors ask for; the list of verbs leaves them out."""
 

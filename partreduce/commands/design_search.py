@@ -157,7 +157,7 @@ def _print(planned: Plan, job: Job) -> None:
         "Per step: communication, whole step with waiting. distance: consensus distance; steps: predicted steps to a "
         f"loss over All-Reduce's; time: step × steps. {MARK}: baselines; no other is worse than another in everything."
         + (
-            " queues: memory of the busiest worker, where neighbours keep a gap or a quorum starts rounds."
+            " queues: memory of the busiest worker beside its parameters, where a protocol or an outer step needs it."
             * bool(queues)
         ),
         style="dim",

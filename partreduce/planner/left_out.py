@@ -8,7 +8,7 @@ from partreduce.console import size
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.job import Job
 from partreduce.planner.slowdown import Slowdown
-from partreduce.planner.trials import on_request
+from partreduce.planner.trials import on_request, outer_steps
 from partreduce.planner.trials.quorums import memory_of_groups
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
 
@@ -42,6 +42,8 @@ def not_weighed(job: Job) -> list[str]:
             f"quorums of groups are not weighed: a worker keeps {size(memory_of_groups(job))} for them, and max-queues "
             f"is {size(job.max_queues)}"
         )
+    if on_request.is_open(job) and (why := outer_steps.why_not_weighed(job)) and outer_steps.is_thin(job):
+        said.append(f"outer steps (DiLoCo) are not weighed: {why}; --using diloco builds them")
     if on_request.is_open(job) and (slow := Slowdown.of(job).slow):
         them = ", ".join(str(worker) for worker, _ in slow[:4]) + ", …" * (len(slow) > 4)
         said.append(

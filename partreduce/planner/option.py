@@ -30,7 +30,8 @@ class Facts:
     `delay` the same in whole steps, of as many gradients as there are workers, and `bound` the most rounds that are
     proved. Of a gap `gradients` is the part of all workers whose gradients would leave as much noise in the mean,
     `progress` how far a step brings it where lockstep gives 1, and `computed` the part of all steps that were computed
-    rather than skipped.
+    rather than skipped. Of outer steps `peak` is the most bytes that one step sends out of a node, and `by_task` the
+    steps ratio on each task of the steps model, in the place of a price.
     """
 
     kind: str
@@ -48,6 +49,8 @@ class Facts:
     bound: int = 0
     progress: float = 1.0
     computed: float = 1.0
+    peak: float = 0.0
+    by_task: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in an option's JSON; null where nothing takes time."""
@@ -69,6 +72,7 @@ SHOWN = {
         "memory_bytes": "memory_bytes",
     },
 }
+SHOWN["outer"] = {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes"}
 SHOWN |= {kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("generated", "pairwise", "server")}
 """What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""
 
@@ -160,6 +164,9 @@ class Option:
             return self.time
         if not math.isfinite(self.steps_ratio):
             return math.inf
+        if self.facts is not None and self.facts.by_task:
+            tasks = dict(zip(usual.cases, self.facts.by_task, strict=True))
+            return self.step_seconds * tasks.get(case, self.steps_ratio)
         spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
         here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
@@ -203,7 +210,7 @@ class Option:
     @property
     def is_plain(self) -> bool:
         """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
-        return self.schedule.strategy.averages_everyone and isinstance(self.pace, int) and self.quorum is None
+        return self.schedule.strategy.averages_everyone and isinstance(self.pace, int) and self.facts is None
 
     @property
     def is_usual(self) -> bool:
@@ -232,7 +239,7 @@ class Option:
         """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum of all 1, these."""
         if self.quorum and self.quorum.of:
             return self.schedule.phased.num_distinct_phases(self.schedule.cluster)
-        return 1 if self.facts else self.schedule.num_distinct_phases()
+        return self.schedule.num_distinct_phases() if self.schedule.is_mixing else 1
 
     def to_json(self) -> dict[str, Any]:
         """Finite numbers only; null where a figure is infinite or unknown."""

@@ -249,7 +249,7 @@ def _phases(option: Option) -> str:
         return "one group of all workers"
     if option.quorum and not option.quorum.of:
         return f"one group of all workers with {option.quorum.memory_bytes / 1e6:.3g} MB of results"
-    if option.facts and not option.gap and not option.quorum:
+    if option.facts and not option.gap and not option.quorum and not option.schedule.is_mixing:
         return "a protocol that decides while the job runs"
     if option.gap:
         return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"

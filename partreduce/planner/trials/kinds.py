@@ -9,10 +9,11 @@ from partreduce.planner.option import Option
 from partreduce.planner.trials.gaps import Gaps
 from partreduce.planner.trials.kit import Kind, Trials
 from partreduce.planner.trials.on_request import ON_REQUEST
+from partreduce.planner.trials.outer_steps import OuterSteps
 from partreduce.planner.trials.quorums import Quorums
 from partreduce.schedulers.synthesis.clock import Clock
 
-KINDS: tuple[Kind, ...] = (Gaps(), Quorums(), *ON_REQUEST)
+KINDS: tuple[Kind, ...] = (OuterSteps(), Gaps(), Quorums(), *ON_REQUEST)
 """In the order in which they are tried."""
 
 

@@ -25,7 +25,7 @@ from partreduce.topo.strategies.quorum import Quorum
 ROOT = Path(__file__).parents[3]
 
 
-OURS = ("design", "verify", "show", "simulate", "measure", "import", "run", "report", "schema", "demo")
+OURS = ("design", "verify", "show", "simulate", "measure", "import", "export", "run", "report", "schema", "demo")
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_help_lists_eight_verbs_and_hides_what_other_programs_start(capsys):
         line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("│ ") and line[2] != " "
     ]
     verbs = [word for word in listed if not word.startswith("-")]
-    assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo"]
+    assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "export", "run", "report", "demo"]
 
 
 def test_design_has_at_most_twenty_options_and_each_stands_in_a_group_of_its_help():
@@ -435,11 +435,6 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["design", "4x4", "--set", "nic=5GB/s", "--set", "nic=6GB/s"], 65, "nic is given twice"),
         (["design", "4x4", "--set", "nic=5Gb/s"], 65, "--set nic: '5Gb/s' could mean bits or bytes"),
         (["design", "4x4", "--set", "rails=0"], 65, "--set rails: '0' is not a whole number >= 1"),
-        (["verify", "ring:4", "--explain"], 2, "--explain: is about a schedule's claims"),
-        (["verify", "x.json", "--directed"], 2, "--directed: is about iteration gaps; say --gaps, too"),
-        (["verify", "ring:4", "--set", "staleness=-1"], 65, "--set staleness: '-1' is not a whole number >= 0"),
-        (["verify", "ring:4", "--set", "notify-ack=maybe"], 65, "--set notify-ack: 'maybe': write yes or no"),
-        (["verify", "ring:4", "--set", "behind=6"], 65, "--set behind: says from how far behind a worker skips"),
         (["simulate", "a.json", "b.json", "--rounds", "4"], 2, "--rounds: is for one schedule"),
         (["measure", "--steps", "30"], 2, "--steps: is about a job"),
         (["measure", "train.py:job", "--repetitions", "3"], 2, "--repetitions: is about the cluster"),

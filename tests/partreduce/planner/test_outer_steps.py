@@ -1,0 +1,120 @@
+"""Outer steps as options: weighed over thin links at what measured settings needed, and at no other price."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from partreduce import Job, plan
+from partreduce.planner.gain import regrets
+from partreduce.planner.job import Data
+from partreduce.planner.left_out import not_weighed
+from partreduce.planner.outer_prices import MEASURED
+from partreduce.planner.recommend import recommend
+from partreduce.planner.steps_model import TASKS, Optimizer
+from partreduce.planner.trials.outer_steps import OuterSteps
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.cost import communication
+from partreduce.topo.timing.event_graph import cycle_time
+
+ROOT = Path(__file__).parents[3]
+THIN = Hardware(nic=Link.of_bandwidth(5e6, 1e-3), inside=Link.of_bandwidth(1e9), model_bytes=10**7, compute=0.1)
+
+
+def job(cluster="4x2", hardware=THIN, **options):
+    given = {"optimizer": Optimizer.ADAM, "effort": 3.0, "time_limit": 3600.0} | options
+    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), **given)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan(job())
+
+
+@pytest.fixture
+def outer(planned):
+    return [option for option in planned.options if option.facts and option.facts.kind == "outer"]
+
+
+def test_every_outer_step_has_the_seconds_of_the_event_graph_and_a_measured_price(outer):
+    prices = {one.ratio: one for one in MEASURED[Optimizer.ADAM]}
+    assert {option.steps_ratio for option in outer} == set(prices)
+    for option in outer:
+        exact = cycle_time(option.schedule, THIN, ComputeTimes.of(THIN), form=option.form)
+        assert option.step_seconds == pytest.approx(exact.per_step)
+        assert option.facts.peak == communication(option.schedule, THIN, form=option.form).peak_nic_bytes
+        assert option.facts.memory_bytes == 3 * THIN.model_bytes, "for sums, the anchor and its momentum"
+        assert option.facts.by_task == prices[option.steps_ratio].by_task(Optimizer.ADAM)
+        assert not option.is_plain, "the plain alternative is All-Reduce every so many steps"
+        said = json.loads(json.dumps(option.to_json(), allow_nan=False))
+        assert said["outer"]["peak_nic_bytes"] == option.facts.peak
+
+
+def test_prices_are_those_of_the_results():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "steps_to_loss_outer.json").read_text())["rows"]
+    found = {(row["schedule"], row["task"]): row["ratio"] or 3.0 for row in rows}
+    for optimizer, listed in MEASURED.items():
+        for one in listed:
+            words = "nodes, all " * one.in_nodes + f"every {one.every}, {float(one.outer.momentum):g}"
+            words += f", 2 fragments, alpha {one.alpha}" if one.late else ""
+            for kind, ratio in one.ratios.items():
+                assert found[words, f"{kind}/{optimizer}"] == pytest.approx(ratio, abs=1e-3)
+
+
+def test_a_task_on_which_a_setting_was_not_measured_counts_as_the_dearest_that_was():
+    for optimizer, listed in MEASURED.items():
+        for one in listed:
+            counted = dict(zip(TASKS[optimizer], one.by_task(optimizer), strict=True))
+            assert len(one.ratios) >= 3, "a price needs kinds of networks"
+            assert all(counted[kind] == one.ratios.get(kind, max(one.ratios.values())) for kind in counted)
+            assert min(one.ratios.values()) <= one.ratio <= max(one.ratios.values())
+
+
+def test_an_outer_step_is_recommended_only_where_its_price_says_so(planned, outer):
+    others = [option for option in planned.options if option not in outer]
+    best, dearest = min(outer, key=lambda option: option.time), min(option.time for option in others)
+
+    def at(ratio, by_task):
+        facts = replace(best.facts, by_task=(by_task,) * len(best.facts.by_task))
+        return replace(best, steps_ratio=ratio, facts=facts)
+
+    cheap, dear = 0.2 * dearest / best.step_seconds, 1.1 * dearest / best.step_seconds
+    assert recommend([*others, at(cheap, cheap)], job()).facts is not None
+    assert recommend([*others, at(dear, dear)], job()).facts is None
+    assert recommend([*others, at(cheap, 20 * dear)], job()).facts is None, "on some task it would be a great loss"
+    assert regrets([best], job()) == [1.0]
+
+
+def test_what_is_recommended_is_proved_and_said(planned, outer):
+    name = min(outer, key=lambda option: option.time).name
+    taken = plan(job(take=name))
+    assert taken.recommendation.name == name
+    assert taken.proof.verdict == "proved"
+    assert any("the step that sends most sends" in sentence for sentence in taken.reasons)
+    assert any("tune the outer learning rate" in sentence for sentence in taken.cautions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"optimizer": None}, "they were measured under adam"),
+        ({"optimizer": Optimizer.SGD}, "they were measured under adam"),
+        ({"data": Data.PER_WORKER}, "on shuffled data"),
+    ],
+)
+def test_outer_steps_without_a_price_are_named_and_not_weighed(changes, why):
+    asked = job(**changes)
+    assert not OuterSteps().weighs(asked)
+    (said,) = [sentence for sentence in not_weighed(asked) if "outer steps" in sentence]
+    assert why in said
+
+
+def test_over_links_that_are_faster_than_computing_nobody_speaks_of_outer_steps():
+    fast = job(hardware=replace(THIN, nic=Link.of_bandwidth(1e9)))
+    assert not OuterSteps().weighs(fast)
+    assert not [sentence for sentence in not_weighed(replace(fast, optimizer=None)) if "outer" in sentence]
