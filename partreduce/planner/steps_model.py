@@ -5,7 +5,7 @@ and Adam, each at All-Reduce's best rate (`python -m benchmarks.steps_to_loss.la
 are in benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
 takes what is least wrong on whichever of an optimizer's tasks the job is like (`cases`), and the errors are those of a
 kind of network that was held out: good for ranking schedules, not a promise about yours; a pilot is. c and p are fitted
-to one network on sorted data (`python -m benchmarks.steps_to_loss.fit`, benchmarks/results/steps_to_loss.json).
+to one network on sorted data (benchmarks/results/steps_to_loss.json).
 
 Under Adam it costs steps by itself that parameters are averaged instead of gradients, however often: the second moments
 are of single workers' gradients then, whose noise shortens the steps. Where the noise of a worker's gradient is s times
