@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
+from statistics import stdev
 
 CONFIDENCE = 0.9
 """Of the intervals of all prices."""
@@ -21,7 +23,8 @@ class Price:
 class Probe:
     """One schedule of a pilot: its figures, and its steps over All-Reduce's as measured, once per seed.
 
-    `late` is its late distance (`topo.figures.late_distance`), 0 in lockstep.
+    `late` is its late distance (`topo.figures.late_distance`), 0 in lockstep. `sha256` is there for what ran because it
+    may be recommended: of the schedule without its name and however its sums travel.
     """
 
     schedule: str
@@ -29,10 +32,21 @@ class Probe:
     drift: float
     late: float
     steps_ratios: tuple[float, ...]
+    sha256: str = ""
 
     @property
     def steps_ratio(self) -> float:
         return sum(self.steps_ratios) / len(self.steps_ratios)
+
+    @property
+    def standard_error(self) -> float:
+        """Of the steps ratio, over the seeds."""
+        return stdev(self.steps_ratios) / sqrt(len(self.steps_ratios))
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether all workers had the same parameters, so that what it cost is the lateness of gradients."""
+        return self.consensus_distance == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,7 @@ from partreduce.schedulers.protocols.hop import (
     Token,
     Update,
 )
-from partreduce.verify.gaps.exact import exact_bounds, token_queue_capacity, update_queue_capacity
-from partreduce.verify.gaps.paper import Matrix
+from partreduce.verify.gaps.exact import Matrix, exact_bounds
 from partreduce.verify.gaps.skip import longest_skips
 from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
 
@@ -202,11 +201,10 @@ def _updates_in_order(machine: Hop) -> PerPair:
 
 def _update_capacity(machine: Hop, bounds: Matrix) -> PerPair:
     """Updates of the receiver's step or later, in the queue or on their way, fit the proved capacity."""
-    capacity = update_queue_capacity(machine.graph, bounds)
 
     def check(pair: Pair) -> str | None:
         u, _, v, b, there, _ = pair
-        limit = capacity[v][u]
+        limit = _plus(bounds[u][v], 1)
         queue = b.updates[machine.graph.sources[v].index(u)] >> machine.setting.staleness
         count = queue.bit_count() + sum(1 for m in there if isinstance(m, Update) and m.step >= b.step)
         if limit is None or count <= limit:
@@ -214,6 +212,10 @@ def _update_capacity(machine: Hop, bounds: Matrix) -> PerPair:
         return f"{count} updates wait for worker {v} from worker {u}; the capacity is {limit}"
 
     return PerPair("update queue within capacity", machine.graph.edges, check)
+
+
+def _plus(bound: int | None, amount: int) -> int | None:
+    return None if bound is None else bound + amount
 
 
 def _token_balance(machine: Hop, max_ig: int) -> PerPair:
@@ -232,11 +234,9 @@ def _token_balance(machine: Hop, max_ig: int) -> PerPair:
 
 
 def _token_capacity(machine: Hop, bounds: Matrix, max_ig: int) -> PerPair:
-    capacity = token_queue_capacity(machine.graph, bounds, max_ig)
-
     def check(pair: Pair) -> str | None:
         u, a, v, _, _, back = pair
-        limit = capacity[v][u]
+        limit = _plus(bounds[v][u], max_ig)
         held = a.tokens[machine.graph.targets[u].index(v)]
         count = held + sum(m.count for m in back if isinstance(m, Token))
         if held >= 0 and (limit is None or count <= limit):

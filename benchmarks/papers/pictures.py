@@ -1,13 +1,14 @@
-"""Pictures of what stands in papers' files: losses over steps or seconds, a colour a contestant, and rows as bars."""
+"""Pictures of what stands in papers' files: losses over steps or seconds, a line a contestant, and rows as bars."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.lab.plots import pyplot
+from benchmarks.lab.plots import LINES, MOST_LINES, name_ends, pyplot
 from benchmarks.papers.rows import RESULTS
-from partreduce.report.palette import DASHES, OKABE_ITO
+from partreduce.report.axes import logarithmic, quiet
+from partreduce.report.palette import OKABE_ITO, PALE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,22 +72,43 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
 def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     """All of the run on the left. On the right the same over steps where they are known, else its last third."""
     plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(15, 5), layout="constrained")
     figure.suptitle(plot)
     by_steps = all(curve.steps for curve in curves)
-    _lines(axes[0], curves)
-    _lines(axes[1], [replace(curve, at=curve.steps) for curve in curves] if by_steps else curves)
+    shown, left_out = _shown(curves)
+    if left_out:
+        axes[0].set_title(f"not drawn, but in the table: {', '.join(left_out)}", fontsize=9, color=PALE, loc="left")
     labels = _labels(plot)
     for axis, label in zip(axes, labels.over, strict=True):
-        axis.set(xlabel=label if by_steps else labels.over[0], ylabel=labels.what)
-    axes[0].set(yscale=labels.scale, xscale=labels.along)
-    if by_steps:
-        axes[1].set(yscale=labels.scale, xscale=labels.along)
-    else:
-        _show_the_end(axes[1], curves)
-    axes[0].legend(loc=labels.legend)
+        drawn = [replace(curve, at=curve.steps) for curve in shown] if by_steps and axis is axes[1] else shown
+        for curve, (colour, dash) in zip(drawn, LINES, strict=False):
+            axis.plot(curve.at, curve.losses, dash, color=colour, linewidth=2)
+        quiet(axis, across=label if by_steps else labels.over[0], up=labels.what)
+        if by_steps or axis is axes[0]:
+            if labels.scale == "log":
+                logarithmic(axis, "y", [loss for curve in drawn for loss in curve.losses])
+            if labels.along == "log":
+                logarithmic(axis, "x", [at for curve in drawn for at in curve.at])
+        else:
+            _show_the_end(axis, drawn)
+        name_ends(
+            axis,
+            [
+                (_contestant(curve), curve.at[-1], curve.losses[-1], colour)
+                for curve, (colour, _) in zip(drawn, LINES, strict=False)
+            ],
+        )
     figure.savefig(path, dpi=80)
     plt.close(figure)
+
+
+def _shown(curves: list[Curve]) -> tuple[list[Curve], list[str]]:
+    """A run of each of the first six contestants, that of the median loss at the end; and who is left out."""
+    runs: dict[str, list[Curve]] = {}
+    for curve in curves:
+        runs.setdefault(_contestant(curve), []).append(curve)
+    middle = [sorted(of, key=lambda run: run.losses[-1])[len(of) // 2] for of in runs.values()]
+    return middle[:MOST_LINES], [*runs][MOST_LINES:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,17 +119,16 @@ class _Labels:
     over: tuple[str, str] = ("steps", "steps")
     scale: str = "log"
     along: str = "linear"
-    legend: str = "upper right"
 
 
 def _labels(plot: str) -> _Labels:
     over = ("seconds", "gradients" if "gradients" in plot else "steps") if "seconds" in plot else ("steps", "steps")
     if "accuracy" in plot:
         what = "share of held-out samples that the mean model tells right"
-        return _Labels(what=what, over=over, scale="linear", legend="lower right")
+        return _Labels(what=what, over=over, scale="linear")
     if "over skew" in plot:
         over = ("milliseconds from one worker's call to the next one's", "skew of all over the time of a sum")
-        return _Labels(what="times as fast", over=over, along="log", legend="upper left")
+        return _Labels(what="times as fast", over=over, along="log")
     if "held out" in plot:
         return _Labels(what="loss of samples held out", over=over, scale="linear")
     return _Labels(over=over)
@@ -119,19 +140,6 @@ def _show_the_end(axis: Any, curves: list[Curve]) -> None:  # noqa: ANN401 - mat
     late = [loss for curve in curves for at, loss in zip(curve.at, curve.losses, strict=True) if at >= 2 / 3 * end]
     low, high = min(late), max(late)
     axis.set(xlim=(2 / 3 * end, end), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
-
-
-def _lines(axis: Any, curves: list[Curve]) -> None:  # noqa: ANN401 - matplotlib has no stubs
-    seen: dict[str, int] = {}
-    order = list(dict.fromkeys(_contestant(curve) for curve in curves))
-    for curve in curves:
-        name = _contestant(curve)
-        turn = seen[name] = seen.get(name, -1) + 1
-        again, place = divmod(order.index(name), len(OKABE_ITO))  # colours begin anew with other dashes
-        colour = OKABE_ITO[place]
-        axis.plot(
-            curve.at, curve.losses, DASHES[(turn + again) % len(DASHES)], color=colour, label=None if turn else name
-        )
 
 
 def _contestant(curve: Curve) -> str:

@@ -7,17 +7,21 @@ A job is drawn from (seed, number): the cluster's shape, links, speeds and jitte
 of the five kinds of networks under SGD, momentum or Adam at All-Reduce's best rate. The planner is asked without a
 pilot and knows the optimizer, as a user would, not the network. Trained in one process, at that rate and with the same
 seeds, are its recommendation; what it would be if the planner had never seen this network (`held out`); that in
-lockstep alone; what is fastest at the prices of each of the optimizer's tasks, with and without lateness; and
-All-Reduce in every step. A true time is trained steps times the planner's seconds of a step. Kinds that run by a
-protocol, and pipelines, are not trained here.
+lockstep alone; what is recommended with the probes of a pilot, and after its run-off, which trained with other seeds;
+what is fastest at the prices of the job's own network, and of each of the optimizer's tasks, with and without lateness;
+and All-Reduce in every step. A true time is trained steps times the planner's seconds of a step. A rival that takes
+half as long again as the recommendation with the first seeds is not trained with the others. Kinds that run by a
+protocol are not trained here.
 
 The least of several measured times is too small by their noise. So the best is chosen by one half of the seeds and
 compared on the other half (`fair`, both ways round, the geometric mean), and the regret that this best itself has
-there is the noise (`floor`): a planner that knew everything but the draws of the other half would have it.
+there is the noise (`floor`): a planner that knew everything but the draws of the other half would have it. Of every
+two options that were trained the ratio of their times is compared with the interval that the planner states for it.
 
 With --inputs nothing is trained: by how much the time of the recommendation, predicted for the true job, exceeds that
 of what would have been recommended, where one input (link, latency, computing, bytes, slowdown) is known 5 % wrong.
-Writes benchmarks/results/regret.json after every job, and regret.md; with --inputs inputs.json and inputs.md.
+Writes benchmarks/results/regret.json after every job, and regret.md; with --inputs inputs.json and inputs.md. Steps
+that stand in regret.json are not trained again, also where --resume is not said: to judge a changed rule takes minutes.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -33,16 +38,24 @@ import numpy as np
 import torch
 
 from benchmarks import compact, kit
+from benchmarks.lab.rehearse import by_schedule
 from benchmarks.steps_to_loss.lateness import RESULT, steps_of
+from benchmarks.steps_to_loss.networks import Network
 from partreduce import Job, plan
+from partreduce.planner.calibration import trained_sha256
+from partreduce.planner.gain import gain
 from partreduce.planner.job import Data
-from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.planner.recommend import permitted, recommend
+from partreduce.planner.run_off import RunOff
 from partreduce.planner.steps_model import TASKS, Optimizer
+from partreduce.runtime.pilot.job import Curve
+from partreduce.runtime.pilot.probes import probes, reference
+from partreduce.runtime.pilot.run import is_harder
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,8 +63,12 @@ if TYPE_CHECKING:
     from partreduce.types import Option
 
 SHAPES = ("2x4", "4x2", "1x8", "8x1", "3x3")
-SEEDS, DIVERGED = 4, 5.0
+SEEDS, DIVERGED = 6, 5.0
 """Seeds, of which each half judges the other's best; the ratio of what does not get there."""
+PILOT_STEPS, PILOT_SEEDS, PILOT_EVERY = 60, range(100, 104), 3
+"""Of a pilot as `partreduce measure` makes it."""
+FIRST, BEHIND = 2, 1.5
+"""Seeds after which a rival is given up that takes so many times as long as the recommendation."""
 EFFORT, BRIEF = 3.0, 0.5
 """Efforts of a plan that is trained, and of one that is only compared."""
 KEPT = ("median", "90th percentile", "worst")
@@ -84,9 +101,8 @@ def draw(seed: int, number: int) -> tuple[Job, str]:
 
 
 def able(options: Sequence[Option], job: Job) -> list[Option]:
-    """What is trained here: no protocols, and nobody's gradients late."""
-    kept = [one for one in permitted(options, job) if np.isfinite(one.time) and one.facts is None]
-    return [one for one in kept if one.lateness is not Lateness.PIPELINE]
+    """What is trained here: no protocols."""
+    return [one for one in permitted(options, job) if np.isfinite(one.time) and one.facts is None]
 
 
 def rivals(options: Sequence[Option], job: Job) -> Iterator[Option]:
@@ -107,41 +123,108 @@ def held_out(options: Sequence[Option], job: Job, task: str) -> Option:
         return recommend(options, job)
 
 
-def trained(option: Option, task: str, base: Sequence[float], mode: str) -> list[float]:
-    """Steps of each seed; those of what does not get there are `DIVERGED` times All-Reduce's."""
-    if option.schedule.strategy.averages_gradients:
-        return list(base)
-    rate, target = tasks()[task]
-    most = int(DIVERGED * np.mean(base))
-    given: dict[str, Any] = {"rate": rate, "target": target, "most": most, "mode": mode}
-    return [steps_of(task, option.schedule, seed=seed, **given) or float(most) for seed in range(len(base))]
+class Trainer:
+    """Trains schedules on a job's task; `known` are the steps of each task, spread of data, schedule and seed."""
+
+    def __init__(self, task: str, mode: str, everyone: Schedule, known: dict[str, float]) -> None:
+        self.task, self.mode, self.known, self.most = task, mode, known, 600
+        self.base = self.steps(everyone, SEEDS)
+        self.most = int(DIVERGED * np.mean(self.base))
+
+    def steps(self, schedule: Schedule, seeds: int) -> list[float]:
+        """Of each seed; those of what does not get there are the most that are taken."""
+        rate, target = tasks()[self.task]
+        given: dict[str, Any] = {"rate": rate, "target": target, "most": self.most, "mode": self.mode}
+        found = []
+        for seed in range(seeds):
+            key = f"{self.task} {self.mode} {trained_sha256(schedule)[:12]} {seed}"
+            if key not in self.known:
+                self.known[key] = steps_of(self.task, schedule, seed=seed, **given) or float(self.most)
+            found.append(self.known[key])
+        return found
+
+    def seconds(self, option: Option, seeds: int = SEEDS) -> list[float]:
+        """Until the loss, of each seed."""
+        return [round(steps * option.step_seconds, 4) for steps in self.steps(option.schedule, seeds)]
 
 
-def judged(seed: int, number: int) -> Row:
-    """A job's row, with the seconds of every trained option for every seed."""
+def piloted(job: Job, task: str, mode: str) -> tuple[Option, Option]:
+    """What is recommended with the probes of a pilot, and after its run-off."""
+    run_off, curves = RunOff(job, steps=PILOT_STEPS), list[Curve]()
+    compared = [reference(job.cluster), *probes(job.cluster, steps=PILOT_STEPS, data=job.data)]
+    while compared:
+        for seed, schedule in product(PILOT_SEEDS, compared):
+            if not any(is_harder(schedule, curve.schedule) for curve in curves if not curve.is_stable):
+                curves.append(curve_of(schedule, task, mode, seed))
+        compared = run_off.next(curves)
+    given = replace(job, pilot=run_off.pilot(curves))
+    first, last = (recommend(able(planned.options, given), given) for planned in (run_off.plans[0], run_off.plans[-1]))
+    return first, last
+
+
+def curve_of(schedule: Schedule, task: str, mode: str, seed: int) -> Curve:
+    """The mean model's loss in a run of a pilot."""
+    kind, _, optimizer = task.partition("/")
+    network = Network(kind, schedule.cluster, rate=tasks()[task][0], optimizer=optimizer, seed=seed, mode=mode)
+    strategy = schedule.strategy
+    advance = network.together(strategy.when.lag) if strategy.averages_gradients else by_schedule(network, schedule)
+    losses = []
+    for step in range(PILOT_STEPS + 1):
+        if step % PILOT_EVERY == 0:
+            losses.append(network.loss(network.models.mean(0)))
+        advance(step)
+    return Curve(schedule, seed, PILOT_EVERY, tuple(losses))
+
+
+def covered(options: Sequence[Option], seconds: dict[str, list[float]], job: Job) -> list[bool]:
+    """Of every two options whether the measured ratio of their times lies in the stated interval."""
+    found = []
+    for one, other in combinations(options, 2):
+        told, ratio = gain(one, other, job.data), np.mean(seconds[other.name]) / np.mean(seconds[one.name])
+        found.append(bool(told.low <= ratio <= told.high))
+    return found
+
+
+def judged(seed: int, number: int, known: dict[str, float]) -> Row:
+    """A job's row, with the seconds of every option that was trained with every seed."""
     job, task = draw(seed, number)
     mode = "shuffled" if job.data is Data.SHUFFLED else "per-worker"
     options = able(plan(job).options, job)
-    chosen, blind = recommend(options, job), held_out(options, job, task)
-    calm = recommend([one for one in options if not one.late], job)
-    rate, target = tasks()[task]
-    everyone = build("allreduce", job.cluster.shape())
-    goal: dict[str, Any] = {"rate": rate, "target": target, "mode": mode, "most": 600}
-    base = [steps_of(task, everyone, **goal, seed=one) or 600.0 for one in range(SEEDS)]
-    seconds: dict[str, list[float]] = {}
-    known: dict[object, list[float]] = {}
-    for option in [chosen, blind, calm, *rivals(options, job)]:
-        strategy = option.schedule.strategy
-        key = replace(strategy, how=type(strategy.how)())
-        if key not in known:
-            known[key] = trained(option, task, base, mode)
-        seconds[option.name] = [round(steps * option.step_seconds, 4) for steps in known[key]]
-    row: Row = {"number": number, "cluster": str(job.cluster), "task": task, "data": mode}
-    row |= {"nic": job.hardware.nic.seconds_per_byte, "jitter": job.hardware.jitter, "slow": len(job.hardware.slowdown)}
-    row |= {"recommended": chosen.name, "held out": blind.name, "lockstep": calm.name, "predicted": chosen.steps_ratio}
-    steps = np.mean(seconds[chosen.name]) / chosen.step_seconds
-    row |= {"measured": float(steps / np.mean(base)), "reached": bool(steps < 0.99 * DIVERGED * np.mean(base))}
-    return row | {"seconds": seconds}
+    own = replace(job.steps_model, tasks=(TASKS[job.optimizer or Optimizer.SGD][task.partition("/")[0]],)).cases[0]
+    with_probes, after = piloted(job, task, mode)
+    asked = {
+        "recommended": recommend(options, job),
+        "held out": held_out(options, job, task),
+        "lockstep": recommend([one for one in options if not one.late], job),
+        "probes": with_probes,
+        "run-off": after,
+        "own prices": min(options, key=lambda one: one.time_in(own, job.steps_model, lateness=True)),
+    }
+    chosen = asked["recommended"]
+    trainer = Trainer(task, mode, build("allreduce", job.cluster.shape()), known)
+    seconds = {option.name: trainer.seconds(option) for option in asked.values()}
+    hopeless = BEHIND * sum(seconds[chosen.name][:FIRST])
+    for option in rivals(options, job):
+        if option.name not in seconds and sum(trainer.seconds(option, FIRST)) <= hopeless:
+            seconds[option.name] = trainer.seconds(option)
+    pairs = covered([one for one in options if one.name in seconds], seconds, job)
+    ratio = float(np.mean(seconds[chosen.name]) / chosen.step_seconds / np.mean(trainer.base))
+    return {
+        "number": number,
+        "cluster": str(job.cluster),
+        "task": task,
+        "data": mode,
+        "nic": job.hardware.nic.seconds_per_byte,
+        "jitter": job.hardware.jitter,
+        "slow": len(job.hardware.slowdown),
+        **{words: option.name for words, option in asked.items()},
+        "predicted": chosen.steps_ratio,
+        "measured": ratio,
+        "reached": ratio < 0.99 * DIVERGED,
+        "pairs": len(pairs),
+        "covered": sum(pairs),
+        "seconds": seconds,
+    }
 
 
 def regrets(row: Row) -> dict[str, float]:
@@ -160,7 +243,7 @@ def regrets(row: Row) -> dict[str, float]:
         "regret": mean[chosen] / mean[best],
         "fair": float(np.exp(np.mean(fair))),
         "floor": float(np.exp(np.mean(floor))),
-        "held out": mean[row["held out"]] / mean[best],
+        **{words: mean[row[words]] / mean[best] for words in ("held out", "own prices", "probes", "run-off")},
         "with late": mean[chosen] / mean[row["lockstep"]],
     }
 
@@ -171,9 +254,10 @@ def page(rows: Sequence[Row]) -> str:
     for row in rows:
         taken = {name: float(np.mean(found)) for name, found in row["seconds"].items()}
         best, found = min(taken, key=lambda name: taken[name]), regrets(row)
-        told = [f"{found[name]:.2f}" for name in ("regret", "fair", "held out")]
-        cells.append([row[c] for c in ("number", "cluster", "task", "data", "recommended")] + [best, *told])
-    return kit.table(("number", "cluster", "task", "data", "recommended", "best", "regret", "fair", "held out"), cells)
+        told = [f"{found[name]:.2f}" for name in ("regret", "fair", "own prices", "probes", "run-off")]
+        cells.append([row[c] for c in ("number", "cluster", "task", "data", "recommended", "run-off")] + [best, *told])
+    words = ("regret", "fair", "own prices", "probes", "run-off")
+    return kit.table(("number", "cluster", "task", "data", "recommended", "after a run-off", "best", *words), cells)
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -185,8 +269,16 @@ def summary(rows: Sequence[Row]) -> str:
         three = np.median(values), np.quantile(values, 0.9), max(values)
         cells.append([name, *(f"{value:.3f}" for value in three)])
     missed = [row["number"] for row in rows if not row["reached"]]
-    table = kit.table((f"of {len(rows)} jobs", *KEPT), cells)
-    return f"{table}\nRecommendations that did not reach their loss: {missed or 'none'}."
+    table, (held, pairs) = kit.table((f"of {len(rows)} jobs", *KEPT), cells), covers(rows)
+    return (
+        f"{table}\nRecommendations that did not reach their loss: {missed or 'none'}. The stated intervals hold "
+        f"{held} of {pairs} ratios of two times."
+    )
+
+
+def covers(rows: Sequence[Row]) -> tuple[int, int]:
+    """Ratios of two times that lie in their interval, and all."""
+    return sum(row["covered"] for row in rows), sum(row["pairs"] for row in rows)
 
 
 def changes(hardware: Hardware) -> Iterator[tuple[str, Hardware]]:
@@ -243,14 +335,16 @@ def main() -> None:
     arguments.add_argument("--output", type=Path)
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
     path = chosen.output or kit.RESULTS / ("inputs.json" if chosen.inputs else "regret.json")
-    rows = json.loads(path.read_text())["rows"] if chosen.resume and path.exists() else []
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    rows, known = stored["rows"] if chosen.resume and stored else [], stored.get("steps", {})
     for number in range(chosen.first, chosen.first + chosen.number):
         if number in {row["number"] for row in rows}:
             continue
-        rows += misjudged(chosen.seed, number) if chosen.inputs else [judged(chosen.seed, number)]
+        rows += misjudged(chosen.seed, number) if chosen.inputs else [judged(chosen.seed, number, known)]
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        path.write_text(compact.text({"rows": rows}))
+        path.write_text(compact.text({"rows": rows, **({"steps": known} if known else {})}))
     about = f"`{kit.command('planner.regret')}`; no pilot"
     if chosen.inputs:
         kit.write(path, "Inputs that are 5 % wrong", f"{about}, effort {BRIEF:g}.", inputs_page(rows))

@@ -21,6 +21,13 @@ def command(
             metavar="[FILE.py:NAME]",
         ),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Argument(
+            help="Job: its cluster file. What design would recommend there runs, too, against the best other kinds.",
+            metavar="[CLUSTER]",
+        ),
+    ] = None,
     *,
     output: Annotated[
         Path | None,
@@ -51,7 +58,8 @@ def command(
     """Measure links and step time of a cluster, or price averaging less and late for a job; under torchrun or srun.
 
     Without an argument a cluster file is written. With FILE.py:NAME your own job trains for a few dozen steps under a
-    few schedules, and a pilot file is written. Both go to design.
+    few schedules, and a pilot file is written. Both go to design. With CLUSTER, too, what design would recommend by
+    this pilot trains against the best of every other kind before the file is written.
     """
     from partreduce.console import claim_stdout
     from partreduce.topo.extras import require
@@ -72,5 +80,8 @@ def command(
     else:
         from partreduce.commands.measure_job import job_measurement
 
-        measure = job_measurement(file, job, steps=steps, seeds=seeds, warm_up=warm_up, data=data, as_json=as_json)
-    return options.on_every_worker(measure, f"{job or ''} -o {file}".strip(), workers=workers, nodes=nodes)
+        measure = job_measurement(
+            file, job, cluster, steps=steps, seeds=seeds, warm_up=warm_up, data=data, as_json=as_json
+        )
+    usage = " ".join(word for word in (job, cluster, f"-o {file}") if word)
+    return options.on_every_worker(measure, usage, workers=workers, nodes=nodes)

@@ -2,19 +2,25 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partreduce.commands import options
 from partreduce.topo.pilot import Pilot, Price
 
+if TYPE_CHECKING:
+    from partreduce.planner.job import Data, Job
+
 
 def job_measurement(
-    output: Path, function: str, *, steps: int, seeds: int, warm_up: int, data: str, as_json: bool
+    output: Path, function: str, cluster: str | None, *, steps: int, seeds: int, warm_up: int, data: str, as_json: bool
 ) -> Callable[[], None]:
     """What every worker calls to train the job under a few schedules; rank 0 writes the pilot file.
 
+    With a `cluster` file there is a run-off of what would be recommended there.
+
     Raises:
         BadParameter: no such way to spread samples.
+        DocumentError: a cluster file that breaks its format.
         FileProblem: there is no folder for the output.
     """
     from partreduce.planner.job import Data
@@ -25,34 +31,66 @@ def job_measurement(
     if not output.absolute().parent.is_dir():
         raise FileProblem(f"{output}: cannot be written: there is no folder {output.parent}; make it first")
 
+    job = None if cluster is None else _planned_for(cluster, kind)
+
     def measure() -> None:
         build = function_of(function, "FILE.py:NAME")
-        pilot = _measured(build, str(kind), steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
+        pilot = _measured(build, str(kind), job, steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
         if pilot is not None:
-            _report(pilot, output, as_json=as_json)
+            _report(pilot, output, cluster or "CLUSTER", as_json=as_json)
 
     return measure
 
 
+def _planned_for(cluster: str, data: "Data") -> "Job":
+    """What `design CLUSTER` plans, without any other option."""
+    from dataclasses import replace
+
+    from partreduce.planner.job import Job
+    from partreduce.topo.document.cluster import load_cluster
+
+    place = load_cluster(cluster)
+    hardware = options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
+    return Job(cluster=replace(place, hardware=hardware), data=data)
+
+
 def _measured(
-    build: Callable[..., Any], data: str, *, steps: int, seeds: int, warm_up: int, quiet: bool
+    build: Callable[..., Any], data: str, job: "Job | None", *, steps: int, seeds: int, warm_up: int, quiet: bool
 ) -> "Pilot | None":
     """Runs on every worker; the pilot on rank 0, None elsewhere."""
     from partreduce.planner.calibration import calibrated
+    from partreduce.planner.run_off import RunOff
     from partreduce.runtime.pilot.run import run_pilot
     from partreduce.runtime.transport.rendezvous import place
+    from partreduce.topo.errors import InputError
 
-    first = place()[0] == 0
+    rank, count = place()
+    if job is not None and count > 1 and job.cluster.num_workers != count:
+        raise InputError(
+            f"CLUSTER: has {job.cluster.num_workers} workers and {count} run here; schedules of the one do not run on "
+            "the other: start as many, or leave CLUSTER out"
+        )
     say: Callable[[str], None] | None = None
-    if first and not quiet:
+    if rank == 0 and not quiet:
         from partreduce.console import console
 
         say = console(errors=True).print
-    curves = run_pilot(build, steps=steps, seeds=range(seeds), warm_up=warm_up, data=data, progress=say)
-    return calibrated(curves, data=data, steps=steps) if first else None
+    run_off = None if job is None else RunOff(job, steps=steps)
+    curves = run_pilot(
+        build, steps=steps, seeds=range(seeds), warm_up=warm_up, data=data, progress=say,
+        then=None if run_off is None else run_off.next,
+    )  # fmt: skip
+    if rank:
+        return None
+    if run_off is None:
+        return calibrated(curves, data=data, steps=steps)
+    if say is not None:
+        first, last = (planned.recommendation.name for planned in (run_off.plans[0], run_off.plans[-1]))
+        say(f"by the probes {first} would be recommended, after the run-off {last if last != first else 'it still is'}")
+    return run_off.pilot(curves)
 
 
-def _report(pilot: "Pilot", output: Path, *, as_json: bool) -> None:
+def _report(pilot: "Pilot", output: Path, cluster: str, *, as_json: bool) -> None:
     from partreduce.console import console, emit_json, number
     from partreduce.planner.calibration import steps_model
     from partreduce.planner.steps_model import FITTED
@@ -81,7 +119,7 @@ def _report(pilot: "Pilot", output: Path, *, as_json: bool) -> None:
         screen.print(f"price of drift^{FITTED.p:.3g}: {_words(prices.drift)}; shipped {FITTED.c:.4f}")
     screen.print(f"price of a unit of late distance: {_words(prices.late)}; shipped {FITTED.late:.4f}")
     screen.print(f"Schedules that were left out of the fit were predicted within {prices.error:.0%}.")
-    screen.print(f"written to {output}; next: partreduce design CLUSTER --data {pilot.data} --pilot {output}")
+    screen.print(f"written to {output}; next: partreduce design {cluster} --data {pilot.data} --pilot {output}")
 
 
 def _words(price: "Price") -> str:

@@ -23,18 +23,11 @@ MARK = {
 ASSUMED = "[green]nothing is refuted[/]; what is claimed holds if the program obeys its protocol (assumed)"
 """The verdict where a schedule may be run, but no claim has a witness."""
 
-OF_GAPS = ("directed", "max_states")
-OF_SCHEDULES = ("certificate", "explain", "cluster", "period", "export", "max_bytes")
-
 
 def command(
-    context: typer.Context,
     schedule: Annotated[
         Path,
-        typer.Argument(
-            help="A schedule file; FILE.py:NAME, a group_of function; or for --gaps a node-link or edge-list file, or "
-            "NAME:SIZE as in ring:16."
-        ),
+        typer.Argument(help="A schedule file, or FILE.py:NAME, a group_of function."),
     ],
     *,
     certificate: Annotated[Path | None, typer.Option(help="Write the certificate here.", metavar="FILE")] = None,
@@ -46,36 +39,11 @@ def command(
         Path | None, typer.Option(help="For FILE.py:NAME: write the proved expansion here.", metavar="FILE")
     ] = None,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
-    bound_gaps: Annotated[
-        bool, typer.Option("--gaps", help="Bound the iteration gaps of Hop's protocols on the graph instead.")
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Gaps under another setting; may be repeated. KEY=VALUE is one of max-ig=3 (token queues: largest gap "
-            "over one edge), staleness=1 (updates so old still serve), backup=1 or 1,0,1 (in-neighbours that a worker "
-            "may do without, of all or of each), notify-ack=yes (send only what the last was acknowledged), skip=4 (a "
-            "worker left behind skips up to so many steps at once), behind=6 (and only from so far behind; 2 without).",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
-    directed: Annotated[bool, typer.Option("--directed", help="Gaps: lines of an edge list go one way.")] = False,
-    max_states: Annotated[
-        int, typer.Option(help="Gaps: explore so many states at most; 0 explores none.", min=0)
-    ] = 30_000,
 ) -> int:
     """Prove that a schedule cannot conflict or deadlock and reaches consensus; exit 1 if a claim is refuted."""
     from partreduce.console import claim_stdout
-    from partreduce.graph_input import is_name
 
     claim_stdout(certificate, export, as_json=as_json)
-    if bound_gaps or settings or is_name(str(schedule)):
-        from partreduce.commands.verify_gaps import verify_gaps
-
-        options.refuse(context, OF_SCHEDULES, "is about a schedule's claims; leave it or --gaps out")
-        return verify_gaps(str(schedule), settings, directed=directed, max_states=max_states, as_json=as_json)
-    options.refuse(context, OF_GAPS, "is about iteration gaps; say --gaps, too")
     loaded, proof = _proved(schedule, cluster, period, export, quantity_of_bytes(max_bytes))
     figures = figures_of(loaded)
     _write(schedule, loaded, proof, certificate=certificate, export=export)

@@ -17,7 +17,7 @@ model's);
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -28,6 +28,7 @@ import numpy.typing as npt
 from partreduce.planner.steps_model import FITTED, StepsModel
 from partreduce.planner.steps_model import Prices as TaskPrices
 from partreduce.runtime.pilot.job import Curve
+from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures import consensus_distance, drift, late_distance
 from partreduce.topo.pilot import CONFIDENCE, Pilot, Price, Prices, Probe
@@ -38,13 +39,15 @@ GRID = np.geomspace(LEAST_STEPS_RATIO, MOST_STEPS_RATIO, 400)
 """Factors that are tried, each 0.9 % above the one before; a parabola finds the least between them."""
 
 
-def calibrated(curves: Sequence[Curve], *, data: str, steps: int) -> Pilot:
+def calibrated(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
     """The pilot that these curves are of; those of All-Reduce in each step are what the others are compared with.
+
+    The runs of `finalists`, by `trained_sha256`, count for these schedules themselves, beside what they say of prices.
 
     Raises:
         InputError: All-Reduce did not learn, a schedule learned nothing beside it, or there are too few seeds.
     """
-    references = {curve.seed: curve for curve in curves if curve.schedule.strategy.averages_gradients}
+    references = {curve.seed: curve for curve in curves if curve.is_reference}
     if len(references) < 2:
         raise InputError("seeds: an interval takes at least 2")
     for seed, curve in references.items():
@@ -55,12 +58,13 @@ def calibrated(curves: Sequence[Curve], *, data: str, steps: int) -> Pilot:
             )
     by_schedule: dict[str, list[Curve]] = {}
     for curve in curves:
-        if not curve.schedule.strategy.averages_gradients:
-            by_schedule.setdefault(curve.schedule.name, []).append(curve)
+        if not curve.is_reference:
+            by_schedule.setdefault(trained_sha256(curve.schedule), []).append(curve)
     stable: list[Probe] = []
     unstable: list[Probe] = []
-    for runs in by_schedule.values():
+    for sha256, runs in by_schedule.items():
         found = _probe(runs, references, data)
+        found = replace(found, sha256=sha256 if sha256 in finalists else "")
         (stable if found.steps_ratios else unstable).append(found)
     probes = tuple(stable)
     return Pilot(
@@ -68,7 +72,11 @@ def calibrated(curves: Sequence[Curve], *, data: str, steps: int) -> Pilot:
         data=data,
         steps=steps,
         seeds=tuple(references),
-        prices=fit_prices(probes, data=data, bears_lateness=any(probe.late for probe in probes) or not unstable),
+        prices=fit_prices(
+            [probe for probe in probes if not probe.is_pipeline],
+            data=data,
+            bears_lateness=any(probe.late for probe in probes) or not unstable,
+        ),
         probes=probes,
         unstable=tuple(unstable),
     )
@@ -89,6 +97,12 @@ def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Pr
         late=_rounded(late_distance(schedule)),
         steps_ratios=steps_ratios,
     )
+
+
+def trained_sha256(schedule: Schedule) -> str:
+    """The SHA-256 of what decides the steps of a schedule: without its name, its links, and how its sums travel."""
+    plain = replace(schedule.strategy, how=type(schedule.strategy.how)())
+    return schedule_sha256(Schedule("", schedule.cluster.shape(), plain))
 
 
 def _rounded(value: float) -> float:
@@ -231,7 +245,9 @@ def steps_model(pilot: Pilot) -> StepsModel:
     """
     prices = pilot.prices
     is_borne = all(not probe.late for probe in pilot.unstable)
-    least_unstable = min((probe.consensus_distance for probe in pilot.unstable if not probe.late), default=inf)
+    bears_pipelines = is_borne and not any(probe.is_pipeline for probe in pilot.unstable)
+    in_lockstep = [probe for probe in pilot.unstable if not probe.late and not probe.is_pipeline]
+    least_unstable = min((probe.consensus_distance for probe in in_lockstep), default=inf)
     return replace(
         FITTED,
         a=prices.consensus_distance.value,
@@ -250,7 +266,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
         delay=prices.late.value,
         delay_noise=None,
         delay_error=_error(pilot),
-        delay_more=prices.late.high - prices.late.value if is_borne else inf,
+        delay_more=prices.late.high - prices.late.value if bears_pipelines else inf,
         max_consensus_distance=pilot.max_consensus_distance,
         max_drift=pilot.max_drift,
         a_beyond=max(prices.consensus_distance.high, FITTED.a) if least_unstable == inf else inf,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf, isfinite
+from statistics import geometric_mean
 from typing import NamedTuple
 
+from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, Job
 from partreduce.planner.option import Option, known
 from partreduce.planner.steps_model import CORRECTED, StepsModel
 from partreduce.planner.travel import CostedHow, coded_words, cost_of, hows_of, paying, travelling
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure
+from partreduce.topo.pilot import Probe
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.timing.event_graph import cycle_time
@@ -169,3 +174,39 @@ def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:
     rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // int(schedule.paces().max()))
     sampled = sample(schedule, job.hardware, job.compute_times(), form=form, num_rounds=rounds, seed=job.seed)
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
+
+
+def as_ran(options: Sequence[Option], job: Job) -> list[Option]:
+    """The options; of those that ran in the job's pilot the steps are predicted by their own runs, too.
+
+    Their steps ratio is the mean of the model's and the measured one, weighted by the inverse squares of their errors.
+    Where those of a kind took more steps than the prices say, what did not run is taken to need as many times more: it
+    shall not win because less is known of it.
+    """
+    ran = () if job.pilot is None else (*job.pilot.probes, *job.pilot.unstable)
+    by_hash = {probe.sha256: probe for probe in ran if probe.sha256}
+    if job.pilot is None or not by_hash:
+        return list(options)
+    probes = [by_hash.get(trained_sha256(one.schedule)) if one.facts is None else None for one in options]
+    more: dict[object, list[float]] = {}
+    for option, probe in zip(options, probes, strict=True):
+        if probe is not None and probe.steps_ratios and isfinite(option.steps_ratio):
+            more.setdefault(option.kind, []).append(probe.steps_ratio / option.steps_ratio)
+    factors = {kind: max(1.0, geometric_mean(found)) for kind, found in more.items()}
+    return [
+        replace(one, steps_ratio=one.steps_ratio * factors.get(one.kind, 1.0))
+        if probe is None
+        else _as_ran(one, probe, job.pilot.prices.error)
+        for one, probe in zip(options, probes, strict=True)
+    ]
+
+
+def _as_ran(option: Option, probe: Probe, error: float) -> Option:
+    if not probe.steps_ratios or not isfinite(option.steps_ratio):
+        return replace(option, steps_ratio=inf, surprise=inf)
+    # The model is off by what it states, or by what this run shows if that is more.
+    off = max(error * option.steps_ratio, abs(probe.steps_ratio - option.steps_ratio))
+    noise = probe.standard_error
+    weight = 1.0 if off == noise == 0 else off**2 / (off**2 + noise**2)
+    surprise = weight * (probe.steps_ratio - option.steps_ratio)
+    return replace(option, steps_ratio=option.steps_ratio + surprise, surprise=surprise)

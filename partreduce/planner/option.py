@@ -86,6 +86,7 @@ class Option:
     number of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
     `catalogue`; `bound` the least consensus distance that any schedule of `bound_class` can have at this communication,
     where that is proved. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
+    `surprise` is what its own run in a pilot changed in the prediction, None where it did not run.
     `corrected` says that the steps ratio is the one with drift correction. `facts` are there where workers have no
     common rounds: a protocol decides then, and was run in virtual time.
     """
@@ -110,6 +111,7 @@ class Option:
     bound: float | None = None
     bound_class: str = ""
     corrected: bool = False
+    surprise: float | None = None
     facts: Facts | None = None
 
     @property
@@ -142,8 +144,10 @@ class Option:
 
     @property
     def time_at_worst(self) -> float:
-        """As `time`, if lateness costs as much as it may."""
-        if self.facts is not None:
+        """As `time`, if lateness costs as much as it may; what ran on the job itself is known to cost what it did."""
+        if self.surprise is not None:
+            more = 0.0
+        elif self.facts is not None:
             more = self.facts.more
         elif self.lateness is Lateness.PIPELINE:
             more = self.model.delay_more * self.schedule.strategy.when.lag
@@ -152,7 +156,12 @@ class Option:
         return self.step_seconds * (self.steps_ratio + more)
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, lateness: bool) -> float:
-        """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts."""
+        """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts.
+
+        What ran on the job itself takes as long in every case.
+        """
+        if self.surprise is not None:
+            return self.time
         if not math.isfinite(self.steps_ratio):
             return math.inf
         if self.facts is not None and self.facts.by_task:
@@ -182,6 +191,11 @@ class Option:
     def lateness(self) -> Lateness | None:
         """What comes late: nothing, parameters or gradients; None where gradients are late as it comes."""
         return Lateness.of(self.schedule.strategy)
+
+    @property
+    def kind(self) -> tuple[Lateness | None, bool, str]:
+        """Options of one kind are alike in what is late, in what is averaged, and in the protocol, if one decides."""
+        return self.lateness, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
 
     @property
     def how(self) -> How:

@@ -14,6 +14,7 @@ from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
 from partreduce.planner.job import Job
 from partreduce.planner.left_out import not_reached, not_weighed, not_weighed_on_request
+from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import Option
 from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
@@ -135,6 +136,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     searched = NOT_SEARCHED if is_one_kind else _search(job, clock, options, kept, say)
     unmeasured = _measure(searched, job, clock, options, kept)
     options += weighed.options(clock, clock.limit - _for_proof(clock), () if is_one_kind else options, say)
+    options = as_ran(options, job)
     if job.tables:
         options = [option for option in options if not option.schedule.strategy.refuses_tables()]
     chosen = _recommend(options, job, searched, clock)
@@ -142,8 +144,13 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         job.take is None
         and (part := shorter(chosen, job, lambda one: _fits(one, job, clock, left=_for_proof(clock)))) is not None
     ):
-        options.append(part)
-        chosen = part
+        (part,) = as_ran([part], job)
+        if part.surprise is None:
+            options.append(part)
+            chosen = part
+        else:  # it took other steps than predicted, so what it is part of was judged by less than is known
+            options = [*(one for one in options if one is not chosen), part]
+            chosen = recommend(options, job)
     say(f"proving {chosen.name}")
     proof = prove(chosen.schedule)
     best = front(options)

@@ -119,6 +119,11 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     said += _compared(chosen, options, job)
     if chosen.schedule.strategy.averages_gradients and not chosen.late:
         said.append("it averages gradients in every step, which is what other schedules' steps are counted against")
+    elif chosen.surprise is not None:
+        said.append(
+            f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps, of which its own run in the "
+            f"pilot changed {chosen.surprise:+.2f}"
+        )
     else:
         said.append(
             f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps on {job.data} data "
@@ -167,8 +172,9 @@ def _changed_by(pilot: Pilot, chosen: Option, options: Sequence[Option], job: Jo
     usual = []
     for option in options:
         if math.isfinite(option.steps_ratio) and option.step_seconds > 0:
-            steps = option.time_in(shipped, priced, lateness=True) / option.step_seconds
-            usual.append(replace(option, steps_ratio=steps, model=shipped))
+            blind_option = replace(option, steps_ratio=option.steps_ratio - (option.surprise or 0.0), surprise=None)
+            steps = blind_option.time_in(shipped, priced, lateness=True) / option.step_seconds
+            usual.append(replace(blind_option, steps_ratio=steps, model=shipped))
     found = recommend(usual, blind)
     told = f"the pilot took {pilot.cost:,} steps of your job"
     if found.name == chosen.name:

@@ -139,7 +139,8 @@ class FlatModel:
         Raises:
             InputError: naming the parameter.
         """
-        self.sharders.reshard()
+        if self.sharders.shards:
+            self.sharders.reshard()
         for bucket, places in self._places:
             base = bucket.flat.data_ptr()
             for held, attribute, slot, offset in places:

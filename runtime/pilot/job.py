@@ -48,6 +48,11 @@ class Curve:
     losses: tuple[float, ...]
 
     @property
+    def is_reference(self) -> bool:
+        """Whether it is All-Reduce's in each step, in lockstep, which all are compared with."""
+        return self.schedule.strategy.averages_gradients and not self.schedule.strategy.when.lag
+
+    @property
     def is_stable(self) -> bool:
         """Whether every loss is a number."""
         return all(map(isfinite, self.losses))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -16,9 +17,13 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.pilot.job import Curve, PilotJob
 from partreduce.runtime.pilot.probes import probes, reference
 from partreduce.runtime.profile.surroundings import cluster_of
+from partreduce.runtime.sharding.touched import await_texts
+from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.rendezvous import default_world, place
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
+from partreduce.topo.document.schedule import dump_schedule, schedule_of
+from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.schedule import Schedule
 
 Build = Callable[[int], PilotJob]
@@ -26,6 +31,8 @@ Build = Callable[[int], PilotJob]
 EVALUATION_BATCHES = 4
 POINTS = 20
 """Evaluations of one run, beside the one at its start."""
+PLANNING_SECONDS = 600.0
+"""Within which worker 0 says what else to run."""
 SAME = 1e-3
 """Two starts whose losses differ by more than this, relatively, are not the same start."""
 
@@ -39,6 +46,7 @@ def run_pilot(
     data: str = "shuffled",
     cluster: Cluster | None = None,
     schedules: Sequence[Schedule] | None = None,
+    then: Callable[[list[Curve]], Sequence[Schedule]] | None = None,
     timeout: float = 120.0,
     progress: Callable[[str], None] | None = None,
 ) -> list[Curve]:
@@ -52,37 +60,40 @@ def run_pilot(
         data: how the samples are spread: `shuffled`, `per-worker` or `per-node`.
         cluster: its shape; found from the launcher's environment by default.
         schedules: what to compare with All-Reduce; `probes` of the cluster by default.
+        then: asked on worker 0, with all curves so far, what else to run, until that is nothing.
         timeout: seconds for any single operation.
         progress: told what is run.
 
     Raises:
         InputError: a function that makes no job, jobs that differ where they must not, a loss of All-Reduce that is
-            no number, or a run of one worker.
+            no number, a run of one worker, or what `then` raises.
         UnavailableError: a worker is gone.
     """
     say = progress or (lambda _: None)
-    where = cluster or _cluster(_built(build, seeds[0]), timeout)
+    where = cluster or cluster_of(_world(_built(build, seeds[0]), timeout))
     if where.num_workers < 2:
         raise InputError("pilot: has one worker, and averaging takes two or more; start it with --workers N")
     compared = [reference(where), *(schedules or probes(where, steps=steps, data=data))]
     curves: list[Curve] = []
-    for number, (seed, schedule) in enumerate(itertools.product(seeds, compared)):
-        if any(is_harder(schedule, curve.schedule) for curve in curves if not curve.is_stable):
-            say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name} is left out: its class is unstable")
-            continue
-        say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name}, seed {seed}, {steps} steps")
-        curve = _run(_built(build, seed), schedule, seed, steps=steps, warm_up=warm_up, timeout=timeout)
-        refuse_other_start(curves, curve)
-        if not curve.is_stable:
-            say(f"{schedule.name}: its loss is no number any more; it is left out, and what is harder of its class")
-        curves.append(curve)
+    while compared:
+        for number, (seed, schedule) in enumerate(itertools.product(seeds, compared)):
+            if any(is_harder(schedule, curve.schedule) for curve in curves if not curve.is_stable):
+                say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name} is left out: its class is unstable")
+                continue
+            say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name}, seed {seed}, {steps} steps")
+            curve = _run(_built(build, seed), schedule, seed, steps=steps, warm_up=warm_up, timeout=timeout)
+            refuse_other_start(curves, curve)
+            if not curve.is_stable:
+                say(f"{schedule.name}: its loss is no number any more; it is left out, and what is harder of its class")
+            curves.append(curve)
+        compared = [] if then is None else _next(_world(_built(build, seeds[0]), timeout), curves, then)
     return curves
 
 
 def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
     """Whether a schedule is of the class of an unstable one, late or in lockstep, and has rounds as long or longer."""
-    if schedule.strategy.averages_gradients:  # what all others are compared with
-        return False
+    if schedule.strategy.averages_gradients or unstable.strategy.averages_gradients:
+        return False  # All-Reduce, which all are compared with, or a pipeline, which is a class of its own
     is_longer = int(schedule.paces().max()) >= int(unstable.paces().max())
     return is_longer and schedule.strategy.mixes_late == unstable.strategy.mixes_late
 
@@ -105,11 +116,25 @@ def _built(build: Build, seed: int) -> PilotJob:
     return job
 
 
-def _cluster(job: PilotJob, timeout: float) -> Cluster:
+def _world(job: PilotJob, timeout: float) -> World:
     device = next(job.model.parameters()).device
-    return cluster_of(
-        default_world(device, timedelta(seconds=checked_timeout(timeout)), lambda _store, _rank, _size: None)
-    )
+    return default_world(device, timedelta(seconds=checked_timeout(timeout)), lambda _store, _rank, _size: None)
+
+
+def _next(world: World, curves: list[Curve], then: Callable[[list[Curve]], Sequence[Schedule]]) -> list[Schedule]:
+    """What worker 0 says is to run next, on all workers; what it raises there, all raise."""
+    place = f"pilot/after-{len(curves)}-runs"
+    if world.rank == 0:
+        try:
+            said: dict[str, Any] = {"run": [dump_schedule(schedule) for schedule in then(curves)]}
+        except PartreduceError as error:
+            said = {"refused": str(error)}
+        Notes(world.store, place).write("says", json.dumps(said))
+    (text,) = await_texts(world, place, {"says": 0}, PLANNING_SECONDS)
+    told = json.loads(text)
+    if "refused" in told:
+        raise InputError(told["refused"])
+    return [schedule_of(document) for document in told["run"]]
 
 
 def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: int, timeout: float) -> Curve:
@@ -141,7 +166,7 @@ def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: i
     optimizer.finish()
     mean = tuple((curve / optimizer.num_workers).tolist())
     found = Curve(schedule, seed, every, mean)
-    if schedule.strategy.averages_gradients and not found.is_stable:
+    if found.is_reference and not found.is_stable:
         raise InputError(
             f"pilot: the loss under {schedule.name} (seed {seed}) is {next(x for x in mean if not math.isfinite(x))}; "
             "lower the learning rate, or take a later start"

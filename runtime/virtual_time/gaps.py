@@ -160,10 +160,7 @@ class GapTiming(Recorder):
         steps = [state.step for state in machine.states]
         worker = min(range(len(steps)), key=steps.__getitem__)
         if steps[worker] < len(self.seconds):
-            raise ScheduleError(
-                f"when.gap: worker {worker} waits for ever in step {steps[worker]}; `partreduce verify --gaps` says "
-                "of a setting whether it is live"
-            )
+            raise ScheduleError(f"when.gap: worker {worker} waits for ever in step {steps[worker]}")
 
     def _follow(self, step: Step, *, adds_own: bool) -> None:
         if not self._listeners:

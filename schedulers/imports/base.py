@@ -25,10 +25,8 @@ MAX_WORKERS = 1_000_000
 class EdgeTable:
     """A graph file as read, before anybody says what it is for.
 
-    `partreduce import` asks for shares (`weighted`); `partreduce verify --gaps` asks only who sends to whom (`graph`),
-    so that weights that are no shares, such as distances, do not matter to it. An edge of a directed file goes from
-    source to
-    target: the source sends, the target hears. An edge of an undirected file goes both ways.
+    An edge of a directed file goes from source to target: the source sends, the target hears. An edge of an undirected
+    file goes both ways.
     """
 
     nodes: Collection[Hashable]  # every node once, in the file's order
@@ -43,12 +41,6 @@ class EdgeTable:
         if {str(name) for name in self.nodes} == {str(i) for i in range(count)}:
             return {name: int(str(name)) for name in self.nodes}
         return {name: i for i, name in enumerate(self.nodes)}
-
-    def graph(self) -> Graph:
-        """Who sends to whom; weights are left aside."""
-        rank = self.ranks()
-        make = Graph.directed if self.directed else Graph.undirected
-        return make(len(self.nodes), [rank[a] for a, _ in self.edges], [rank[b] for _, b in self.edges])
 
     def weighted(self, *, placeholder: int | None = None) -> Imported:
         """The graph with its weights as shares, if it has any.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain
 
 from partreduce.schedulers.imports.base import EdgeTable, Imported
 from partreduce.topo.document.reader import decode
@@ -31,59 +29,33 @@ def lines_of(data: bytes, source: str) -> Iterator[tuple[int, list[str]]]:
             yield number, words
 
 
-def edge_table(data: bytes, source: str, *, directed: bool = False) -> EdgeTable:
-    """Lines `a b` or `a b weight`, undirected unless `directed`; a and b are names of nodes.
-
-    If all of them are whole numbers they are read as numbers, so that 01 is 1.
-
-    Raises:
-        DocumentError: a line that is neither, or no line at all.
-    """
-    edges: list[tuple[str, str]] = []
-    weights: list[str | None] = []
-    numbers: list[int] = []
-    for number, words in lines_of(data, source):
-        if len(words) not in (2, 3):
-            count = "1 word" if len(words) == 1 else f"{len(words)} words"
-            raise DocumentError(f"line {number}", f"has {count}; an edge is two nodes and perhaps a weight", source)
-        edges.append((words[0], words[1]))
-        weights.append(words[2] if len(words) == 3 else None)
-        numbers.append(number)
-    if not edges:
-        raise DocumentError("document", "has no edges", source)
-
-    def place(e: int) -> str:
-        return f"line {numbers[e]}"
-
-    names = list(dict.fromkeys(chain.from_iterable(edges)))
-    if all(map(_is_rank, names)):
-        number_of = {name: int(name) for name in names}
-        numbered = [(number_of[a], number_of[b]) for a, b in edges]
-        return EdgeTable(list(dict.fromkeys(number_of.values())), numbered, weights, directed, place)
-    return EdgeTable(names, edges, weights, directed, place)
-
-
 def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> Imported:
-    """An edge list between ranks, which are 0..the largest one named: a rank says where a worker runs.
+    """Lines `a b` or `a b weight`, undirected unless `directed`, between ranks 0..the largest one named.
+
+    A rank says where a worker runs, so a name that is none is refused; 01 is 1.
 
     Raises:
-        DocumentError: a line that is no edge, or a name that is no rank.
+        DocumentError: a line that is no edge, a name that is no rank, or no line at all.
         ScheduleError: a weight that is no share.
     """
-    table = edge_table(data, source, directed=directed)
-    for e, ends in enumerate(table.edges):
-        for name in ends:
-            if not isinstance(name, int):
-                _rank(str(name), table.place(e), source)  # refuses the first one that is no number
-    largest = max(rank for rank in table.nodes if isinstance(rank, int))
-    return replace(table, nodes=range(largest + 1)).weighted()
-
-
-def _is_rank(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) <= 9
+    edges: list[tuple[int, int]] = []
+    weights: list[str | None] = []
+    places: list[str] = []
+    for number, words in lines_of(data, source):
+        place = f"line {number}"
+        if len(words) not in (2, 3):
+            count = "1 word" if len(words) == 1 else f"{len(words)} words"
+            raise DocumentError(place, f"has {count}; an edge is two nodes and perhaps a weight", source)
+        edges.append((_rank(words[0], place, source), _rank(words[1], place, source)))
+        weights.append(words[2] if len(words) == 3 else None)
+        places.append(place)
+    if not edges:
+        raise DocumentError("document", "has no edges", source)
+    nodes = range(max(max(edge) for edge in edges) + 1)
+    return EdgeTable(nodes, edges, weights, directed, places.__getitem__).weighted()
 
 
 def _rank(word: str, place: str, source: str) -> int:
-    if not _is_rank(word):
+    if not (word.isascii() and word.isdigit() and len(word) <= 9):
         raise DocumentError(place, f"{word!r} is not a rank; ranks are whole numbers from 0", source)
     return int(word)

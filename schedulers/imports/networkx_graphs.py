@@ -63,21 +63,13 @@ def _table(
 
 
 def read_node_link(data: bytes, source: str) -> Imported:
-    """Node-link JSON with its weights; see `node_link_table`.
-
-    Raises:
-        DocumentError: not such a document.
-        ScheduleError: a graph that cannot be a topology.
-    """
-    return node_link_table(parse_json(data, source=source), source).weighted(placeholder=PLACEHOLDER)
-
-
-def node_link_table(document: object, source: str) -> EdgeTable:
     """`{"directed": …, "nodes": [{"id": …}], "links" or "edges": [{"source", "target", "weight"?}]}`, as D3 reads it.
 
     Raises:
         DocumentError: not such a document, two nodes with one id, or an edge that is listed twice.
+        ScheduleError: a graph that cannot be a topology.
     """
+    document = parse_json(data, source=source)
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
         raise DocumentError("document", f"has no list `nodes`; {NODE_LINK}", source)
     key = "links" if "links" in document else "edges"
@@ -108,7 +100,7 @@ def node_link_table(document: object, source: str) -> EdgeTable:
         seen.add(once)
         edges.append((a, b))
         weights.append(link.get("weight"))
-    return _table(nodes, edges, weights, directed=directed)
+    return _table(nodes, edges, weights, directed=directed).weighted(placeholder=PLACEHOLDER)
 
 
 def _arrow(source: object, target: object) -> str:

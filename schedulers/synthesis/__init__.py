@@ -8,10 +8,10 @@
   `hints` spell known schedules in them;
 * `schedule_model`: schedules decided by CP-SAT (`cp_sat`) where a limit says which groups may be used, as more hints;
 * `scoring`: thousands of periods at once, through the covariance that phases pass on;
-* the search over one alphabet (`alphabet_search`): `segments` between full averages put together, then
-  `window_rebuilding` and `annealing`, all of them filling one `archive`;
-* `refinement` of what that leaves on the front: the phases in use put together anew;
-* the bounds: `age_bound` over the phases of a complete alphabet, `profile_bound` over all plain means;
+* where the search over one alphabet begins (`alphabet_search`): hints, and `segments` between full averages put
+  together, `scored_periods` all of them, which fill one `archive`;
+* `refinement` of what that leaves on the front: the phases in use put together anew, and `window_rebuilding`;
+* the bound: `age_bound` over the phases of a complete alphabet;
 * `candidates`: what is left as schedules with figures of `topo`, and the choice among them.
 """
 

@@ -11,7 +11,7 @@ Source: Lagrangian duality and Karp's minimum cycle mean in potential form; the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import exp, log
 
@@ -86,10 +86,6 @@ class DualBound:
     lines: tuple[tuple[float, float], ...]
     depth: int
     described: str = ""
-
-    def with_lines_of(self, wider: DualBound | None) -> DualBound:
-        """The same class with the lines of a class that contains it as well: both hold."""
-        return self if wider is None else replace(self, lines=self.lines + wider.lines)
 
     def at(self, budget: float) -> float:
         """The bound under a communication budget in seconds per step."""

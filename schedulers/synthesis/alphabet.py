@@ -74,21 +74,6 @@ class Alphabet:
             crosses=self.crosses[kept],
         )
 
-    def strongest(self) -> npt.NDArray[np.int64]:
-        """The phases that no other merges further at no more cost: where a search mostly looks, though not only.
-
-        Merging further is not always better (it can spoil what later phases do), so the others stay in the alphabet.
-        For projections W' merges at least what W does iff tr(W'W) = tr(W'). O(A²·C·G²).
-        """
-        flat = self.matrices.reshape(len(self), -1)  # (A, C·G²)
-        weighted = flat * np.repeat(self.space.multiplicity, self.space.fresh[0].size)
-        shared = weighted @ flat.T  # (A, A): tr(W_a W_b) on the space of all workers
-        ranks = np.diag(shared)  # (A,): the rank of a projection is its trace
-        # merges[a, b]: phase b merges at least what a does, and more.
-        merges = (shared > ranks[None, :] - 1e-6) & (ranks[None, :] < ranks[:, None] - 1e-6)
-        beaten = (merges & (self.costs[None, :] <= self.costs[:, None] * (1 + 1e-12))).any(axis=1)
-        return np.flatnonzero(~beaten)
-
     def full_average(self) -> int | None:
         """The index of the phase that averages over everybody, the cheapest if there are several; None without one."""
         zero = np.flatnonzero(np.abs(self.matrices).max(axis=(1, 2, 3)) < 1e-12)

@@ -35,7 +35,6 @@ from partreduce.schedulers.synthesis.explicit_alphabet import (
 )
 from partreduce.schedulers.synthesis.hints import budgets_of
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
-from partreduce.schedulers.synthesis.profile_bound import profile_bound
 from partreduce.schedulers.synthesis.refinement import refine
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.schedulers.synthesis.schedule_model import decided_schedules
@@ -54,8 +53,6 @@ BOUND_SHARE = 0.2
 """Part of an alphabet's time that its bounds may take."""
 REPORT_SHARE = 0.25
 """Part of an alphabet's time that is kept at the most for the figures of what was found."""
-WHOLE_SHARE = 0.2
-"""Part of what is left after compositions and bounds that is searched with the whole alphabet, before refining."""
 MAX_REPORTED = 60
 """Candidates of one alphabet that get their figures."""
 PER_RULE = 2e-4
@@ -129,16 +126,16 @@ def search(
         end = start + (until - start) / (len(alphabets) - index)
         tried = AlphabetSearch(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
         tried.start(start + COMPOSING_SHARE * (end - start))
-        narrow, wide = _bounds(problem, tried, start + (COMPOSING_SHARE + BOUND_SHARE) * (end - start))
-        tried.go_on(clock.position() + WHOLE_SHARE * (end - clock.position()))
+        bound = _bound(problem, tried, start + (COMPOSING_SHARE + BOUND_SHARE) * (end - start))
+        tried.tell("searching")
         _refine(problem, tried, end - _kept_for_figures(tried, end - start), seed + index)
         measured = _candidates(problem, tried, before=end)
-        bounds += [] if narrow is None else [narrow]
-        for bound in (wide, narrow):  # the wider class says more
-            if bound is not None and (shortfall := beyond(problem, bound)):
+        if bound is not None:
+            bounds.append(bound)
+            measured = [bounded(one, bound, problem) for one in measured]
+            if shortfall := beyond(problem, bound):
                 doubts.append(f"{class_of(bound, problem)}: {shortfall}")
-                break
-        candidates += measured if narrow is None else [bounded(one, narrow, problem) for one in measured]
+        candidates += measured
     front = pareto(candidates)
     best = preferred(problem, candidates)
     if best is not None:
@@ -171,15 +168,14 @@ def _refine(problem: Problem, tried: AlphabetSearch, until: float, seed: int) ->
     """Refine the archives, which share the time."""
     for index, archive in enumerate(tried.archives):
         now, by_drift = tried.clock.position(), archive is tried.second
-        if not archive.front():  # there is nothing to refine yet
-            tried.go_on(until)
-            break
+        end = now + (until - now) / (len(tried.archives) - index)
+        tried.fill(archive, end)
         refine(
             tried.alphabet,
             problem,
             archive,
             clock=tried.clock,
-            until=now + (until - now) / (len(tried.archives) - index),
+            until=end,
             seed=seed,
             targets=[target for target in tried.asked if target.budget is not None or not by_drift],
             by_drift=by_drift,
@@ -249,30 +245,26 @@ def _proof(problem: Problem, bound: DualBound) -> str:
     return f"{text}; consensus distance {value:.6g} needs {1e3 * bound.budget_for(value):.4g} ms per step or more"
 
 
-def _bounds(problem: Problem, tried: AlphabetSearch, until: float) -> tuple[DualBound | None, DualBound | None]:
-    """For complete alphabets the age bound over their phases, and the profile bound for all plain means.
+def _bound(problem: Problem, tried: AlphabetSearch, until: float) -> DualBound | None:
+    """The age bound over the phases of a complete alphabet.
 
-    The first holds the second's lines as well, and is the second where the alphabet is not complete. They are made
-    tight at the communication that is asked for, or that the least found for the asked consensus distance takes.
+    It is made tight at the communication that is asked for, or that the least found for the asked consensus distance
+    takes.
     """
-    limits, alphabet, clock = problem.limits, tried.alphabet, tried.clock
+    limits, clock = problem.limits, tried.clock
     if clock.passed(until):
-        return None, None
+        return None
     budgets = [] if limits.max_communication is None else [limits.max_communication]
     value = problem.most_consensus_distance
     cheapest = None if value is None else tried.archive.cheapest_below(value)
     if cheapest is not None:
         budgets.append(cheapest[1])
-    early = until - 0.3 * (until - clock.position())
-    pace = alphabet.pace if isinstance(alphabet.pace, tuple) else (alphabet.pace,) * problem.cluster.num_workers
-    narrow = dual_bound(
-        alphabet,
-        lambda: clock.passed(early),
+    return dual_bound(
+        tried.alphabet,
+        lambda: clock.passed(until),
         budgets=budgets,
-        affordable=lambda work: clock.fits(work, early),
+        affordable=lambda work: clock.fits(work, until),
     )
-    wide = profile_bound(problem, pace, lambda: clock.passed(until), budgets=budgets, clock=clock)
-    return wide if narrow is None else narrow.with_lines_of(wide), wide
 
 
 def _work_of(alphabet: Alphabet, period: int) -> float:

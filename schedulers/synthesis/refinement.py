@@ -1,11 +1,11 @@
 """Refinement: what a search left on its front is taken apart and put together again, until the time is up.
 
-A search over a whole alphabet finds the phases that are worth using, a few dozen of hundreds, long before it has found
-the best orders of them. So rounds of two steps follow, which fill the same archive:
+Compositions over a whole alphabet find the phases that are worth using, a few dozen of hundreds, long before the best
+orders of them are found. So rounds of two steps follow, which fill the same archive:
 
 * the phases in use on the front alone, put together between full averages by a beam search that is the wider the fewer
   they are (`segments`);
-* windows of the periods on the front built anew, and short annealing, from the phases in use and some others.
+* windows of the periods on the front built anew, from the phases in use and some others.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-from partreduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, best_of, figure_of, within_limits
-from partreduce.schedulers.synthesis.annealing import Target, Walk
+from partreduce.schedulers.synthesis.alphabet_search import STRIDE, best_of, figure_of, within_limits
 from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Problem
+from partreduce.schedulers.synthesis.scored_periods import ScoredPeriods, Target
 from partreduce.schedulers.synthesis.segments import PER_BEGINNING, segments_of, sketch_front
 from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 
@@ -43,8 +43,6 @@ SAME = 1e-9
 """Difference below which two values count as equal."""
 REBUILDS = 4
 """Windows built anew for each of them."""
-SWEEPS = 3
-"""Sweeps of the annealing after that."""
 
 
 def refine(
@@ -112,13 +110,16 @@ class _Refinement:
         return self.clock.passed(self.until)
 
     def round(self, turn: int, targets: Sequence[Target]) -> None:
-        """Put together and shuffle, as long as the clock lets it."""
+        """Put together and build windows anew, as long as the clock lets it."""
         self.recompose(turn)
         front = self.archive.front()
-        chosen = [Target(budget=front[i][1]) for i in self.rng.permutation(len(front))[:DESCENTS].tolist()]
+        budgets = [front[i][1] for i in self.rng.permutation(len(front))[:DESCENTS].tolist()]
+        # A short front is made longer by what nothing on it communicates yet.
+        budgets += (self.archive.edges[-1] * self.rng.random(DESCENTS - len(budgets))).tolist()
+        chosen = [Target(budget=budget) for budget in budgets]
         if targets:
             chosen = [targets[i // 2 % len(targets)] if i % 2 else chosen[i] for i in range(len(chosen))]
-        self.shuffle(chosen)
+        self.rebuild(chosen)
 
     def recompose(self, turn: int) -> None:
         """The phases in use put together anew between full averages, over the whole range of costs."""
@@ -133,7 +134,7 @@ class _Refinement:
         for first in range(STRIDE):  # every stride spreads over the whole front
             if self._over() or first >= len(options):
                 break
-            self._walk(pool).figures_of(options[first::STRIDE], self.alphabet.covariance_maps())
+            self._scored(pool).figures_of(options[first::STRIDE], self.alphabet.covariance_maps())
 
     def _beam(self, turn: int) -> tuple[int, int]:
         """The widest beam that the turn allows and that takes no more than its share of what is left."""
@@ -151,17 +152,16 @@ class _Refinement:
         bins = np.minimum(np.searchsorted(archive.edges, costs), len(archive.edges) - 1)
         return [one for one, better in zip(sketched, values < archive.values[bins] - SAME, strict=True) if better]
 
-    def shuffle(self, targets: Sequence[Target]) -> None:
-        """For each target windows of the best period built anew, and a short annealing with some phases not in use."""
+    def rebuild(self, targets: Sequence[Target]) -> None:
+        """For each target windows of the best period built anew, with some phases that are not in use."""
         maps = self.alphabet.covariance_maps()
-        walk = self._walk(np.union1d(used_phases(self.alphabet, self.archive), self._newcomers()))
+        scored = self._scored(np.union1d(used_phases(self.alphabet, self.archive), self._newcomers()))
         for target in targets:
             if self._over():
                 break
             indices = self._nearest(target)
             for _ in range(REBUILDS):
-                indices = rebuild(walk, indices, target, maps)
-            walk.anneal(indices, target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
+                indices = rebuild(scored, indices, target, maps)
 
     def _nearest(self, target: Target) -> Indices:
         """The archive's best for a target, or what misses it by the least."""
@@ -171,10 +171,10 @@ class _Refinement:
         energies = target.energy(np.array([entry[1] for entry in front]), np.array([entry[0] for entry in front]))
         return front[int(np.argmin(energies))][2]
 
-    def _walk(self, pool: Ints) -> Walk:
-        """A walk within the problem's limits over the phases of a pool."""
+    def _scored(self, pool: Ints) -> ScoredPeriods:
+        """Periods within the problem's limits of the phases of a pool."""
         limits = self.problem.limits
-        return Walk(
+        return ScoredPeriods(
             alphabet=self.alphabet,
             archive=self.archive,
             rng=self.rng,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from partreduce.schedulers.synthesis import scoring
 from partreduce.schedulers.synthesis.alphabet import Indices
-from partreduce.schedulers.synthesis.annealing import Target, Walk
+from partreduce.schedulers.synthesis.scored_periods import ScoredPeriods, Target
 from partreduce.schedulers.synthesis.scoring import CovarianceMap
 from partreduce.schedulers.synthesis.segments import worth_extending
 
@@ -27,36 +27,36 @@ RESCORED = 48
 """Windows of each length that are scored exactly."""
 
 
-def rebuild(walk: Walk, indices: Indices, target: Target, maps: CovarianceMap) -> Indices:
+def rebuild(scored: ScoredPeriods, indices: Indices, target: Target, maps: CovarianceMap) -> Indices:
     """The best for `target` among the period and those with one window built anew; all go to the archive.
 
     O(window · beam · A · C·G³) for A phases.
     """
     length = len(indices)
-    width = int(walk.rng.integers(1, min(WINDOW, length) + 1))
-    start = int(walk.rng.integers(length))
+    width = int(scored.rng.integers(1, min(WINDOW, length) + 1))
+    start = int(scored.rng.integers(length))
     turned = (*indices[start:], *indices[:start])
     options = [turned]
-    for window in windows(walk, turned, width, maps):
+    for window in windows(scored, turned, width, maps):
         made = (*window, *turned[width:])
-        if walk.min_period <= len(made) <= walk.max_period:
+        if scored.min_period <= len(made) <= scored.max_period:
             options.append(made)
-    values, costs = walk.figures_of(options, maps)
+    values, costs = scored.figures_of(options, maps)
     return options[int(np.argmin(target.energy(costs, values)))]
 
 
-def windows(walk: Walk, turned: Indices, width: int, maps: CovarianceMap) -> list[Indices]:
+def windows(scored: ScoredPeriods, turned: Indices, width: int, maps: CovarianceMap) -> list[Indices]:
     """Good replacements of the first `width` phases of the period, of width−1 to width+1 phases each.
 
-    Shapes: A phases in the walk's sample, B beginnings in the beam, C classes of size G.
+    Shapes: A phases in the sample, B beginnings in the beam, C classes of size G.
     """
-    space, alphabet = walk.alphabet.space, walk.alphabet
+    space, alphabet = scored.alphabet.space, scored.alphabet
     rest = scoring.compose_all(space, [maps[i] for i in turned[width:]])
     old = scoring.compose_all(space, [maps[i] for i in turned[:width]])
     # What enters the window, and the weight of everything later on what leaves it: both of the old period, (C, G, G).
     entering, later = scoring.steady(scoring.compose(space, old, rest))
     leaving = rest.weight + rest.product.swapaxes(-1, -2) @ later @ rest.product
-    pool = walk.sample()  # (A,)
+    pool = scored.sample()  # (A,)
     matrices = alphabet.matrices[pool]  # (A, C, G, G)
     own_weight = matrices.swapaxes(-1, -2) @ matrices  # what the phase's own round adds to the figure
     end_weight = matrices.swapaxes(-1, -2) @ leaving @ matrices  # what all later rounds add if the window ends with it
@@ -75,6 +75,6 @@ def windows(walk: Walk, turned: Indices, width: int, maps: CovarianceMap) -> lis
         if depth >= width - 1:
             order = np.argsort(values + ahead.ravel()[keep])[:RESCORED]
             replacements += [begun[i] for i in order.tolist()]
-        if walk.expired():
+        if scored.expired():
             break
     return replacements

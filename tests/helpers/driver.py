@@ -13,7 +13,7 @@ class Driver:
         self.name = name
         self.process, self.stdin, self.stdout = WARM.talk(name)
 
-    def run(self, name: str, *, limit: float = 110, **request) -> dict:
+    def run(self, name: str, *, limit: float = 250, **request) -> dict:
         self.stdin.write(json.dumps({"name": name, **request}) + "\n")
         self.stdin.flush()
         with selectors.DefaultSelector() as selector:

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.faults.processes import look_at, runs
-from helpers.scenarios import everyone, network, pairs, rank, report, train
+from helpers.scenarios import everyone, network, pairs, rank, report, stop_until_alone, train
 from partreduce.runtime.launcher.launch import _import_once, launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import gloo
@@ -70,7 +70,10 @@ def reporting(action) -> None:
 def pause_or_kill(number) -> None:
     """The fault: tell when it comes, then let it come to this very process."""
     report(fault=number, at=now())
-    os.kill(os.getpid(), number)
+    if number == signal.SIGSTOP:
+        stop_until_alone()
+    else:
+        os.kill(os.getpid(), number)
 
 
 def is_stopped(pid) -> bool:
@@ -215,7 +218,8 @@ def fenced() -> None:
                     time.sleep(0.05)
                 os.kill(me, signal.SIGCONT)
                 os._exit(0)
-            pause_or_kill(signal.SIGSTOP)
+            report(fault=signal.SIGSTOP, at=now())
+            os.kill(me, signal.SIGSTOP)
         while rank() != 3 and step == 100 and not store.check(["awake"]):
             time.sleep(0.05)
 

@@ -19,6 +19,7 @@ from fractions import Fraction
 
 import torch
 
+from benchmarks.faults.processes import children_of, runs
 from helpers.outer_runs import complaint, random_run, run
 from helpers.random_schedules import make_case, run_case
 from partreduce.runtime.averaging.p_reduce import p_reduce
@@ -94,6 +95,22 @@ def weights(model) -> torch.Tensor:
 
 def report(**facts) -> None:
     print("REPORT " + json.dumps({"rank": rank(), **facts}), flush=True)
+
+
+def wait_for_the_others(launcher: int) -> None:
+    """Until the launcher has one worker left, beside its guardian."""
+    while sum(map(runs, children_of(launcher))) > 2:
+        time.sleep(0.02)
+
+
+def stop_until_alone() -> None:
+    """Stand still; when the others have ended, a child of this process ends it, for which the launcher waits."""
+    me, launcher = os.getpid(), os.getppid()
+    if os.fork() == 0:
+        wait_for_the_others(launcher)
+        os.kill(me, signal.SIGKILL)
+        os._exit(0)
+    os.kill(me, signal.SIGSTOP)
 
 
 def reporting(action) -> None:
@@ -191,7 +208,7 @@ def differing(what) -> None:
     if rank() == 2 and what == "policy":
         os.environ["BUFFERS"] = "local"
     if rank() == 2 and what == "missing":
-        time.sleep(14)
+        wait_for_the_others(os.getppid())
         return
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     policy, limit = os.environ.get("BUFFERS", "average"), 6 if what == "missing" else 20
@@ -233,7 +250,7 @@ def killed(when) -> None:
             if rank() == 3 and when == "between operations" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             if rank() == 3 and when == "stopped" and step == 5:
-                os.kill(os.getpid(), signal.SIGSTOP)
+                stop_until_alone()
             try:
                 optimizer.step()
             except PartreduceError:

@@ -24,7 +24,7 @@ import types
 
 from helpers import children
 
-LIMIT = 100
+LIMIT = 250
 """Seconds in which a command ends, and the warm process has imported."""
 
 

@@ -132,7 +132,7 @@ def test_a_run_that_ends_without_finish_says_so(tmp_path):
             pace,
             end,
             environment=environment(OMP_NUM_THREADS="1"),
-            timeout=110,
+            timeout=250,
         )
         assert done.returncode == 0, done.stderr
         told = [line for line in (done.stdout + done.stderr).splitlines() if "without optimizer.finish()" in line]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.claims import facts_of
-from partreduce.graph_input import load_gap_graph
+from helpers.gap_bounds import named
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.graphs.hop import ring_based
@@ -23,7 +23,8 @@ from partreduce.topo.strategies import Neighbor, Round
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
-from partreduce.verify.gaps import capacities_of, gaps
+from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gaps.one_worker import capacities_of
 from partreduce.verify.without_backup import Closing
 
 MATRICES = {"doubly-stochastic", "contraction", "consensus-distance"}
@@ -73,10 +74,10 @@ def test_the_papers_settings_are_proved_and_confirmed(name):
         assert proof["mean-preserved"].status is Status.REFUTED
         assert proof["mean-preserved"].is_property
         assert proof["consensus"].status is (Status.REFUTED if gap.has_backup else Status.PROVED)
-    graph = load_gap_graph("ring-based:16")[0]
-    found = gaps(graph, gap, max_states=0)
-    assert facts["queues"]["update"] == [found.update_queue_capacity[v][u] for u, v in graph.edges]
-    assert facts["gap-of-pairs"]["bound"] == max(bound for row in found.exact_bound for bound in row)
+    graph = named("ring-based", 16)
+    exact = exact_bounds(graph, gap)
+    assert facts["queues"]["update"] == [exact[u][v] + 1 for u, v in graph.edges]
+    assert facts["gap-of-pairs"]["bound"] == max(bound for row in exact for bound in row)
     assert facts["memory"]["places"] == max(sum(capacities_of(graph, gap, w).slots.values()) for w in range(16))
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field, StrictFloat, StrictInt, StrictStr
 
 from partreduce.topo.document.model import Listed, Model, Name, validate
 from partreduce.topo.document.place import child, shown_path
@@ -22,6 +22,7 @@ VERSION = 1
 
 DataKind = Literal["shuffled", "per-worker", "per-node"]
 Figure = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
+Sha256 = Annotated[StrictStr, Field(pattern="^[0-9a-f]{64}$")]
 StepsRatio = Annotated[StrictInt | StrictFloat, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -43,13 +44,14 @@ class PricesModel(Model):
 
 
 class ProbeModel(Model):
-    """One schedule of the pilot and its steps over All-Reduce's, once per seed."""
+    """One schedule of the pilot and its steps over All-Reduce's, once per seed; `sha256` of what may be recommended."""
 
     schedule: Name
     consensus_distance: Figure
     drift: Figure
     late: Figure
     steps_ratios: Annotated[Listed[StepsRatio], Field(min_length=2, max_length=1000)]
+    sha256: Sha256 | None = None
 
 
 class UnstableModel(Model):
@@ -59,6 +61,7 @@ class UnstableModel(Model):
     consensus_distance: Figure
     drift: Figure
     late: Figure
+    sha256: Sha256 | None = None
 
 
 class PilotModel(Model):
@@ -130,6 +133,7 @@ def _probe(model: ProbeModel | UnstableModel, steps_ratios: tuple[float, ...]) -
         drift=float(model.drift),
         late=float(model.late),
         steps_ratios=steps_ratios,
+        sha256=model.sha256 or "",
     )
 
 
@@ -164,7 +168,8 @@ def dump_pilot(pilot: Pilot) -> dict[str, Any]:
 
 
 def _figures_of(probe: Probe) -> dict[str, Any]:
-    return {name: getattr(probe, name) for name in ("schedule", "consensus_distance", "drift", "late")}
+    figures = {name: getattr(probe, name) for name in ("schedule", "consensus_distance", "drift", "late")}
+    return figures | ({"sha256": probe.sha256} if probe.sha256 else {})
 
 
 def write_pilot(path: str | os.PathLike[str], pilot: Pilot) -> None:

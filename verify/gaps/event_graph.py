@@ -39,11 +39,6 @@ class EventGraph:
     def num_events(self) -> int:
         return 3 * self.num_workers
 
-    def name(self, event: int) -> str:
-        """As people say it: `enter 3`."""
-        kind, worker = divmod(event, self.num_workers)
-        return f"{('enter', 'send', 'reduce')[kind]} {worker}"
-
 
 def event_graph(graph: Digraph, setting: Gap) -> EventGraph:
     """The event graph of a setting on a graph. Linear in edges."""

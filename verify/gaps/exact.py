@@ -18,12 +18,15 @@ max_ig + Step(i) − Step(j) tokens, at most bound[i][j] + max_ig.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.strategies.gap import Gap
 from partreduce.verify.gaps.event_graph import EventGraph, event_graph
-from partreduce.verify.gaps.paper import Length, Matrix
+
+Length = int | None
+"""A number of steps; None stands for unbounded."""
+
+Matrix = tuple[tuple[Length, ...], ...]
 
 
 class Distances:
@@ -61,23 +64,3 @@ def exact_bounds(graph: Digraph, setting: Gap) -> Matrix:
     distances = Distances(event_graph(graph, setting))
     columns = [distances.from_event(j)[:n] for j in range(n)]
     return tuple(tuple(columns[j][i] for j in range(n)) for i in range(n))
-
-
-def update_queue_capacity(graph: Digraph, bounds: Matrix) -> Matrix:
-    """Entry [i][j] is the capacity at i for updates of its in-neighbour j; None without an edge j → i or a bound."""
-    return _per_edge(graph, lambda i, j: _plus(bounds[j][i], 1))
-
-
-def token_queue_capacity(graph: Digraph, bounds: Matrix, max_ig: int | None) -> Matrix:
-    """Entry [i][j] is the capacity of the token queue at i for its in-neighbour j; None where there is no queue."""
-    return _per_edge(graph, lambda i, j: None if max_ig is None else _plus(bounds[i][j], max_ig))
-
-
-def _plus(bound: Length, amount: int) -> Length:
-    return None if bound is None else bound + amount
-
-
-def _per_edge(graph: Digraph, entry: Callable[[int, int], Length]) -> Matrix:
-    n = graph.num_workers
-    edges = set(graph.edges)
-    return tuple(tuple(entry(i, j) if (j, i) in edges else None for j in range(n)) for i in range(n))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.strategies.gap import Gap
-from partreduce.verify.gaps.paper import Length
+from partreduce.verify.gaps.exact import Length
 
 ENTER, SEND, REDUCE = range(3)
 Event = tuple[int, int]

@@ -30,7 +30,7 @@ from math import inf
 
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.strategies.gap import Gap
-from partreduce.verify.gaps.paper import Length, Matrix
+from partreduce.verify.gaps.exact import Length, Matrix
 
 
 def longest_skips(graph: Digraph, setting: Gap, bounds: Matrix) -> tuple[int, ...]:

@@ -163,7 +163,7 @@ def test_the_list_needs_no_root():
         [sys.executable, "-m", "benchmarks.lab.run", "--list"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=True,
         cwd=HOME,
     )

@@ -286,7 +286,7 @@ def test_the_list_names_all_papers_without_root():
         [sys.executable, "-m", "benchmarks.papers", "--list"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=True,
         cwd=HOME,
     )

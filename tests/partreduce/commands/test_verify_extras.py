@@ -31,7 +31,7 @@ def wrong(worker, step, cluster):
 
 def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "partreduce", "verify", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 def test_a_user_function_is_expanded_proved_and_exported(tmp_path: Path) -> None:

@@ -187,11 +187,11 @@ def test_closed_standard_output_is_no_internal_error(figure_10):
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "ascii:strict"])
 def test_encodings_that_lack_our_signs_get_plain_ones(figure_10, encoding):
-    commands = [["--help"], ["verify", figure_10, "--explain"], ["show", figure_10], ["verify", "ring:4"]]
+    commands = [["--help"], ["verify", figure_10, "--explain"], ["show", figure_10]]
     done = each(*commands, PYTHONIOENCODING=encoding)
     printed = done.stdout.decode(encoding.partition(":")[0])
     assert b"Traceback" not in done.stderr
-    assert "Step(i) - Step(j)" in printed or "ascii" not in encoding
+    assert "consensus distance <= " in printed or "ascii" not in encoding
 
 
 def test_the_c_locale_raises_nothing(figure_10):
@@ -237,7 +237,6 @@ def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
     document = "format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n"
     text = run("design", "-", "--using", "node-then-all", stdin=document).stdout
     assert json.loads(text)["cluster"] == {"num_nodes": 2, "workers_per_node": 2}
-    assert "3 workers" in run("verify", "-", "--gaps", stdin="0 1\n1 2\n").stdout
     imported = json.loads(run("import", "-", "-o", "-", stdin="0 1\n1 2\n").stdout)
     assert imported["format"] == "partreduce.schedule"
 

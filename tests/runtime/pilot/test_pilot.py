@@ -16,6 +16,8 @@ from partreduce.runtime.pilot.run import is_harder, refuse_other_start, run_pilo
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.pilot import dump_pilot, load_pilot
 from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Pipeline
 
 if TYPE_CHECKING:
     import subprocess
@@ -77,6 +79,73 @@ def test_a_pilot_trains_the_job_and_writes_a_file_that_loads(tmp_path: Path) -> 
     assert all(0.5 <= steps_ratio < 20 for probe in pilot.probes for steps_ratio in probe.steps_ratios)
     # Warm-up and steps, once per seed, under All-Reduce and each of the others; all by the job's own step.
     assert int((tmp_path / "steps").read_text()) == (24 + 3) * 2 * (1 + len(names))
+
+
+AFTER = (
+    JOB.split("if rank == 0:", maxsplit=1)[0]
+    + """
+from partreduce.runtime.pilot.run import run_pilot
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Late, Pipeline
+
+shape, asked = Cluster.parse("2"), []
+every, piped = AllReduce(pace=4), AllReduce(when=Pipeline())
+
+def then(curves):
+    assert rank == 0, "only worker 0 is asked"
+    asked.append(len(curves))
+    if os.environ.get("REFUSE"):
+        raise partreduce.errors.UnknownError("nothing keeps the limits")
+    return [Schedule("piped", shape, piped)] * (len(asked) == 1)
+
+curves = run_pilot(pilot, steps=24, seeds=[0, 1], schedules=[Schedule("every", shape, every)], then=then)
+names = [curve.schedule.name for curve in curves]
+assert names == ["allreduce", "every"] * 2 + ["piped"] * 2, names
+assert asked == ([4, 6] if rank == 0 else []), asked
+assert len({curve.losses[0] for curve in curves if curve.seed == 1}) == 1
+print("losses", [round(curve.losses[-1], 4) for curve in curves])
+"""
+)
+
+
+@pytest.mark.processes
+def test_what_worker_0_asks_for_after_the_probes_runs_on_all_workers(tmp_path: Path) -> None:
+    (tmp_path / "after.py").write_text(AFTER)
+    done = WARM.run("partreduce", "run", "--workers", "2", tmp_path / "after.py")
+    assert done.returncode == 0, done.stderr
+    said = [line.partition("losses")[2] for line in done.stdout.splitlines() if "losses" in line]
+    assert len(said) == 2
+    assert said[0] == said[1], "all workers get the same curves"
+
+
+@pytest.mark.processes
+def test_what_worker_0_cannot_plan_ends_the_pilot_of_all_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "after.py").write_text(AFTER)
+    done = WARM.run(
+        "partreduce", "run", "--workers", "2", tmp_path / "after.py", environment=os.environ | {"REFUSE": "1"}
+    )
+    assert done.returncode == 65
+    assert "InputError: nothing keeps the limits" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.processes
+def test_a_run_off_on_a_cluster_of_another_size_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("num_nodes: 2\nworkers_per_node: 4\nhardware: {compute: 50ms}\n")
+    done = run(tmp_path, str(tmp_path / "cluster.yaml"), "--workers", "2")
+    assert done.returncode == 65
+    assert "CLUSTER: has 8 workers and 2 run here" in done.stderr
+    assert int((tmp_path / "steps").read_text()) == 0
+
+
+def test_a_pipeline_is_a_class_of_its_own() -> None:
+    shape = Cluster.parse("2x2")
+    pipeline = Schedule("pipeline", shape, AllReduce(when=Pipeline()))
+    assert not any(is_harder(one, pipeline) for one in probes(shape, steps=24, data="shuffled"))
+    assert not any(is_harder(pipeline, one) for one in probes(shape, steps=24, data="shuffled"))
+    assert not Curve(pipeline, 0, 1, (1.0,)).is_reference
+    assert Curve(reference(shape), 0, 1, (1.0,)).is_reference
 
 
 def test_a_job_that_is_another_one_each_time_is_refused() -> None:

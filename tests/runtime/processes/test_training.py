@@ -422,7 +422,7 @@ def test_runs_under_plain_torchrun(tmp_path, how):
     script.write_text(SCRIPT)
     environment = children.environment(OMP_NUM_THREADS="1")
     arguments = ["--standalone", "--nproc-per-node", "2", script, how, tmp_path]
-    result = WARM.run("torch.distributed.run", *arguments, environment=environment, timeout=110)
+    result = WARM.run("torch.distributed.run", *arguments, environment=environment, timeout=250)
     if how == "good":
         assert result.returncode == 0, result.stderr[-3000:]
         assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
@@ -436,7 +436,7 @@ def test_a_wrong_number_of_workers_under_torchrun_is_one_line_and_an_exit_code(t
     script.write_text(SCRIPT)
     environment = children.environment(OMP_NUM_THREADS="1")
     arguments = ["--standalone", "--nproc-per-node", "3", script, "good", tmp_path]
-    result = WARM.run("torch.distributed.run", *arguments, environment=environment, timeout=110)
+    result = WARM.run("torch.distributed.run", *arguments, environment=environment, timeout=250)
     lines = [line for line in result.stderr.splitlines() if line.startswith("InputError: ")]
     assert lines, result.stderr[-3000:]
     assert "for 2 workers" in lines[0]
@@ -447,7 +447,7 @@ def test_a_wrong_number_of_workers_under_torchrun_is_one_line_and_an_exit_code(t
 def test_what_is_refused_before_the_optimizer_is_made_is_one_line_under_torchrun_too(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import partreduce\npartreduce.load_schedule('missing.json')\n")
-    result = WARM.run("torch.distributed.run", "--standalone", "--nproc-per-node", "1", script, timeout=110)
+    result = WARM.run("torch.distributed.run", "--standalone", "--nproc-per-node", "1", script, timeout=250)
     assert [line for line in result.stderr.splitlines() if line.startswith("FileProblem: missing.json")]
     assert 'script.py", line' not in result.stderr, "no frame of a traceback"
     assert re.search(r"exitcode\s*: 74", result.stderr)

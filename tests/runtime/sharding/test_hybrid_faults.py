@@ -435,7 +435,7 @@ def test_a_killed_process_is_named_by_all_others(tmp_path):
     what = Routes(tables=(Route(parameter="0.weight", rows=500, columns=8),))
     partreduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, what=what)))
     command = [sys.executable, "-m", "partreduce", "run", "--workers", "3", str(script), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode
     said = (done.stdout + done.stderr).splitlines()
     lost = [line for line in said if "PeerLostError: step 5, round 5: " in line]

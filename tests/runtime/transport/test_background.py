@@ -28,7 +28,7 @@ BACKGROUND = "Background(ask, name='asks', stop=stopped.set).start()\nasked.wait
 
 
 def ended(script):
-    return WARM.run("-c", script, timeout=110)
+    return WARM.run("-c", script, timeout=250)
 
 
 def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():

@@ -72,7 +72,7 @@ def wait():
 
 
 def ended(script, wait):
-    return WARM.run("-c", WAITING.replace("WAIT", wait) + script, timeout=110)
+    return WARM.run("-c", WAITING.replace("WAIT", wait) + script, timeout=250)
 
 
 @pytest.mark.processes

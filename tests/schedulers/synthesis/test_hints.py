@@ -8,12 +8,12 @@ import pytest
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis import Limits, Problem, scoring
 from partreduce.schedulers.synthesis.alphabet_search import AlphabetSearch
-from partreduce.schedulers.synthesis.annealing import Target, Walk
 from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from partreduce.schedulers.synthesis.hints import indices_of, rule_rounds
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from partreduce.schedulers.synthesis.scored_periods import ScoredPeriods, Target
 from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 from partreduce.topo import figures
 from partreduce.topo.cluster import Cluster
@@ -99,37 +99,20 @@ def test_no_hint_beats_the_archive(shape):
 def test_rebuilt_period_is_never_worse(shape):
     alphabet = alphabet_of(problem(shape))
     rng, target = np.random.default_rng(5), Target(budget=float(alphabet.costs.max()) / 3)
-    walk = Walk(
+    scored = ScoredPeriods(
         alphabet=alphabet,
         archive=Archive(float(alphabet.costs.max())),
         rng=rng,
         expired=never,
         min_period=1,
         max_period=9,
-        pool=alphabet.strongest(),
     )
     full, improved = alphabet.full_average(), 0
     for _ in range(12):
         indices = (full, *rng.integers(0, len(alphabet), int(rng.integers(1, 8))).tolist())
-        before = np.array(walk.score(indices))
-        after = np.array(walk.score(rebuild(walk, indices, target, alphabet.covariance_maps())))
+        before = np.array(scored.score(indices))
+        after = np.array(scored.score(rebuild(scored, indices, target, alphabet.covariance_maps())))
         energies = target.energy(np.array([before[1], after[1]]), np.array([before[0], after[0]]))
         assert energies[1] <= energies[0] + 1e-9
         improved += energies[1] < energies[0] - 1e-6
     assert improved >= 6
-
-
-def test_phases_left_out_of_the_strongest_are_merged_further_by_one_at_no_more_cost():
-    alphabet = alphabet_of(problem("3,2"))
-    strongest = set(alphabet.strongest().tolist())
-    matrices = alphabet.matrices[:, 0]
-    assert alphabet.full_average() in strongest
-    for phase in set(range(len(alphabet))) - strongest:
-        further = [
-            other
-            for other in range(len(alphabet))
-            if np.allclose(matrices[other] @ matrices[phase], matrices[other])
-            and np.linalg.matrix_rank(matrices[other]) < np.linalg.matrix_rank(matrices[phase])
-            and alphabet.costs[other] <= alphabet.costs[phase] * (1 + 1e-9)
-        ]
-        assert further

@@ -31,6 +31,14 @@ def pilot(*, sorted_data: bool = False) -> Pilot:
         probes=(
             Probe(schedule="every 4", consensus_distance=1.5, drift=3.0, late=0.0, steps_ratios=(1.0, 1.25, 1.5)),
             Probe(schedule="late", consensus_distance=0.75, drift=0.0, late=0.9, steps_ratios=(1.0, 0.9, 1.1)),
+            Probe(
+                schedule="ran",
+                consensus_distance=0.0,
+                drift=0.0,
+                late=0.0,
+                steps_ratios=(1.0, 1.0, 2.0),
+                sha256="a5" * 32,
+            ),
         ),
     )
 
@@ -48,7 +56,7 @@ def test_a_pilot_that_is_written_is_read_back(tmp_path: Path, sorted_data: bool)
     assert load_pilot(path) == written
     document = json.loads(path.read_text())
     assert document == dump_pilot(written)
-    assert max(map(len, path.read_text().splitlines())) < 150
+    assert max(map(len, path.read_text().splitlines())) < 250
 
 
 def changed(*path: str | int, value: object) -> dict[str, Any]:
@@ -86,6 +94,7 @@ def changed(*path: str | int, value: object) -> dict[str, Any]:
             r"probes\[0\].steps_ratios: has 2 numbers for 3 seeds",
         ),
         (changed("probes", 0, "steps_ratios", value=[1.0, 0.0, 2.0]), "must be > 0"),
+        (changed("probes", 2, "sha256", value="A5" * 32), r"probes\[2\].sha256"),
         (changed("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
     ],
 )

@@ -1,0 +1,88 @@
+"""The run-off: what may be recommended trains on the job itself, beside All-Reduce, before one of them is.
+
+Prices tell kinds apart only as well as the steps model fits the job: that parameters are averaged at all, or that
+gradients come late, costs some jobs next to nothing and others several times the steps. So the recommendation by a
+pilot's prices and the best of every other kind run as its probes did, the prices are fitted again with them, and that
+is repeated as long as something that did not run would be recommended. What ran is then predicted by its own runs as
+far as their noise allows (`measuring.as_ran`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite
+
+from partreduce.planner.calibration import calibrated, trained_sha256
+from partreduce.planner.job import Job
+from partreduce.planner.option import Option
+from partreduce.planner.plan import Plan, plan
+from partreduce.planner.recommend import permitted
+from partreduce.runtime.pilot.job import Curve
+from partreduce.topo.pilot import Pilot
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Phased
+
+ROUNDS = 3
+"""Times that there are new ones to run, at the most."""
+
+
+class RunOff:
+    """What else a pilot has to run before one of the schedules that it ran is recommended.
+
+    `finalists` are the hashes of those that were named so far, and `plans` what was planned: the first by the probes'
+    prices alone, the last with all runs.
+    """
+
+    def __init__(self, job: Job, *, steps: int) -> None:
+        self.job, self.steps = job, steps
+        self.finalists: set[str] = set()
+        self.plans: list[Plan] = []
+
+    def pilot(self, curves: Sequence[Curve]) -> Pilot:
+        """The pilot with its prices, and with the finalists known as such."""
+        return calibrated(curves, data=self.job.data, steps=self.steps, finalists=self.finalists)
+
+    def next(self, curves: Sequence[Curve]) -> list[Schedule]:
+        """Plan with these curves; the finalists that did not run, unless there were `ROUNDS` of them."""
+        job = replace(self.job, pilot=self.pilot(curves))
+        planned = plan(job)
+        self.plans.append(planned)
+        if len(self.plans) > ROUNDS:
+            return []
+        ran = {trained_sha256(curve.schedule) for curve in curves}
+        named = {trained_sha256(one.schedule): one for one in finalists(planned.recommendation, planned.options, job)}
+        self.finalists |= set(named)
+        return [_to_train(option) for sha256, option in named.items() if sha256 not in ran]
+
+
+def _to_train(option: Option) -> Schedule:
+    """An option's schedule without its links and its form, under the option's name."""
+    strategy = option.schedule.strategy
+    plain = replace(strategy, how=type(strategy.how)())
+    return Schedule(option.name, option.schedule.cluster.shape(), plain)
+
+
+def finalists(chosen: Option, options: Sequence[Option], job: Job) -> list[Option]:
+    """The recommendation, and of every other kind the best by the pilot's prices, if it could be faster at all.
+
+    Kinds are parameters in lockstep, parameters late, and a pipeline; All-Reduce in each step is always there. What a
+    protocol decides while the job runs, has workers of unequal paces, or connects all workers only after more steps
+    than a run has, is not run.
+    """
+    assert job.pilot is not None, "its prices made them finalists"
+    kinds: dict[object, Option] = {}
+    for option in sorted(permitted(options, job), key=lambda one: (one is not chosen, one.time)):
+        is_faster = option is chosen or (option.step_seconds < chosen.time and isfinite(option.time_at_worst))
+        if is_faster and _can_run(option, job.pilot.steps):
+            kinds.setdefault(option.kind, option)
+    return list(kinds.values())
+
+
+def _can_run(option: Option, steps: int) -> bool:
+    strategy = option.schedule.strategy
+    if option.facts is not None or not isinstance(option.pace, int):
+        return False
+    if strategy.averages_gradients:
+        return option.late  # All-Reduce in each step is there already
+    return not isinstance(strategy, Phased) or option.schedule.rounds_to_connect() * option.pace <= steps

@@ -1,0 +1,72 @@
+"""Iteration gaps as Hop publishes them (Table 1), as every interleaving attains them, and graphs by name."""
+
+import networkx as nx
+
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.hop import Hop, check_setting
+from partreduce.topo.graphs import classic, hop
+from partreduce.verify.explore import Network, NoDeadlock, explore
+
+DRAWN = {
+    "ring": classic.ring,
+    "ring-based": hop.ring_based,
+    "double-ring": hop.double_ring,
+    "complete": classic.complete,
+    "star": classic.star,
+}
+
+
+def named(name, n):
+    return Digraph.from_edges_of(DRAWN[name](n))
+
+
+def path_lengths(graph):
+    """Entry [a][b] is the number of edges on a shortest path from a to b, None without one."""
+    made = nx.DiGraph(graph.edges)
+    made.add_nodes_from(range(graph.num_workers))
+    found = dict(nx.all_pairs_shortest_path_length(made))
+    return [[found[a].get(b) for b in range(graph.num_workers)] for a in range(graph.num_workers)]
+
+
+def published(graph, setting):
+    """Entry [i][j] bounds Step(i) - Step(j) as the paper does, None where it gives no bound."""
+    d, n = path_lengths(graph), graph.num_workers
+
+    def times(length, factor):
+        return None if length is None else length * factor
+
+    def bound(i, j):
+        bounds = []
+        if setting.notify_ack:  # section 3
+            bounds += [d[j][i], times(d[i][j], 2)]
+        elif not any(setting.backups(n)):  # Theorem 1; section 4 under staleness, and nothing under backup workers
+            bounds.append(times(d[j][i], setting.staleness + 1))
+        if setting.max_ig is not None:  # Theorem 2
+            bounds.append(times(d[i][j], setting.max_ig))
+        return min((b for b in bounds if b is not None), default=None)
+
+    return tuple(tuple(0 if i == j else bound(i, j) for j in range(n)) for i in range(n))
+
+
+def attained(graph, setting, bounds, max_states=60_000):
+    """(entry [i][j]: the largest Step(i) - Step(j) of all reachable states, None where it grows without limit; search).
+
+    Messages are delivered at once: a late one only delays, so the same gaps are reached. Where a pair is unbounded the
+    states are those in which nobody is further ahead of the slowest than one step more than the largest finite bound; a
+    pair that reaches this fence counts as unbounded.
+    """
+    check_setting(graph, setting)
+    finite = [value for row in bounds for value in row if value is not None]
+    unbounded = any(value is None for row in bounds for value in row)
+    fence = max(finite, default=0) + 1
+    found = explore(
+        Hop(graph, setting),
+        properties=(NoDeadlock(),),
+        network=Network(delay=False),
+        max_states=max_states,
+        symmetry=False,
+        max_gap=fence if unbounded else None,
+    )
+    assert found.complete
+    assert found.holds
+    return tuple(tuple(None if unbounded and gap >= fence else gap for gap in row) for row in found.gaps), found
