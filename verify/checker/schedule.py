@@ -384,9 +384,15 @@ def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Ta
     > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
     """
     is_plain = not (when.is_late or when.pipeline or when.gap or when.quorum)
-    is_alike = raw["kind"] == "allreduce" and len(paces) == 1 and raw.get("averaging", "mean") == "mean"
+    is_of_groups = raw["kind"] == "static" and not (when.steps or when.kept or tables.outer.has_own_anchors)
+    is_known = raw["kind"] == "allreduce" or is_of_groups
+    is_alike = is_known and len(paces) == 1 and raw.get("averaging", "mean") == "mean"
     place = "strategy.what.fragments" if tables.num_fragments > 1 else "strategy.when.merge"
-    require(is_plain and is_alike, place, "goes with allreduce, 1 pace for all and plain means, without other lateness")
+    require(
+        is_plain and is_alike,
+        place,
+        "goes with allreduce or groups, 1 pace for all and plain means, without other lateness",
+    )
     require(tables.num_fragments <= paces[0], place, "every fragment has a turn in each round")
     apart = paces[0] // tables.num_fragments
     require(when.steps < apart, "strategy.when.merge.steps", "fewer than lie between two turns")
