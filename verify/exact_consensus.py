@@ -2,12 +2,11 @@
 
 Rules: every character class is exactly zero, for every number of nodes. Explicit phases, any size: mixed-radix labels
 for a window of phases, one digit a phase; the other phases keep the mean and change nothing. Up to MAX_PRODUCT workers:
-the product itself. Above: equality modulo a prime, which is only probable, and is a claim of its own name.
+the product itself.
 """
 
 from __future__ import annotations
 
-import random
 from fractions import Fraction
 from math import prod
 
@@ -23,15 +22,7 @@ from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_products
 from partreduce.verify.view import explicit_view, rule_view
 
 NAME = "exact-consensus"
-PROBABLE = "exact-consensus-probable"
 MAX_PRODUCT = 128
-MAX_MODULAR = 50_000_000
-"""Workers times phases up to which the modular test is made."""
-PRIME_BITS = 127
-BASES = 24
-TRIALS = 2
-MAX_PART = 10**6
-"""Largest numerator or denominator of a relax factor in a modular test, so that no factor can hide a multiple of p."""
 
 
 def prove_exact(schedule: Schedule) -> Claim | None:
@@ -44,7 +35,7 @@ def prove_exact(schedule: Schedule) -> Claim | None:
     phases = explicit_view(schedule) or ()
     if not _may_be_exact(phases):
         return None
-    return _by_labels(phases) or _by_product(schedule) or _modular(schedule, phases)
+    return _by_labels(phases) or _by_product(schedule)
 
 
 def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
@@ -142,52 +133,3 @@ def _merge(one: npt.NDArray[np.int64], two: npt.NDArray[np.int64]) -> npt.NDArra
     _, first, inverse = np.unique(labels[one], return_index=True, return_inverse=True)
     rank: npt.NDArray[np.int64] = np.argsort(np.argsort(first))
     return rank[inverse]
-
-
-def _modular(schedule: Schedule, phases: tuple[Phase, ...]) -> Claim | None:
-    factors = [factor for phase in phases for factor in set(phase.relax or ())]
-    small = all(max(abs(f.numerator), f.denominator) <= MAX_PART for f in factors)
-    if not small or schedule.num_workers * len(phases) > MAX_MODULAR:
-        return None
-    from partreduce.topo.document.canonical import schedule_sha256
-
-    seed = schedule_sha256(schedule)
-    if not all(_equal_modulo(phases, f"{seed}/{trial}") for trial in range(TRIALS)):
-        return None
-    text = (
-        f"Modulo primes of {PRIME_BITS} bits the period takes {TRIALS} vectors to their means; the schedule's own hash "
-        "draws both. This is probable, not certain: a schedule that is not exact passes one such test with a chance "
-        "of about 1 in 2^80."
-    )
-    return proved(PROBABLE, text)
-
-
-def _draw_prime(draw: random.Random) -> int:
-    """The first probable prime that `draw` gives; drawn, because factors can be fitted to a prime that is known."""
-    while True:
-        candidate = draw.getrandbits(PRIME_BITS) | 1 << (PRIME_BITS - 1) | 1
-        if all(_passes(candidate, draw.randrange(2, candidate - 1)) for _ in range(BASES)):
-            return candidate
-
-
-def _passes(candidate: int, base: int) -> bool:
-    odd, twos = candidate - 1, 0
-    while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
-    power = pow(base, odd, candidate)
-    return power == 1 or any(pow(power, 2**j, candidate) == candidate - 1 for j in range(twos))
-
-
-def _equal_modulo(phases: tuple[Phase, ...], seed: str) -> bool:
-    n = phases[0].num_workers
-    draw = random.Random(seed)
-    prime = _draw_prime(draw)
-    values = [draw.randrange(prime) for _ in range(n)]
-    mean = sum(values) * pow(n, -1, prime) % prime
-    for phase in phases:
-        for group in phase:
-            relax = group.relax.numerator * pow(group.relax.denominator, -1, prime)
-            pull = relax * sum(values[w] for w in group.members) * pow(len(group.members), -1, prime)
-            for w in group.members:
-                values[w] = ((1 - relax) * values[w] + pull) % prime
-    return all(value == mean for value in values)

@@ -20,7 +20,7 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--attempts", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--only", default="", help="a kind of claim, as its entry names it")
+    options.add_argument("--only", default="", help="a kind of claim, or all of schedules with a fact")
     arguments = options.parse_args()
     start = time.process_time()
     tally = run(arguments.attempts, arguments.seed, arguments.only)

@@ -6,7 +6,7 @@ import json
 import marshal
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.forgery.schedules import SCHEDULES, modular, spread, wide
+from benchmarks.forgery.schedules import SCHEDULES, spread, wide
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.verify import checker, prove
 
@@ -54,7 +54,7 @@ def kind_of(entry: Document) -> str:
 def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
     """For each kind of claim (raw schedule, certificate of that claim alone)."""
     result: dict[str, list[tuple[Document, Document]]] = {}
-    for name, schedule in {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}.items():
+    for name, schedule in {**SCHEDULES, "wide": wide(), "spread": spread()}.items():
         raw, certificate = certified(schedule)
         for entry in certificate["claims"]:
             kind = kind_of(entry)
@@ -64,7 +64,7 @@ def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
     return result
 
 
-LARGE = ("contraction/factor", "contraction/norms", "exact-consensus-probable")
+LARGE = ("contraction/factor", "contraction/norms")
 """Kinds that need a schedule of more workers."""
 
 

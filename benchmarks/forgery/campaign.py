@@ -1,4 +1,4 @@
-"""Attempts to have the checker confirm what is false, each judged by an oracle that shares nothing with it."""
+"""Attempts to have the checker confirm or state what is false, each judged by an oracle that shares nothing with it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.forgery.attempt import certified, fresh, kind_of, moved_to, objection, reread, single_claims
 from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
 from benchmarks.forgery.oracle import is_true
-from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide, with_tables
+from benchmarks.forgery.schedules import SCHEDULES, random_schedule, spread, wide, with_tables
 from partreduce.topo.errors import ScheduleError
+from partreduce.verify import checker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from partreduce.verify.checker.schedule import Schedule as ReadSchedule
 
 Document = dict[str, Any]
-WAYS = ("corrupted entry", "corrupted schedule", "another schedule's entry")
+WAYS = ("corrupted entry", "corrupted schedule", "another schedule's entry", "fact of a corrupted schedule")
 RANDOM_SCHEDULES = 60
 TABLED = range(0, RANDOM_SCHEDULES, 3)
 """Those to which tables are added."""
@@ -27,7 +28,7 @@ TABLED = range(0, RANDOM_SCHEDULES, 3)
 ENTRIES = 15
 """Corrupted entries for each corrupted schedule, which stands for as many attempts as it has claims."""
 
-SLOW = ("wide", "spread", "modular")
+SLOW = ("wide", "spread")
 """Schedules of many workers, which are forged for the kinds of claim alone that no small one has."""
 
 
@@ -53,9 +54,9 @@ class Tally:
 
 
 def pool(seed: int, only: str = "") -> list[Honest]:
-    """The schedules that show every kind of claim, and random ones; of one kind `only` those of more that have it."""
+    """The schedules that show every kind of claim, and random ones; of more those with the claim or fact `only`."""
     draw = random.Random(f"pool {seed}")
-    schedules = {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}
+    schedules = {**SCHEDULES, "wide": wide(), "spread": spread()}
     number_drawn = RANDOM_SCHEDULES * (20 if only else 1)
     schedules |= {f"random {number}": random_schedule(draw) for number in range(number_drawn)}
     beside = random.Random(f"tables {seed}")
@@ -66,37 +67,41 @@ def pool(seed: int, only: str = "") -> list[Honest]:
             raw, certificate = certified(schedule)
         except ScheduleError:
             continue
-        if only and only not in {kind_of(entry) for entry in certificate["claims"]}:
-            continue
         read = reread(raw)
         assert read is not None, "honest"
+        if only and only not in {kind_of(entry) for entry in (*certificate["claims"], *_stated(read))}:
+            continue
         result.append(Honest(name, raw, certificate, read))
     return result
 
 
 def run(attempts: int, seed: int, only: str = "") -> Tally:
-    """So many attempts, one claim each, of all kinds or one; first all honest certificates, which must hold."""
+    """So many attempts, one claim each; first all honest certificates, which must hold.
+
+    `only` one kind of claim, or all of schedules that have a fact of that name.
+    """
     tally, honest = Tally(), pool(seed, only)
     for one in honest:
         tally.honest += 1
         said = objection(one.read, fresh(one.certificate))
         if said is not None:
             tally.refused_honest.append(f"{one.name}: {said}")
-    drawn = _forgeries(honest, random.Random(f"forgeries {seed}"), only)
-    forged = (forgery for forgery in drawn if not only or forgery[1] == only)
+    kind = only if only in checker.CLAIMS else ""
+    drawn = _forgeries(honest, random.Random(f"forgeries {seed}"), kind)
+    forged = (forgery for forgery in drawn if not kind or forgery[1] == kind)
     for _ in range(attempts):
-        way, kind, raw, read, certificate = next(forged)
-        tally.attempts[way, kind] += 1
-        if objection(read, certificate) is None:
-            tally.accepted[way, kind] += 1
+        way, name, raw, read, certificate = next(forged)
+        tally.attempts[way, name] += 1
+        if way == WAYS[3] or objection(read, certificate) is None:
+            tally.accepted[way, name] += 1
             entry = certificate["claims"][-1]
             if not is_true(entry, raw):
-                tally.false.append((way, kind, entry, raw))
+                tally.false.append((way, name, entry, raw))
     return tally
 
 
 Forgery = tuple[str, str, Document, "ReadSchedule", Document]
-"""(way, kind of claim, raw schedule, the schedule as read, the certificate whose last entry is forged)."""
+"""(way, kind of claim, raw schedule, the schedule as read, the certificate whose last entry is forged, or stated)."""
 
 
 def _forgeries(honest: list[Honest], draw: random.Random, only: str) -> Iterator[Forgery]:
@@ -144,6 +149,16 @@ def _corrupted_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
     if read is not None and raw != one.raw:
         for entry, single in single_claims(moved_to(one.certificate, read)):
             yield WAYS[1], kind_of(entry), raw, read, single
+        for entry in _stated(read):
+            yield WAYS[3], entry["claim"], raw, read, {"claims": [entry]}
+
+
+def _stated(read: ReadSchedule) -> list[Document]:
+    """The facts of a schedule, as entries of a certificate would say them; none where groups overlap."""
+    try:
+        return [{"claim": fact.name, **fact.numbers} for fact in checker.facts(read) if fact.numbers is not None]
+    except checker.Refusal:
+        return []
 
 
 def _moved_entries(one: Honest, other: Honest) -> Iterator[Forgery]:

@@ -112,8 +112,8 @@ def aimed_limit(draw: random.Random, entry: dict[str, Any]) -> None:
 
 
 def aimed_payload(draw: random.Random, strategy: dict[str, Any]) -> None:
-    """Another lateness, codec, form or pace; it need not go together."""
-    kind = draw.randrange(4)
+    """Another lateness, codec, form, pace or turns; it need not go together."""
+    kind = draw.randrange(5)
     if kind == 0:
         members = {"width": draw.choice([2, 2, 3, 4]), "drain": draw.choice(["apply", "drop"])}
         members |= {"warm_up": draw.choice([0, 1, 50]), "total": draw.choice(["mean", "sum"])}
@@ -126,8 +126,11 @@ def aimed_payload(draw: random.Random, strategy: dict[str, Any]) -> None:
         changes = [("where", "across-nodes"), ("block", draw.randrange(1, 9))]
         name, value = draw.choice([*changes, ("error_feedback", True), ("sending", "layers"), ("codec", "int8")])
         how[name] = value
+    elif kind == 3:
+        strategy.setdefault("what", {})["fragments"] = draw.choice([1, 2, 3, 5, [["a.*"], ["b", "c"]]])
+        strategy["when"] = {"merge": {"steps": draw.randrange(4), "alpha": draw.choice([0, "1/3", "9/10", 1])}}
     else:
-        strategy["pace"] = draw.randrange(1, 4)
+        strategy["pace"] = draw.randrange(1, 9)
 
 
 def aimed_gap(draw: random.Random, gap: dict[str, Any]) -> None:
@@ -176,9 +179,9 @@ def aimed_axis(draw: random.Random, strategy: dict[str, Any]) -> bool:
         aimed_gap(draw, strategy["when"]["gap"])
     elif isinstance(strategy.get("when"), dict) and "quorum" in strategy["when"] and draw.random() < 0.5:
         aimed_quorum(draw, strategy["when"]["quorum"])
-    elif "what" in strategy and draw.random() < 0.6:
+    elif "tables" in strategy.get("what", {}) and draw.random() < 0.6:
         aimed_tables(draw, strategy["what"])
-    elif draw.random() < 0.2 and strategy["kind"] != "neighbor":
+    elif draw.random() < (0.7 if "what" in strategy else 0.2) and strategy["kind"] != "neighbor":
         aimed_payload(draw, strategy)
     else:
         return False

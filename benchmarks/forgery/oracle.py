@@ -29,7 +29,6 @@ OF_MATRICES = (
     "consensus",
     "contraction",
     "exact-consensus",
-    "exact-consensus-probable",
 )
 """What holds of the models that groups average, whoever comes late."""
 

@@ -203,17 +203,6 @@ def spread(n: int = 48 + 2) -> Schedule:
     return explicit(n, [range(i, i + 5) for i in range(0, n, 5)], [[i, (i + 7) % n] for i in range(0, n - 7, 14)])
 
 
-def modular() -> Schedule:
-    """Exact by relaxed pairs, too large for the exact product: the pattern of six workers, then across copies."""
-    copies, base = 22, SCHEDULES["relaxed-exact"]
-    phases = [
-        [Group(tuple(6 * c + w for w in g.members), g.relax) for c in range(copies) for g in base.phase(t)]
-        for t in range(base.period)
-    ]
-    phases.append([range(r, 6 * copies, 6) for r in range(6)])
-    return explicit(6 * copies, *phases)
-
-
 def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
     """The same schedule with up to three tables of any way and owners, if its workers have common steps."""
     n, tables = schedule.num_workers, []
@@ -255,10 +244,12 @@ def random_how(draw: random.Random) -> How:
 
 
 def random_allreduce(draw: random.Random) -> Schedule:
-    """All-reduce in lockstep, late or in a pipeline, of gradients or parameters, on any cluster, with any codec."""
+    """All-reduce in lockstep, late, in a pipeline or in turns, of gradients or parameters, on any cluster."""
     cluster = draw.choice(
         [Cluster.regular(draw.randrange(1, 4), draw.randrange(2, 4)), Cluster.irregular([[0, 2], [1], [3, 4]])]
     )
+    if draw.random() < 0.3:
+        return with_codec(draw, in_turns(draw, cluster))
     width = draw.choice((2, 2, 3, 5))
     drain, total = draw.choice(list(Drain)), draw.choice(list(GradientTotal))
     pipeline = Pipeline(width=width, warm_up=draw.choice((0, 1, 100)), drain=drain, total=total)
@@ -273,6 +264,19 @@ def random_allreduce(draw: random.Random) -> Schedule:
     return with_outer_steps(draw, Schedule("a", cluster, replace(strategy, how=how)))
 
 
+def in_turns(draw: random.Random, cluster: Cluster) -> Schedule:
+    """Fragments by number or by name that take turns, each merged as many steps late as fit between two turns."""
+    parts, apart = draw.randrange(1, 5), draw.randrange(1, 5)
+    merge = Merge(steps=draw.randrange(apart), alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9)))
+    names = tuple((f"{part}.*",) for part in range(parts))
+    strategy = AllReduce(
+        pace=draw.randrange(parts * apart, parts * (apart + 1)),
+        when=merge if merge.steps or merge.alpha else LOCKSTEP,
+        what=Routes(fragments=names if parts > 1 and draw.random() < 0.3 else parts),
+    )
+    return Schedule("t", cluster, strategy)
+
+
 def with_codec(draw: random.Random, schedule: Schedule) -> Schedule:
     """Mostly the same schedule; often with a codec or outer steps where a round of all lets it have them."""
     return with_outer_steps(draw, _changed(schedule, how=random_how(draw)))
@@ -285,7 +289,7 @@ def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
     momentum = draw.choice((Fraction(0), Fraction(9, 10)))
     nesterov, anchor = momentum > 0 and draw.random() < 0.5, draw.choice(list(Anchor))
     outer = Outer(lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, nesterov=nesterov, anchor=anchor)
-    return _changed(schedule, what=Routes(outer=outer))
+    return _changed(schedule, what=replace(schedule.strategy.what, outer=outer))
 
 
 def random_blocks(draw: random.Random, radices: tuple[int, ...], size: int) -> list[Block]:

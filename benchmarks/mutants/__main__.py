@@ -5,9 +5,9 @@
 
 A line per file at the end: mutants judged, killed, survivors that `accepted.toml` gives a reason for, and survivors
 that nobody has named; the score is killed / (judged − equivalent), with Wilson's 95 % interval when it is of a sample.
-Exit code 1 if a survivor has no name. Sessions stand in build/mutants/, a line per mutant, and go on where they stopped
-as long as the file and its tests are the same; `--again` keeps whom the last session killed, whatever has changed
-since, and judges all others.
+Exit code 1 if a survivor has no name, or a name no line. Sessions stand in build/mutants/, a line per mutant, and go
+on where they stopped as long as the file and its tests are the same; `--again` keeps whom the last session killed,
+whatever has changed since, and judges all others.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _entries() -> dict[str, list[dict]]:
 
 
 def report(file: str, rows: list[dict], *, is_sample: bool) -> bool:
-    """Print one file's score; whether every survivor has a name."""
+    """Print one file's score; whether every survivor has a name, and every name its line."""
     survivors = [row for row in rows if row["verdict"] == "survived"]
     verdicts = [_accepted(file, row) for row in survivors]
     equivalent, named = verdicts.count("equivalent"), len(verdicts) - verdicts.count("")
@@ -214,7 +214,11 @@ def report(file: str, rows: list[dict], *, is_sample: bool) -> bool:
     print(f"{file}: {score}; {equivalent} equivalent, {named - equivalent} of taste, {len(unnamed)} unnamed")
     for row in unnamed:
         print(_shown(file, row))
-    return not unnamed
+    text = "\n".join(line.strip() for line in (ROOT / file).read_text(encoding="utf-8").splitlines())
+    gone = [entry["was"] for entry in _entries().get(file, []) if entry["was"] not in text]
+    for was in gone:
+        print(f"  {ACCEPTED.name} names what is gone: {was}")
+    return not unnamed and not gone
 
 
 def planted() -> bool:

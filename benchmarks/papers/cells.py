@@ -1,14 +1,15 @@
 """Runs a paper's experiments within the minutes given: the first in the list first, then repetitions.
 
-A paper is a table (`LabPaper`): parts with experiments in the lab, what is measured apart from them, and figures that
-are made of both. To add a row, name a contestant in an experiment, or a figure in `rows`.
+A paper is a table (`LabPaper`): parts with experiments in the lab (`experiments.toml`), what is measured apart from
+them, and figures that are made of both. To add a row, name a contestant in an experiment, or a figure in `rows`.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from benchmarks.lab.campaign import Campaign, Experiment
 from benchmarks.lab.predict import predicted
 from benchmarks.lab.results import listed
+from benchmarks.lab.setting import Setting, settings
 from benchmarks.lab.standing import NoLabError, provenance, standing
 from benchmarks.papers.rows import RESULTS, Curve, Results, Row
 
@@ -29,6 +31,7 @@ from benchmarks.lab.table import Row as Contestant
 Blocks = dict[str, dict[str, Contestant]]
 
 RAW = RESULTS.parent / "raw"
+LISTED = tomllib.loads(Path(__file__).with_name("experiments.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +116,13 @@ class Apart:
 class LabPaper:
     """A paper's experiments, and how rows are made of them.
 
-    `parts` are cells of the lab and can be run by themselves, the most important first; all of them have one number of
-    nodes. `rows` and `curves` say what the cells say, `derived` what follows from rows of several runs, `bars` which
-    figures are drawn. `predicts`: the links are measured first, and step times predicted from that. `kept` gives cells
-    that other runs left.
+    Its `parts` are cells of the lab, the most important first; all of them have one number of nodes. `rows` and
+    `curves` say what the cells say, `derived` what follows from rows of several runs, `bars` which figures are drawn.
+    `predicts`: the links are measured first, and step times predicted from that. `kept` gives cells that other runs
+    left.
     """
 
     name: str
-    parts: Mapping[str, Callable[[], list[Experiment]]] = field(default_factory=dict)
     rows: Callable[[Cells], Iterable[Row]] = lambda _: ()
     curves: Callable[[Cells], Iterable[Curve]] = lambda _: ()
     derived: Callable[[Results], Iterable[Row]] = lambda _: ()
@@ -129,8 +131,21 @@ class LabPaper:
     predicts: bool = False
     kept: Callable[[], Cells] | None = None
 
+    @property
+    def parts(self) -> dict[str, list[Experiment]]:
+        """What can be run by itself, as `experiments.toml` lists it."""
+        paper = LISTED.get(self.name, {"parts": {}})
+        return {
+            part: [made for row in rows for made in _experiments(paper, row)] for part, rows in paper["parts"].items()
+        }
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """Those that its experiments run in, by name."""
+        return {made.setting.name: made.setting for made in self.experiments()}
+
     def experiments(self, only: str | None = None) -> list[Experiment]:
-        return [made for part, make in self.parts.items() if only in (None, part) for made in make()]
+        return [made for part, listed in self.parts.items() if only in (None, part) for made in listed]
 
     def run(self, minutes: float, only: str | None = None) -> Results:
         """What the time is enough for, of everything or of one part.
@@ -197,6 +212,18 @@ class LabPaper:
             curves=tuple(curves),
             bars=tuple(figure for figure in self.bars if figure in figures),
         )
+
+
+def _experiments(paper: dict[str, Any], row: dict[str, Any]) -> Iterator[Experiment]:
+    """One in each of a row's settings, which are the paper's own or have names in the lab."""
+    fields = {**paper.get("common", {}), **row}
+    names, listed = fields.pop("settings"), fields["contestants"]
+    fields["contestants"] = tuple(paper["lists"][listed] if isinstance(listed, str) else listed)
+    fields["shape"] = tuple(fields["shape"])
+    for name in names:
+        own = paper.get("settings", {}).get(name)
+        setting = settings(fields["shape"][0] * fields["shape"][1])[name] if own is None else None
+        yield Experiment(settings=(setting or Setting.of_json({"name": name, **own}),), **fields)
 
 
 def run(

@@ -8,14 +8,13 @@ in virtual time give what is predicted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from benchmarks.lab.contestants import eager_name
 from benchmarks.lab.measure import Measured
-from benchmarks.lab.setting import Setting
 from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import latency
-from benchmarks.papers.cells import Apart, Cells, Experiment, LabPaper
+from benchmarks.papers.cells import Apart, Cells, LabPaper
 from benchmarks.papers.physics import step_ms
 from benchmarks.papers.rows import Curve, Row, compared, each, ms, value
 
@@ -39,36 +38,6 @@ LEFT = "Hyperplane regression: squared distance after as many gradients"
 TO_LOSS = "Speed to the loss, All-Reduce = 1"
 ROUNDS = "Gradients in a sum"
 
-SHAPE = (4, 2)
-LIMIT = 45.0
-
-SETTINGS: dict[str, Setting] = {
-    SLOW: Setting(name=SLOW, rate="1gbit", task="images", compute=0.05, slow=((6, 5.0),)),
-    **{
-        name: Setting(name=name, rate="1gbit", task="hyperplane", compute=0.095, delayed=(1, delay / 3e3), batch=256)
-        for delay, name in HYPERPLANE.items()
-    },
-    SHIFTING: Setting(name=SHIFTING, rate="1gbit", task="images", compute=0.1 / 3, skew=(0.05 / 3, 0.4 / 3)),
-    TEXT: Setting(name=TEXT, rate="1gbit", task="docstrings", compute=0.1),
-}
-RATES = {"images": 0.15, "hyperplane": 0.05, "docstrings": 0.25}
-STEPS = {"images": 56, "hyperplane": 40, "docstrings": 72}
-TARGETS = {"images": 0.4, "hyperplane": 0.03, "docstrings": 1.15}
-
-CONTESTANTS: dict[str, tuple[str, ...]] = {
-    SLOW: (
-        ALL_REDUCE,
-        SOLO,
-        MAJORITY,
-        HALF,
-        MOST,
-        *PUBLISHED,
-        eager_name("half, latest"),
-    ),
-    **{name: (ALL_REDUCE, SOLO, PUBLISHED[0]) for name in HYPERPLANE.values()},
-    SHIFTING: (ALL_REDUCE, MAJORITY, *reversed(PUBLISHED), SOLO, HALF),
-    TEXT: (ALL_REDUCE, SOLO, MAJORITY, HALF, *PUBLISHED),
-}
 PRINTED: dict[tuple[str, str], float] = {
     **{(HYPERPLANE[delay], "solo"): gain for delay, gain in zip(DELAYS, (1.50, 1.75, 2.01), strict=True)},
     (SHIFTING, "majority"): 1.29,
@@ -76,30 +45,6 @@ PRINTED: dict[tuple[str, str], float] = {
     (TEXT, "majority"): 1.27,
 }
 
-
-def experiments(listed: Iterable[str], *, at_once: bool = False) -> list[Experiment]:
-    return [
-        Experiment(
-            settings=(SETTINGS[where],),
-            shape=SHAPE,
-            contestants=CONTESTANTS[where],
-            steps=STEPS[SETTINGS[where].task],
-            rate=RATES[SETTINGS[where].task],
-            target=TARGETS[SETTINGS[where].task],
-            limit=LIMIT,
-            repetitions=3,
-            at_once=at_once,
-        )
-        for where in listed
-    ]
-
-
-PARTS = {
-    "slow": lambda: experiments((SLOW,), at_once=True),
-    "hyperplane": lambda: experiments(HYPERPLANE.values()),
-    "shifting": lambda: experiments((SHIFTING,)),
-    "text": lambda: experiments((TEXT,)),
-}
 
 Block = dict[str, "Contestant"]
 
@@ -138,7 +83,7 @@ def printed(where: str, name: str) -> float | None:
 
 
 def _speeds(where: str, block: Block) -> Iterator[Row]:
-    (made,) = experiments((where,))
+    (made,) = (made for made in PAPER.experiments() if made.setting.name == where)
     assert made.steps is not None
     taken = made.steps
 
@@ -198,7 +143,6 @@ def _curves(cells: Cells) -> Iterator[Curve]:
 
 PAPER = LabPaper(
     name="eager-sgd",
-    parts=PARTS,
     rows=rows,
     curves=_curves,
     bars=(SPEED,),

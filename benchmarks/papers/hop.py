@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.lab.contestants import SERVER, STANDARD, hop_name
 from benchmarks.lab.setting import Setting
 from benchmarks.lab.table import Row as Contestant
-from benchmarks.papers.cells import Cells, Experiment, LabPaper
+from benchmarks.papers.cells import Cells, LabPaper
 from benchmarks.papers.physics import step_ms
 from benchmarks.papers.rows import Curve, Row, compared, each, ms, ratio, steps
 
@@ -23,9 +23,6 @@ GRAPHS = ("ring", "ring-based", "double-ring")
 SPARSE = "ring-based"
 """The graph of the paper's figures that compare settings."""
 ALIKE, RANDOM, SLOW, THIN = "all alike", "6× at random", "one 4× slow", "thin links"
-LINKS = {"svm": "100mbit", "digits": "200mbit"}
-"""Links over which a graph's traffic outweighs its computing: Figure 20."""
-
 STEP = "Milliseconds per step"
 F12 = "Figure 12: steps where workers are 6× slower at random, over steps where all are alike"
 F13 = "Figure 13: speed to the loss, BSP server = 1"
@@ -40,15 +37,7 @@ F21 = "Figure 21: spectral gaps of its graphs over 8 workers"
 STEPS = 36
 LATE = STEPS // 3
 """Steps that Figure 18 leaves out."""
-COMPUTE = {"svm": 0.2, "digits": 0.33}
-"""Seconds that a step computes: what 16 workers do for a step on two cores fits into it, over the densest graph too."""
-TARGETS = {"svm": 0.4, "digits": 0.4}
-RATES = {"svm": 5.0, "digits": 0.03}
-LEARNING: dict[str, dict[str, Any]] = {
-    "svm": {"task": "svm", "batch": 128, "momentum": 0.9, "weight_decay": 1e-6},
-    "digits": {"task": "digits", "batch": 16, "momentum": 0.9, "weight_decay": 1e-4},
-}
-"""The paper's momentum, and its batch where two cores can do sixteen of them at once."""
+TASKS = ("svm", "digits")
 
 SKIPS = ("backup 1, skip 2", "backup 1, skip 10")
 SKIP_BOTH = "backup 1, s 5, skip 10"
@@ -61,82 +50,22 @@ PAPER_19 = dict.fromkeys(SKIPS, 2.0)
 PRINTED_GAPS = {"a": 0.6667, "b": 0.2682, "c": 0.2688}
 
 Block = dict[str, "Contestant"]
-HEADLINES: dict[tuple[str, str], tuple[str, ...]] = {
-    (task, kind): names
-    for task in COMPUTE
-    for kind, names in {
-        RANDOM: (
-            *(hop_name(SPARSE, gap) for gap in (STANDARD, "backup 1", "s 5")),
-            *(hop_name(graph, STANDARD) for graph in ("ring", *(["double-ring"] if task == "svm" else []))),
-            *([ALL_REDUCE] if task == "svm" else []),
-        ),
-        SLOW: tuple(hop_name(SPARSE, gap) for gap in (STANDARD, *SKIPS)),
-        ALIKE: (*(hop_name(graph, STANDARD) for graph in GRAPHS), ALL_REDUCE, SERVER),
-    }.items()
-}
-"""What the paper's claims are about: these run three times (digits where all are alike: twice)."""
-REST: dict[tuple[str, str], tuple[str, ...]] = {
-    ("svm", RANDOM): (
-        *(hop_name(SPARSE, gap) for gap in ("backup 1, s 5", SKIP_BOTH)),
-        *(hop_name(graph, gap) for graph in ("ring", "double-ring") for gap in ("backup 1", "s 5", "backup 1, s 5")),
-        SERVER,
-    ),
-    ("svm", SLOW): (ALL_REDUCE, *(hop_name(SPARSE, gap) for gap in ("backup 1", "s 5", "s 5, skip 10"))),
-    ("digits", RANDOM): (
-        ALL_REDUCE,
-        *(hop_name(SPARSE, gap) for gap in ("backup 1, s 5", SKIP_BOTH)),
-        hop_name("double-ring", STANDARD),
-        SERVER,
-    ),
-    ("digits", SLOW): (hop_name(SPARSE, "s 5, skip 10"),),
-    ("svm", ALIKE): tuple(hop_name(SPARSE, gap) for gap in ("serial", "tokens", "NOTIFY-ACK")),
-}
-CLUSTERED = tuple(hop_name(graph, STANDARD) for graph in ("ring", SPARSE, "machines b", "machines c"))
 
 
 def setting_of(task: str, kind: str) -> Setting:
-    """Lengths of steps by the name of their kind, over the paper's links; or all alike over thin ones."""
-    kinds: dict[str, dict[str, Any]] = {
-        RANDOM: {"random_factor": 6.0, "random_chance": 1 / 16},
-        SLOW: {"slow": ((6, 4.0),)},
-    }
-    rate = LINKS[task] if kind == THIN else "1gbit"
-    name = f"{task}, {rate.removesuffix('mbit')} Mbit/s" if kind == THIN else f"{task}, {kind}"
-    return Setting(name=name, rate=rate, compute=COMPUTE[task], **LEARNING[task], **kinds.get(kind, {}))
+    """By the name of its kind; `THIN` has the rate in its name instead."""
+    (found,) = (one for name, one in PAPER.settings.items() if name == f"{task}, {kind}" or _is_thin(name, task, kind))
+    return found
 
 
-def _experiments(
-    listed: dict[tuple[str, str], tuple[str, ...]], repetitions: Callable[[str, str], int], *, at_once: str = ""
-) -> list[Experiment]:
-    return [
-        Experiment(
-            settings=(setting_of(task, kind),),
-            shape=(4, 4),
-            contestants=names,
-            steps=STEPS,
-            rate=RATES[task],
-            target=TARGETS[task],
-            limit=120.0,
-            repetitions=repetitions(task, kind),
-            at_once=task == at_once,
-        )
-        for (task, kind), names in listed.items()
-    ]
-
-
-PARTS = {
-    "headlines": lambda: _experiments(
-        HEADLINES, lambda task, kind: 2 if (task, kind) == ("digits", ALIKE) else 3, at_once="svm"
-    ),
-    "graphs": lambda: _experiments({(task, THIN): CLUSTERED for task in COMPUTE}, lambda task, _: 1 + (task == "svm")),
-    "rest": lambda: _experiments(REST, lambda *_: 1),
-}
+def _is_thin(name: str, task: str, kind: str) -> bool:
+    return kind == THIN and name.startswith(task) and name.endswith("Mbit/s")
 
 
 def rows(cells: Cells) -> Iterator[Row]:
     """All that the cells say, figure by figure."""
     blocks = cells.by_contestant()
-    for task in COMPUTE:
+    for task in TASKS:
         yield from _of_task(task, blocks)
     yield from _gap_rows()
     for where, block in blocks.items():
@@ -188,7 +117,7 @@ def _step_rows(where: str, block: Block) -> Iterator[Row]:
     task, _, kind = where.partition(", ")
 
     def predicted(name: str) -> float | None:
-        return physics(task, kind if (task, kind) in HEADLINES else ALIKE, name, len(block[name].cells))
+        return physics(task, THIN if kind.endswith("Mbit/s") else kind, name, len(block[name].cells))
 
     yield from each(STEP, block, ms, "milliseconds", setting=_words(where), predicted=predicted)
 
@@ -233,7 +162,7 @@ def _slowed(figure: str, task: str, kind: str, block: Block, alike: Block) -> It
             setting=f"{task}: {words(name)}",
             paper=papers.get(gap),
             aim=aims.get(gap),
-            predicted=slowed / (1e3 * COMPUTE[task]) if slowed else None,
+            predicted=slowed / (1e3 * setting_of(task, kind).compute) if slowed else None,
         )
 
 
@@ -256,7 +185,8 @@ def physics(task: str, kind: str, name: str, runs: int, after: int = 0) -> float
 
 def _curves(cells: Cells) -> Iterator[Curve]:
     """Loss over steps and over seconds: the first run of each headline where some are slow."""
-    shown = {f"{task}, {kind}": names for (task, kind), names in HEADLINES.items() if kind != ALIKE}
+    headlines = {made.setting.name: made.contestants for made in PAPER.parts["headlines"]}
+    shown = {where: names for where, names in headlines.items() if not where.endswith(ALIKE)}
     for where, block in cells.blocks().items():
         for row in block:
             if row.contestant not in shown.get(where, ()):
@@ -266,4 +196,4 @@ def _curves(cells: Cells) -> Iterator[Curve]:
             yield Curve(plot=plot, name=words(row.contestant), at=seconds, losses=losses, steps=steps)
 
 
-PAPER = LabPaper(name="hop", parts=PARTS, rows=rows, curves=_curves, bars=(STEP,))
+PAPER = LabPaper(name="hop", rows=rows, curves=_curves, bars=(STEP,))

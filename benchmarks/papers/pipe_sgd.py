@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from benchmarks.lab.contestants import RECOMMENDED
-from benchmarks.lab.setting import REHEARSED_TARGETS, TARGETS, Setting
+from benchmarks.lab.setting import TARGETS
 from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import sums
-from benchmarks.papers.cells import Apart, Cells, Experiment, LabPaper
+from benchmarks.papers.cells import Apart, Cells, LabPaper
 from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, seconds, share_of, steps
 
 D_SYNC, PS_SYNC, CODED_RECOMMENDED = "flat ring", "server on one host, synchronous", f"{RECOMMENDED}, codec"
@@ -55,25 +55,6 @@ SAME_STEPS = {
 }
 """Whose steps to the loss are another's, of the same mathematics but for rounding to 16 bits or at other places."""
 LATE = tuple(name for name in WORDS if name.startswith("pipeline"))
-SIXTEEN_ONLY = ("hierarchical", "hierarchical, int8", "pipeline, hierarchical, int8")
-TIMED = tuple(name for name in WORDS if name not in ("pipeline, int8, warm-up", *RECOMMENDED_NAMES))
-MAIN = (
-    D_SYNC,
-    "flat ring, int8",
-    PS_SYNC,
-    "pipeline",
-    "pipeline, float16",
-    "pipeline, int8",
-    "pipeline, hierarchical, int8",
-)
-FREE = (
-    D_SYNC,
-    "flat ring, int8",
-    "pipeline",
-    "pipeline, int8",
-    "pipeline, hierarchical, int8",
-    "pipeline, int8, warm-up",
-)
 
 STEP, STEPS, SECONDS = "Milliseconds per step", "Steps to the loss", "Seconds to the loss"
 STEP_D, STEP_PS = "Speed per step, D-Sync = 1", "Speed per step, PS-Sync = 1"
@@ -83,80 +64,6 @@ RECOMMENDATIONS = "Recommendations: loss of the planner's recommendations over s
 
 TO_TARGET = f"to a loss of {TARGETS['digits']:g}"
 RECOMMENDED_SETTING = f"digits, 4x4, 40 Mbit/s, {TO_TARGET}"
-
-COMPUTE = {(1, "200mbit"): 0.06, (1, "40mbit"): 0.16, (4, "200mbit"): 0.08, (4, "40mbit"): 0.16}
-"""Seconds that a step computes, by workers per node and rate: about what the 8-bit sum takes on the wire."""
-FREE_STEPS = 112
-
-
-def _setting(task: str, size: int, rate: str) -> Setting:
-    words = f"{task}, 4x{size}, {rate.removesuffix('mbit')} Mbit/s"
-    return Setting(name=words, rate=rate, compute=COMPUTE[size, rate], task=task)
-
-
-def _fitting(names: tuple[str, ...], size: int) -> tuple[str, ...]:
-    return tuple(name for name in names if size > 1 or name not in SIXTEEN_ONLY)
-
-
-def timed() -> list[Experiment]:
-    """What a step takes: the paper's shape, then 16 workers, then the text model."""
-    return [
-        Experiment(
-            settings=(_setting(task, size, rate),),
-            shape=(4, size),
-            contestants=_fitting(TIMED if task == "digits" else MAIN, size),
-            steps=20 if rate == "200mbit" else 12,
-            limit=16.0,
-        )
-        for task in ("digits", "text")
-        for rate in ("200mbit", "40mbit")
-        for size in (1, 4)
-    ]
-
-
-def free() -> list[Experiment]:
-    return [
-        Experiment(
-            settings=(Setting(name=f"{task}, 4x{size}, free", rate="10gbit", compute=0.0, task=task),),
-            shape=(4, size),
-            contestants=_fitting(FREE, size),
-            steps=FREE_STEPS,
-            limit=240.0,
-            target=REHEARSED_TARGETS[task],
-        )
-        for task in ("digits", "text")
-        for size in (1, 4)
-    ]
-
-
-def to_loss() -> list[Experiment]:
-    """One setting run to the loss over its links, to check the products; and the planner's recommendations."""
-    names = (D_SYNC, "flat ring, int8", "pipeline", "pipeline, int8")
-    waited = replace(_setting("digits", 1, "200mbit"), name="digits, 4x1, 200 Mbit/s, to the loss")
-    recommended = replace(_setting("digits", 4, "40mbit"), name=RECOMMENDED_SETTING)
-    target = REHEARSED_TARGETS["digits"]
-    return [
-        Experiment(settings=(recommended,), shape=(4, 4), contestants=RECOMMENDED_NAMES, at_once=True),
-        Experiment(settings=(waited,), shape=(4, 1), contestants=names, target=target, repetitions=1),
-    ]
-
-
-def layered() -> list[Experiment]:
-    """Equation 5 beside 6: gradients whole and layer by layer, where a network has layers of a size."""
-    names = (
-        D_SYNC,
-        "flat ring, layers",
-        "flat ring, int8",
-        "pipeline",
-        "pipeline, layers",
-        "pipeline, int8",
-        "pipeline, layers, int8",
-    )
-    settings = (_setting("ten layers", 1, rate) for rate in ("200mbit", "40mbit"))
-    return [Experiment(settings=(one,), shape=(4, 1), contestants=names, steps=16, limit=20.0) for one in settings]
-
-
-PARTS = {"lab": lambda: [*to_loss(), *timed()], "layers": layered, "free": free}
 
 
 def rows(cells: Cells) -> Iterator[Row]:
@@ -234,7 +141,7 @@ def _limits(kept: dict[tuple[str, str], Row]) -> Iterator[Row]:
     for name in RECOMMENDED_NAMES:
         took = kept.get((SECONDS, f"{RECOMMENDED_SETTING}: {WORDS[name]}"))
         if steps is not None and took is not None:
-            least = COMPUTE[4, "40mbit"]
+            least = PAPER.settings[RECOMMENDED_SETTING].compute
             yield Row(
                 figure=LIMIT,
                 setting=f"{RECOMMENDED_SETTING}: {WORDS[name]}",
@@ -279,7 +186,6 @@ def _curves(cells: Cells) -> Iterator[Curve]:
 
 PAPER = LabPaper(
     name="pipe-sgd",
-    parts=PARTS,
     rows=rows,
     curves=_curves,
     derived=derived,

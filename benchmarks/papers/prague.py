@@ -10,10 +10,9 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.lab.setting import settings
 from benchmarks.lab.table import Row as Contestant
 from benchmarks.lab.table import baseline
-from benchmarks.papers.cells import Cells, Experiment, LabPaper
+from benchmarks.papers.cells import Cells, LabPaper
 from benchmarks.papers.rows import RESULTS, Row, compared, each, ms, steps
 
 Block = dict[str, Contestant]
@@ -24,7 +23,6 @@ IMPROVED = "generator, node-then-all 24"
 RECOMMENDED = "planner's recommendation"
 FLAT, OVERLAPPED = "flat ring", "hierarchical, overlapped"
 PUBLISHED, RANDOM = "generator, smart, as published", "generator, random, as published"
-EVERY_STEP = ("DDP", "flat ring", "hierarchical", "flat ring, overlapped", "hierarchical, overlapped")
 WORDS = {
     "Figure 10": "Figure 10's static schedule",
     RULE: "smart generator, the paper's rule",
@@ -49,12 +47,6 @@ ALIKE, SLOW = "Over All-Reduce, all workers alike", "Over All-Reduce, one worker
 SLOW_2 = "Over All-Reduce, one worker 2× slower"
 PAIRS, SERVER = "Over AD-PSGD, all workers alike", "Over a parameter server"
 
-EXPERIMENTS = {
-    "40mbit homogeneous": (*EVERY_STEP[2:], "AD-PSGD", *WORDS),
-    "40mbit slow x5": (*EVERY_STEP[1:], *WORDS),
-    "200mbit homogeneous": ("server, synchronous", "server, asynchronous", RULE, RECOMMENDED),
-    "40mbit slow x2": (*EVERY_STEP[2:], *WORDS),
-}
 OWN = {"homogeneous": "all workers alike", "slow +2": "one worker +2 steps", "slow +5": "one worker +5 steps"}
 """The paper's own regime over 1 Gbit/s."""
 PRINTED = {
@@ -64,39 +56,11 @@ PRINTED = {
     ("slow +2", PUBLISHED): 2.55,
     ("slow +5", PUBLISHED): 4.4,
 }
-HEADLINES = (FLAT, PUBLISHED, IMPROVED, OVERLAPPED, "Figure 10", "hierarchical")
-OTHERS = (
-    "generator, smart, laggard-late", "AD-PSGD", RANDOM, "D-PSGD ring", "server, synchronous", "server, asynchronous",
-)  # fmt: skip
-OVER_FLAT, OVER_HIDDEN = (
-    "Figures 18 to 20: speed to the loss, flat All-Reduce = 1",
-    "The same, overlapped hierarchical = 1",
-)
-PER_STEP, STEPS, MS = "The same per step, flat All-Reduce = 1", "Steps to the loss", "Milliseconds per step"
+OVER_FLAT = "Figures 18 to 20: speed to the loss, flat All-Reduce = 1"
+OVER_HIDDEN = "Speed to the loss, overlapped hierarchical All-Reduce = 1"
+PER_STEP, STEPS, MS = "Speed per step, flat All-Reduce = 1", "Steps to the loss", "Milliseconds per step"
 STORED = ("nodes", "slow-x2", "baselines")
 """Runs of the lab whose cells stand in benchmarks/results/lab-NAME.json."""
-
-
-def experiments() -> list[Experiment]:
-    """Over thin links, the most important first; cells run to the loss."""
-    known = settings(16)
-    return [Experiment(settings=(known[name],), shape=(4, 4), contestants=names) for name, names in EXPERIMENTS.items()]
-
-
-def own() -> list[Experiment]:
-    """The paper's regime: what its claims are about three times, the worker that is slowest first; the others once."""
-    known = settings(16)
-    return [
-        Experiment(
-            settings=(known[f"1gbit {kind}"],),
-            shape=(4, 4),
-            contestants=names,
-            repetitions=3 if names is HEADLINES else 1,
-            at_once=names is HEADLINES and kind != "slow +2",
-        )
-        for names in (HEADLINES, OTHERS)
-        for kind in reversed(OWN)
-    ]
 
 
 def rows(cells: Cells) -> Iterator[Row]:
@@ -123,7 +87,7 @@ def _own_rows(kind: str, where: str, block: Block) -> Rows:
     """Speed to the loss, and apart what makes it: steps to the loss, and milliseconds of a step."""
 
     def setting(name: str) -> str:
-        return f"{where}: {OWN_WORDS[name]}"
+        return f"{where}: {OWN_WORDS.get(name, name)}"
 
     def paper(name: str) -> float | None:
         return PRINTED.get((kind, name))
@@ -147,4 +111,4 @@ def _stored(folder: Path = RESULTS.parent) -> Cells:
     return Cells(contents, notes=(note,))
 
 
-PAPER = LabPaper(name="prague", parts={"own": own, "thin": experiments}, rows=rows, predicts=True, kept=_stored)
+PAPER = LabPaper(name="prague", rows=rows, predicts=True, kept=_stored)

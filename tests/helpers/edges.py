@@ -95,7 +95,6 @@ def answers(*lines):
 
 
 PRODUCT = {"claim": "exact-consensus", "method": "product"}
-PROBABLE = {"claim": "exact-consensus-probable"}
 HALF = groups(2, [([0, 1], "1/2")])
 """A difference is halved."""
 TINY = Fraction(1, 10**12)
@@ -650,27 +649,6 @@ EDGES = [
         (rule([4], 1, [([0], [0])]), labels(0, [4], [0, 1, 2, 3])),
         "product n",
     ),
-    Edge(
-        EXACT,
-        "two vectors come to their means",
-        (groups(4, *CUBE), PROBABLE),
-        (groups(4, CUBE[0], [[0, 2]]), PROBABLE),
-        "modulo a drawn prime",
-    ),
-    Edge(
-        EXACT,
-        "a modular test of listed groups only",
-        (groups(4, *CUBE), PROBABLE),
-        (rule([4], 1, [([0], [0])]), PROBABLE),
-        "explicit groups",
-    ),
-    Edge(
-        EXACT,
-        "factors of up to 6 digits",
-        (groups(2, [[0, 1]], [([0, 1], 10**6)]), PROBABLE),
-        (groups(2, [[0, 1]], [([0, 1], 10**6 + 1)]), PROBABLE),
-        "is 1000001; expected relax factors of at most 6 digits",
-    ),
     # consensus after a loss
     # limit: differences shrink to a quarter
     # w = (1/3 + e, 2/3 - e): d = -3e/4, H = 4u, so the error is (3e/4)·2/(1 - 1/2) = 3e
@@ -862,22 +840,6 @@ EDGES = [
         (rule([2] * 13, 1, [([0], list(range(13)))]), PRODUCT),
         "claims[0] (exact-consensus/product): over 12 digits",
     ),
-    # the first two meet, the first and the last, and the last two: 2/3 of the way is the mean of all three
-    Edge(
-        EXACT,
-        "a factor is divided by what stands below its line",
-        (groups(3, [[0, 1]], [([1, 2], "2/3")], [[0, 2]]), PROBABLE),
-        (groups(3, [[0, 1]], [([1, 2], "333333/500000")], [[0, 2]]), PROBABLE),
-        "modulo a drawn prime",
-    ),
-    Edge(EXACT, "no groups make no mean", (groups(4, *CUBE), PROBABLE), (groups(2, []), PROBABLE), "modulo a drawn"),
-    Edge(
-        EXACT,
-        "up to 5*10^7 workers times phases",
-        (groups(4, *CUBE), PROBABLE),
-        (groups(5 * 10**7 + 1, [[0, 1]]), PROBABLE),
-        "claims[0] (exact-consensus-probable): over 50000000 workers times phases",
-    ),
     # outer steps from anchors of each worker's own
     Edge(
         OUTER_STEPS,
@@ -983,6 +945,13 @@ EDGES = [
         (OWN, agreeing("1/2", OWN_WEIGHT)),
         (HALF, agreeing("1/2", OWN_WEIGHT)),
         "expected a claim about rounds",
+    ),
+    Edge(
+        "certificate.py",
+        "who is whose member, whatever groups do",
+        (own([2], 1, [([0], [0])]), answers("0 1", "0 1")),
+        (own([2], 1, [([0], [0])]), answers("0 1", "-")),
+        "(membership).answers",
     ),
     Edge(
         OUTER_STEPS,

@@ -91,6 +91,7 @@ def block(radices=(2, 3), size=2, **members):
 
 
 RING = (0, 1), (1, 2), (2, 0)
+GROUPS = {"relax": "1/2", "group": [0, 1]}, {"group": [4, 5], "relax": "1/2"}, {"group": [2, 3]}
 AXES, GAP, QUORUM, TABLES, SCHEDULE, STRICT = (
     f"{name}.py" for name in ("axes", "kept_gap", "quorum", "tables", "schedule", "strict_json")
 )
@@ -255,6 +256,13 @@ READ_EDGES = [
         "gradients that come late are averaged as they are sent",
         how(sending="layers"),
         over_all(2, 2, how={"sending": "layers"}, when={"late": 1}),
+        "strategy.how: sending: goes with gradients in each step",
+    ),
+    reads(
+        SCHEDULE,
+        "who keeps some of its own averages parameters",
+        how(sending="layers"),
+        over_all(2, 2, how={"sending": "layers"}, when={"merge": {"alpha": "1/2"}}),
         "strategy.how: sending: goes with gradients in each step",
     ),
     reads(
@@ -634,15 +642,13 @@ READ_EDGES = [
             TABLES,
             f"steps that all share: {what}",
             tables("a"),
-            {**tables("a"), **raw},
+            {**raw, "strategy": {**raw["strategy"], "what": tables("a")["strategy"]["what"]}},
             "strategy.what: tables are exc",
         )
         for what, raw in (
-            (
-                "one pace",
-                groups(3, [[0, 1]], what={"tables": [{"parameter": "a", "rows": 6, "columns": 2}]}, pace=[1, 2, 1]),
-            ),
-            ("no quorum", over_all(3, what=tables("a")["strategy"]["what"], when={"quorum": {"quorum": 2}})),
+            ("one pace", groups(3, [[0, 1]], pace=[1, 2, 1])),
+            ("no gap", gap()),
+            ("no quorum", quorum(3, quorum=2)),
         )
     ),
     # outer steps
@@ -735,6 +741,13 @@ READ_EDGES = [
         )
     ),
     reads(
+        TABLES,
+        "fragments that are merged late are some",
+        turns(4, [["a"], ["b"]], steps=1),
+        turns(4, [], steps=1),
+        "strategy.what.fragments: has 2 or more, each with a pattern",
+    ),
+    reads(
         SCHEDULE,
         "every fragment has a turn in a round",
         turns(4, 4),
@@ -772,6 +785,10 @@ READ_EDGES = [
                 groups(3, [[0, 1, 2]], pace=4, when={"merge": {"steps": 1}}, what={"fragments": 2}),
             ),
             (
+                "groups that all wait for",
+                groups(3, [[0, 1, 2]], pace=4, when={"quorum": {"quorum": 2}}, what={"fragments": 2}),
+            ),
+            (
                 "groups with one anchor",
                 groups(3, [[0, 1, 2]], pace=4, what={"fragments": 2, "outer": {"lr": "1/2", "anchor": "own"}}),
             ),
@@ -780,6 +797,13 @@ READ_EDGES = [
             ("plain means", over_all(pace=4, averaging="step-normalised", what={"fragments": 2})),
             ("rounds that end", over_all(pace=4, when={"late": 1}, what={"fragments": 2})),
         )
+    ),
+    reads(
+        SCHEDULE,
+        "merging late goes with 1 pace",
+        turns(4, 1, steps=1),
+        over_all(pace=[4, 4], when={"merge": {"steps": 1}}),
+        "strategy.when.merge: goes with allreduce, 1 pace for all and plain means",
     ),
     *(
         reads(
@@ -870,6 +894,21 @@ READ_EDGES = [
     ),
     reads(SCHEDULE, "a phase", groups(2, []), groups(2), "strategy.phases: must hold at least 1"),
     reads(SCHEDULE, "a round", graph(2, []), graph(2), "strategy.rounds: must hold at least 1"),
+    *(
+        reads(
+            SCHEDULE,
+            f"a phase is a list of {what}",
+            document(6, 1, kind="static", phases=[[*GROUPS]]),
+            document(6, 1, kind="static", phases=[phase]),
+            f"strategy.phases[0]: {says}",
+        )
+        for what, phase, says in (
+            ("groups", {"group": [0, 1]}, "must be a list"),
+            ("objects", [["group"]], "must be a list of objects"),
+            ("groups and their factors", [{"relax": 1, "groups": [0, 1]}], "the object of a group holds group and"),
+            ("lists of members", [{"group": "01"}], "groups of 2 or more"),
+        )
+    ),
     reads(SCHEDULE, "two in a group", groups(3, [[0, 1]]), groups(3, [[0]]), "strategy.phases[0]: groups of 2 or more"),
     reads(
         SCHEDULE, "a member is a worker", groups(3, [[0, 2]]), groups(3, [[0, 3]]), "phases[0]: must hold integers 0..2"
@@ -995,7 +1034,43 @@ READ_EDGES = [
         block(relax="half"),
         "phases[0][0].relax: must be an",
     ),
+    reads(
+        SCHEDULE,
+        "a list of blocks",
+        block(),
+        document(6, 2, kind="static", node_radices=[2, 3], phases=[{"local": [0], "across": [0]}]),
+        "strategy.phases[0]: must be a list",
+    ),
+    *(
+        reads(
+            SCHEDULE,
+            f"blocks in the order of {what}",
+            rule((2, 3), 2, listed),
+            rule((2, 3), 2, [*listed, ([2], [])]),
+            "strategy.phases[0][2].local: must hold integers 0..1",
+        )
+        for what, listed in (
+            ("their local ranks", [([1], [0]), ([0], [1])]),
+            ("their digits", [([0], [1]), ([0], [0])]),
+            ("their factors", [([0], [0], "1/2"), ([0], [0])]),
+            ("their factors in lowest terms", [([0], [0], "1/3"), ([0], [0], "2/4")]),
+        )
+    ),
     # weighted graphs
+    *(
+        reads(
+            SCHEDULE,
+            f"a round has {what}",
+            weights("1/2", "1/3"),
+            document(2, 1, kind="neighbor", rounds=[{"weights": "1/2", **members}]),
+            f"strategy.rounds[0]{says}",
+        )
+        for what, members, says in (
+            ("edges", {}, ": has unknown keys [] or lacks ['edges']"),
+            ("a list of them", {"edges": {}}, ".edges: must be a list"),
+            ("nothing else", {"edges": [], "relax": 1}, ": has unknown keys ['relax']"),
+        )
+    ),
     reads(
         SCHEDULE,
         "a weight for each edge",

@@ -61,6 +61,7 @@ class Strategy(Closed, ABC):
         if not isinstance(self.when, self.whens):
             raise ScheduleError(f"when: strategy {self.kind!r} has no {self.when.called}; leave it out")
         self.when.check()
+        self.what.check(cluster.num_workers)
         if not self.what.outer.is_plain:
             self._check_outer(cluster)
         if self.takes_turns:
@@ -70,7 +71,7 @@ class Strategy(Closed, ABC):
             known = " or ".join(self.forms)
             raise ScheduleError(f"how.form: is {self.how.form}; strategy {self.kind!r} travels as {known}")
         self._check_how(cluster)
-        self._check_what(cluster)
+        self._check_what()
         self.check_kind(cluster)
 
     def _check_lateness(self) -> None:
@@ -94,8 +95,7 @@ class Strategy(Closed, ABC):
                 "next sum of the same numbers, to which what rounding took can be added; leave it out"
             )
 
-    def _check_what(self, cluster: Cluster) -> None:
-        self.what.check(cluster.num_workers)
+    def _check_what(self) -> None:
         if self.what and (reason := self.refuses_tables()):
             raise ScheduleError(f"what.tables: a table's rows are exchanged in every step, in lockstep, and {reason}")
         if not self.what.average_dense and not (self.averages_gradients and isinstance(self.when, Lockstep)):

@@ -54,7 +54,6 @@ CLAIMS: dict[str, Claim] = {
     "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance"), STEPS),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ()),
     "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
-    "exact-consensus-probable": Claim(exact_consensus.check_probable, ()),
 }
 """Every claim by its name, or its name and method."""
 

@@ -83,26 +83,16 @@ def keeps_something(edges: Sequence[Edge]) -> bool:
     return all(weight > 0 for weight in keeps.values()) and all(edge.weight >= 0 for edge in edges)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a schedule of any kind may say.
 
-    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` of all
-    starts rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
-    0 where nodes are unequal. `paces` holds one number, or one a worker. Where it `averages_gradients` these come late
-    in a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round late where `is_late`. `nodes` are
-    the nodes as the file lists them, empty where it says only that each has `node_size` workers, in the order of
-    ranks. `gap` is what workers keep that go on by themselves, None in rounds. `tables` go their own way in each step.
-    With `late_steps` a round averages what workers had so many steps before its end, where they keep the share `kept`
-    of their own.
+    `paces` holds one number, or one a worker. Where it `averages_gradients` these come late in a `pipeline` (empty in
+    lockstep); elsewhere parameters are averaged, a round late where `is_late`. `gap` is what workers keep that go on by
+    themselves, None in rounds. `tables` go their own way in each step. With `late_steps` a round averages what workers
+    had so many steps before its end, where they keep the share `kept` of their own.
     """
 
-    form: Literal["rule", "groups", "graph"]
-    num_workers: int
-    workers_per_node: int
-    sha256: str
-    nodes: list[list[int]]
-    node_size: int
     prologue: int
     paces: list[int]
     is_late: bool
@@ -115,6 +105,24 @@ class Schedule:
     tables: Tables
     late_steps: int
     kept: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Options):
+    """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
+
+    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` of all
+    starts rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
+    0 where nodes are unequal. `nodes` are the nodes as the file lists them, empty where it says only that each has
+    `node_size` workers, in the order of ranks.
+    """
+
+    form: Literal["rule", "groups", "graph"]
+    num_workers: int
+    workers_per_node: int
+    sha256: str
+    nodes: list[list[int]]
+    node_size: int
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
@@ -204,21 +212,6 @@ class _Cluster(NamedTuple):
     nodes: list[list[int]]
 
 
-class _Options(NamedTuple):
-    prologue: int
-    paces: list[int]
-    is_late: bool
-    averages_gradients: bool
-    pipeline: dict[str, Any]
-    is_step_normalised: bool
-    how: dict[str, Any]
-    gap: KeptGap | None
-    quorum: StartedRounds | None
-    tables: Tables
-    late_steps: int
-    kept: Fraction
-
-
 def read_schedule(document: object) -> Schedule:
     """Read a parsed document, which is brought into canonical form in place.
 
@@ -252,7 +245,7 @@ def read_schedule(document: object) -> Schedule:
         sha256=hashlib.sha256(canonical).hexdigest(),
         nodes=cluster.nodes,
         node_size=cluster.workers_per_node,
-        **options._asdict(),
+        **vars(options),
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
     if schedule.gap is not None:
@@ -326,7 +319,7 @@ def _nonempty(value: object, place: str) -> list[Any]:
     return items
 
 
-def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
+def _read_options(raw: dict[str, Any], cluster: _Cluster) -> Options:
     """Check the members that every kind may have, and leave out what equals its default.
 
     Most claims speak about the groups of a round, and members meet by round number (docs/certificates.md says for each
@@ -357,20 +350,19 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
-    is_step_normalised = raw.get("averaging", "mean") != "mean"
-    return _Options(
-        prologue,
-        paces,
-        is_late,
-        averages_gradients,
-        pipeline,
-        is_step_normalised,
-        how,
-        gap,
-        quorum,
-        tables,
-        late_steps,
-        kept,
+    return Options(
+        prologue=prologue,
+        paces=paces,
+        is_late=is_late,
+        averages_gradients=averages_gradients,
+        pipeline=pipeline,
+        is_step_normalised=raw.get("averaging", "mean") != "mean",
+        how=how,
+        gap=gap,
+        quorum=quorum,
+        tables=tables,
+        late_steps=late_steps,
+        kept=kept,
     )
 
 
@@ -383,16 +375,14 @@ def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Ta
     radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r
     > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
     """
-    is_plain = not (when.is_late or when.pipeline or when.gap or when.quorum)
-    is_of_groups = raw["kind"] == "static" and not (when.steps or when.kept or tables.outer.has_own_anchors)
+    is_late = when.is_late or when.steps or when.kept or when.quorum
+    is_of_groups = raw["kind"] == "static" and not (is_late or tables.outer.has_own_anchors)
     is_known = raw["kind"] == "allreduce" or is_of_groups
     is_alike = is_known and len(paces) == 1 and raw.get("averaging", "mean") == "mean"
+    is_plain = is_alike and not when.is_late  # a pipeline and a quorum of all go with pace 1, which has no turns
     place = "strategy.what.fragments" if tables.num_fragments > 1 else "strategy.when.merge"
-    require(
-        is_plain and is_alike,
-        place,
-        "goes with allreduce or groups, 1 pace for all and plain means, without other lateness",
-    )
+    rule = "goes with allreduce or groups, 1 pace for all and plain means, without other lateness"
+    require(is_plain, place, rule)
     require(tables.num_fragments <= paces[0], place, "every fragment has a turn in each round")
     apart = paces[0] // tables.num_fragments
     require(when.steps < apart, "strategy.when.merge.steps", "fewer than lie between two turns")
@@ -424,19 +414,20 @@ def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:
 def _read_blocks(raw: object, num_local_ranks: int, num_digits: int, place: str) -> list[Average]:
     """One rule phase."""
     blocks = as_list(raw, place)
+    averages: list[Average] = []
     for number, block in enumerate(blocks):
         at = f"{place}[{number}]"
         as_object(block, at, ("local", "across"), ("relax",))
-        as_number(block.get("relax", 1), f"{at}.relax")
         for name, high in (("local", num_local_ranks), ("across", num_digits)):
             numbers = as_integers(block[name], f"{at}.{name}", 0, high)
             require(len(set(numbers)) == len(numbers), at, f"{name} names one twice")
             numbers.sort()
         require(block["local"], at, "a block names at least 1 local rank")
-    blocks.sort(key=lambda block: (block["local"], block["across"], str(block.get("relax", 1))))
-    averages = [Average(block["local"], block["across"], _read_relax(block, place)) for block in blocks]
+        averages.append(Average(block["local"], block["across"], _read_relax(block, f"{at}.relax")))
+    order = sorted(range(len(blocks)), key=lambda k: (*averages[k][:2], str(averages[k].relax)))
+    blocks[:] = [blocks[k] for k in order]
     _require_common_denominator([average.relax for average in averages], place)
-    return averages
+    return [averages[k] for k in order]
 
 
 def _read_relax(item: dict[str, Any], place: str) -> Fraction:

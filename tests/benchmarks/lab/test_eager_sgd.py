@@ -90,7 +90,7 @@ def test_every_cell_names_a_contestant_and_is_run_once():
     wanted = [(made.setting.name, name) for made in eager_sgd.PAPER.experiments() for name in made.contestants]
     assert {name for _, name in wanted} <= set(known)
     assert len(set(wanted)) == len(wanted)
-    for part in eager_sgd.PARTS:
+    for part in eager_sgd.PAPER.parts:
         assert eager_sgd.PAPER.experiments(part), part
     for name, quorum in (("half", 8), ("all but one", 15)):
         schedule = known[eager_name(name)].make(Cluster.regular(4, 4), Setting(name="any"))
@@ -181,7 +181,7 @@ def cells_of(runs):
     """Cells by setting and contestant: milliseconds per gradient, rounds, accuracy in the end, of each run."""
     contents = []
     for where, block in runs.items():
-        setting = eager_sgd.SETTINGS[where]
+        setting = eager_sgd.PAPER.settings[where]
         listed = [
             {
                 "setting": where,

@@ -159,7 +159,8 @@ def test_pragues_rows_come_from_the_kept_cells():
 def test_pragues_own_regime_is_compared_to_the_loss_and_per_step():
     setting = settings(16)["1gbit slow +5"]
     runs = {prague.FLAT: (600.0, 30), prague.OVERLAPPED: (480.0, 40), prague.PUBLISHED: (150.0, 30)}
-    found = experiment_of(setting, {name: [run] for name, run in runs.items()})
+    others = {name: (500.0, 30) for made in prague.PAPER.parts["own"] for name in made.contestants}
+    found = experiment_of(setting, {name: [run] for name, run in (others | runs).items()})
     made = {kept.key: kept for kept in prague.rows(cells.Cells([found], None))}
     smart = "1 Gbit/s, one worker +5 steps: smart generator, as published"
     assert (made[prague.OVER_FLAT, smart].measured, made[prague.OVER_FLAT, smart].paper) == (4.0, 4.4)
@@ -270,13 +271,13 @@ def test_hops_spectral_gaps_are_those_printed():
 
 def test_every_experiment_names_contestants_of_the_lab():
     known = {contestant.name for contestant in contestants(lambda *_: None)}
-    for part, listed in pipe_sgd.PARTS.items():
-        for experiment in listed():
+    for part, listed in pipe_sgd.PAPER.parts.items():
+        for experiment in listed:
             assert set(experiment.contestants) <= known, (part, set(experiment.contestants) - known)
             assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.TO_TARGET))
-    for experiment in (*prague.experiments(), *prague.own()):
+    for experiment in prague.PAPER.experiments():
         assert set(experiment.contestants) <= known
-    wanted = [(e.setting.name, name) for made in hop.PARTS.values() for e in made() for name in e.contestants]
+    wanted = [(e.setting.name, name) for e in hop.PAPER.experiments() for name in e.contestants]
     assert {name for _, name in wanted} <= known
     assert len(set(wanted)) == len(wanted), "a cell of Hop's is run by one experiment"
 

@@ -195,9 +195,17 @@ def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, ho
     assert "runs inside a DistributedDataParallel" in refusal(ranks, act)
 
 
+@pytest.fixture
+def uncollected():
+    """No garbage is collected: a watched model of another test may not end while torch reads the table of them."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def compiled(model):
     torch.compiler.reset()
-    gc.collect()  # a watched model of an earlier test that ends while torch reads the table of them makes it fail
     return torch.compile(model, backend="eager")
 
 
@@ -211,7 +219,7 @@ def compiled(model):
     ids=["compiled wrapper", "wrapper of a compiled model", "compiled wrapper that calls the parts"],
 )
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("group", "uncollected")
 def test_a_data_parallel_wrapper_is_noticed_under_compilation_too(ranks, wrap, before):
     def act(world):
         with one_at_a_time:  # as torch compiles
@@ -226,6 +234,7 @@ def test_a_data_parallel_wrapper_is_noticed_under_compilation_too(ranks, wrap, b
     assert "runs inside a DistributedDataParallel" in refusal(ranks, act)
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_a_compiled_model_keeps_one_graph_and_no_more_is_compiled_while_it_trains(ranks):
     def act(world):
         model = network()

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import sympy
 
 from benchmarks.forgery.dense import dense, steady_distance
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule
@@ -16,7 +15,7 @@ from helpers.edges import EDGES, HALF, groups, own, rule, said
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.verify import checker, prove
 from partreduce.verify.checker import definite, linear_algebra
-from partreduce.verify.checker.claims import consensus_distance, exact_consensus, outer_steps
+from partreduce.verify.checker.claims import consensus_distance, outer_steps
 from partreduce.verify.checker.facts import FACTS
 from partreduce.verify.checker.refusal import MAX_WORK, Refusal, TooLarge, Work, confirm, confirm_equal, one_line
 from partreduce.verify.checker.steady_state import rounded_after_phase, with_places
@@ -167,18 +166,6 @@ def test_pivots_have_the_signs_of_eigenvalues():
         for pivot in found:
             product *= pivot
         assert float(product) == pytest.approx(np.prod(values), rel=1e-6)
-
-
-def test_the_modulus_of_the_probable_product_is_a_prime_of_127_bits():
-    for number in range(5, 300, 2):
-        passed = [exact_consensus._passes_miller_rabin(number, base) for base in range(2, number - 1)]
-        is_prime = sympy.isprime(number)
-        assert all(passed) == is_prime
-        assert is_prime or sum(passed) <= len(passed) / 4, "what Rabin proved of every composite"
-    for seed in range(6):
-        prime = exact_consensus._draw_prime(random.Random(seed))
-        assert prime.bit_length() == 127
-        assert sympy.isprime(prime)
 
 
 # Steady states: whatever data a certificate brings, no bound below the figure

@@ -13,7 +13,7 @@ import sympy
 from benchmarks.forgery.attempt import fresh
 from benchmarks.forgery.corruptions import aimed_schedule, blind
 from benchmarks.forgery.schedules import SCHEDULES
-from helpers.edges import groups
+from helpers.edges import graph, groups, rule
 from helpers.read_edges import READ_EDGES, gap
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
@@ -120,7 +120,7 @@ def test_the_checker_alone_reads_a_gap_of_2_20_workers_at_most():
 
 
 def factors_over(bits):
-    """Factors of coprime denominators, whose product has so many bits."""
+    """Factors of coprime odd denominators, whose product has so many bits."""
     product, denominators = 1, []
     for prime in sympy.primerange(3, 500):
         power = prime ** int(64 / math.log10(prime))
@@ -128,16 +128,23 @@ def factors_over(bits):
             break
         product *= power
         denominators.append(power)
-    denominators.append(2 ** (bits - product.bit_length()))
+    denominators.append(sympy.prevprime(2**bits // product))
     return [f"1/{denominator}" for denominator in denominators]
 
 
-def test_the_checker_alone_reads_common_denominators_of_2_14_bits_at_most():
-    for bits, refusal in ((2**14, ""), (2**14 + 1, "strategy.phases[0]: the common denominator has over 16384 bits")):
-        factors = factors_over(bits)
-        raw = groups(2 * len(factors), [([2 * i, 2 * i + 1], factor) for i, factor in enumerate(factors)])
-        found, said = read(json.dumps(raw))
-        assert (said, found is None) == (refusal, bool(refusal))
+@pytest.mark.parametrize(
+    ("place", "of"),
+    [
+        ("phases", lambda factors: groups(2 * len(factors), [([2 * i, 2 * i + 1], f) for i, f in enumerate(factors)])),
+        ("phases", lambda factors: rule([2], len(factors), [([i], [0], f) for i, f in enumerate(factors)])),
+        ("rounds", lambda factors: graph(len(factors) + 1, [(i, i + 1, f) for i, f in enumerate(factors)])),
+    ],
+    ids=["groups", "blocks", "edges"],
+)
+def test_the_checker_alone_reads_common_denominators_of_2_14_bits_at_most(place, of):
+    refusal = f"strategy.{place}[0]: the common denominator has over 16384 bits"
+    assert read(json.dumps(of(factors_over(2**14))))[1] == ""
+    assert read(json.dumps(of(factors_over(2**14 + 1)))) == (None, refusal)
 
 
 @pytest.mark.parametrize(("relax", "reads"), [(2**53 - 1, True), (2**53, False), (1 - 2**53, True), (-(2**53), False)])
