@@ -803,7 +803,7 @@ READ_EDGES = [
         "merging late goes with 1 pace",
         turns(4, 1, steps=1),
         over_all(pace=[4, 4], when={"merge": {"steps": 1}}),
-        "strategy.when.merge: goes with allreduce, 1 pace for all and plain means",
+        "strategy.when.merge: goes with allreduce or groups, 1 pace for all and plain means",
     ),
     *(
         reads(
