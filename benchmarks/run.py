@@ -62,18 +62,6 @@ BENCHMARKS = (
         "clusters --time-limit 10 --only 8x8 3,3,2 5,3 -o {out}", "clusters", 300,
     ),
     Benchmark(
-        "steps-to-loss", "how many more steps a schedule needs, by its figures", "steps_to_loss.fit",
-        "--seeds 1 --random 2 --output {out}.json", "", 300,
-    ),
-    Benchmark(
-        "second-network", "the price of consensus distance on a second network", "steps_to_loss.fit",
-        "second --seeds 1 --random 0 --output {out}.json", "second", 300,
-    ),
-    Benchmark(
-        "overlapped-steps", "overlapped schedules need the steps that their figures say", "steps_to_loss.fit",
-        "late --seeds 1 --random 2 --output {out}.json", "late --random 20", 300,
-    ),
-    Benchmark(
         "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "transport",
         "p_reduce --megabytes 8 40 --workers 2 --turns 7 -o {out}", "p_reduce -o benchmarks/results/overhead.md", 240,
     ),

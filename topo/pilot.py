@@ -51,9 +51,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """steps ratio = 1 + consensus_distance·(figure) + drift·(figure)^p + late·(late distance).
+    """steps ratio = 1 + averaging + consensus_distance·(figure) + drift·(figure)^p + late·L + later·L·max(0, L − 1).
 
-    `drift` is None for shuffled data.
+    L is the late distance. `drift` is None for shuffled data; `averaging`, what it costs that parameters are averaged
+    at all, and `later` where there were too few probes to tell them from the others.
     `error` is the largest relative error of a predicted steps ratio on a schedule that was left out of the fit.
     """
 
@@ -61,6 +62,8 @@ class Prices:
     late: Price
     drift: Price | None
     error: float
+    averaging: Price | None = None
+    later: Price | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

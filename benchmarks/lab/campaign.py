@@ -46,7 +46,8 @@ class Experiment:
     Without names of contestants the core ones run, or `everybody`. `steps` of each worker in a cell; without it as many
     as reach the loss, `target` or the task's own. `rate` is the learning rate of all; without it everybody's best of
     the rehearsal. `limit` seconds end a cell, and losses are taken `every` so many steps. `at_once`: all repetitions
-    before the next experiment, because they are what matters most.
+    before the next experiment, because they are what matters most. Where nothing is planned or predicted, its links
+    need not be measured first (`profiled`).
     """
 
     settings: tuple[Setting, ...]
@@ -60,6 +61,7 @@ class Experiment:
     repetitions: int = 3
     every: int = 4
     at_once: bool = False
+    profiled: bool = True
 
     @property
     def setting(self) -> Setting:

@@ -270,7 +270,7 @@ def _turns(campaigns: list[Campaign], *, profile: bool) -> Iterator[int]:
         if index not in prepared:
             campaign.prepare()
             key = experiment.shape, setting.rate
-            if profile and experiment.is_timed and key not in profiled:
+            if profile and experiment.profiled and experiment.is_timed and key not in profiled:
                 campaign.profile(setting.rate)
             campaign.profiles.update(profiled.setdefault(key, campaign).profiles)
             prepared[index] = campaign.fitting(setting)

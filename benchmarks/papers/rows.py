@@ -144,7 +144,9 @@ def read(name: str, folder: Path = RESULTS) -> Results:
 
 
 def add(newer: Results, folder: Path = RESULTS) -> Results:
-    """Merge a run into the paper's file; returns what stands there now."""
+    """Merge a run into the paper's file; returns what stands there now. One that measured nothing changes nothing."""
+    if not newer.rows and not newer.curves:
+        return read(newer.paper, folder)
     folder.mkdir(parents=True, exist_ok=True)
     merged = read(newer.paper, folder).merged(newer)
     (folder / f"{newer.paper}.json").write_text(merged.to_text())

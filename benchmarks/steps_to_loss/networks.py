@@ -19,13 +19,15 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parameters_to_vector
 
 from benchmarks.lab.tasks import Samples, evaluated, samples_of
-from benchmarks.steps_to_loss.training import BATCH, shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
+
     from partreduce.topo.cluster import Cluster
 
+BATCH = 16
 LETTERS_SEEN, WORDS, EVALUATED = 8, 2048, 1024
 
 
@@ -191,3 +193,21 @@ def _samples(kind: str) -> Samples:
     stored = samples_of(KINDS[kind].data)
     inputs = stored.inputs[:, -LETTERS_SEEN:] if KINDS[kind].data == "text" else stored.inputs
     return Samples(inputs if inputs.is_floating_point() else inputs.int(), stored.labels)
+
+
+def shards(
+    labels: npt.NDArray[np.int64], cluster: Cluster, mode: str, rng: np.random.Generator
+) -> list[npt.NDArray[np.int64]]:
+    """The sample indices of every worker: dealt at random, or sorted by label over workers, or over nodes."""
+    n, count = cluster.num_workers, len(labels)
+    if mode == "shuffled":
+        return np.array_split(rng.permutation(count), n)
+    by_label = np.argsort(labels, kind="stable")
+    if mode == "per-worker":
+        return np.array_split(by_label, n)
+    result: list[npt.NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * n
+    for node, part in enumerate(np.array_split(by_label, cluster.num_nodes)):
+        workers = cluster.workers_of(node)
+        for worker, shard in zip(workers, np.array_split(rng.permutation(part), len(workers)), strict=True):
+            result[worker] = shard
+    return result

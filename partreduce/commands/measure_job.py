@@ -118,6 +118,10 @@ def _report(pilot: "Pilot", output: Path, cluster: str, *, as_json: bool) -> Non
     if prices.drift is not None:
         screen.print(f"price of drift^{FITTED.p:.3g}: {_words(prices.drift)}; shipped {FITTED.c:.4f}")
     screen.print(f"price of a unit of late distance: {_words(prices.late)}; shipped {FITTED.late:.4f}")
+    if prices.later is not None:
+        screen.print(f"price of what exceeds a unit of it, times the whole: {_words(prices.later)}")
+    if prices.averaging is not None:
+        screen.print(f"price of averaging parameters at all: {_words(prices.averaging)}")
     screen.print(f"Schedules that were left out of the fit were predicted within {prices.error:.0%}.")
     screen.print(f"written to {output}; next: partreduce design {cluster} --data {pilot.data} --pilot {output}")
 

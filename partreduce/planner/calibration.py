@@ -3,14 +3,12 @@
 Three steps, each stated in docs/pilot.md:
 
 1. A run's *steps ratio* is the factor σ by which All-Reduce's curve of the same seed must be stretched in steps to lie
-on
-   the run's: it minimises Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
-2. steps ratio = 1 + a·consensus distance + c·drift^p + late is linear in the prices a, c and late (p is the shipped
-model's);
-   they are fitted to the mean steps ratios by least squares of relative errors, none below 0. All-Reduce's run of a
-   seed is as noisy as the others and stands in every steps ratio of that seed: as one more run, whose steps ratio is 1,
-   it shares a free common factor with them (which is generalised least squares for the covariance I + 11ᵀ of such
-   ratios).
+   on the run's: it minimises Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
+2. steps ratio = 1 + averaging + a·consensus distance + c·drift^p + late·L + later·L·max(0, L − 1), where L is the late
+   distance, is linear in the prices (p is the shipped model's); they are fitted to the mean steps ratios by least
+   squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as the others and stands in every
+   steps ratio of that seed: as one more run, whose steps ratio is 1, it shares a free common factor with them (which is
+   generalised least squares for the covariance I + 11ᵀ of such ratios).
 3. Each seed is a whole pilot of its own, so fitting each alone gives independent estimates, whose Student's t interval
    is the prices'. What the model itself misses shows in the error on schedules that are left out of the fit.
 """
@@ -150,7 +148,8 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_lateness: bool = Tru
     Raises:
         InputError: fewer probes than prices, or none that tells a price from the others.
     """
-    features = _features(probes, data, bears_lateness=bears_lateness)  # (probes, prices)
+    columns = _features(probes, data, bears_lateness=bears_lateness)
+    features = np.array([*columns.values()]).T  # (probes, prices)
     measured = np.array([probe.steps_ratios for probe in probes])  # (probes, seeds)
     if np.linalg.matrix_rank(features) < features.shape[1]:
         raise InputError(
@@ -160,27 +159,40 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_lateness: bool = Tru
     runs = _Runs.of(features, measured)
     values = runs.prices()
     low, high = runs.intervals()
-    prices = [
-        Price(_rounded(value), _rounded(min(value, bottom)), _rounded(max(value, top)))
-        for value, bottom, top in zip(values, np.maximum(low, 0), np.maximum(high, 0), strict=True)
-    ]
-    shipped = Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks))
+    prices = {
+        name: Price(_rounded(value), _rounded(min(value, bottom)), _rounded(max(value, top)))
+        for name, value, bottom, top in zip(columns, values, np.maximum(low, 0), np.maximum(high, 0), strict=True)
+    }
     return Prices(
-        consensus_distance=prices[0],
-        late=prices[1] if bears_lateness else shipped,
-        drift=None if data == "shuffled" else prices[-1],
+        consensus_distance=prices["consensus_distance"],
+        late=prices.get("late") or Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks)),
+        drift=prices.get("drift"),
         error=_rounded(runs.error_left_out()),
+        averaging=prices.get("averaging"),
+        later=prices.get("later"),
     )
 
 
-def _features(probes: Sequence[Probe], data: str, *, bears_lateness: bool) -> npt.NDArray[np.float64]:
-    """What each price is multiplied with, a row for each probe."""
-    columns = [[probe.consensus_distance for probe in probes]]
+def _features(probes: Sequence[Probe], data: str, *, bears_lateness: bool) -> dict[str, list[float]]:
+    """What each price is multiplied with, probe by probe; the last two only where enough probes tell them apart."""
+    columns = {"consensus_distance": [probe.consensus_distance for probe in probes]}
     if bears_lateness:
-        columns.append([probe.late for probe in probes])
+        columns["late"] = [probe.late for probe in probes]
     if data != "shuffled":
-        columns.append([probe.drift**FITTED.p for probe in probes])
-    return np.array(columns, dtype=float).T
+        columns["drift"] = [probe.drift**FITTED.p for probe in probes]
+    wider = {"averaging": [1.0] * len(probes)}
+    if bears_lateness:
+        wider["later"] = [probe.late * max(0.0, probe.late - 1) for probe in probes]
+    for name, column in wider.items():
+        if _are_told_apart_without_any(np.array([*columns.values(), column]).T):
+            columns[name] = column
+    return columns
+
+
+def _are_told_apart_without_any(features: npt.NDArray[np.float64]) -> bool:
+    """Whether the prices are told apart whichever probe is left out; features (probes, prices)."""
+    ranks = [np.linalg.matrix_rank(np.delete(features, index, axis=0)) for index in range(len(features))]
+    return bool(min(ranks) == features.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +255,8 @@ def steps_model(pilot: Pilot) -> StepsModel:
     was unstable nothing beyond the stable ones is recommended, and where a late one was nothing that is late, unless it
     is asked for.
     """
-    prices = pilot.prices
+    prices, nothing = pilot.prices, Price(0.0, 0.0, 0.0)
+    averaging, later = prices.averaging or nothing, prices.later or nothing
     is_borne = all(not probe.late for probe in pilot.unstable)
     bears_pipelines = is_borne and not any(probe.is_pipeline for probe in pilot.unstable)
     in_lockstep = [probe for probe in pilot.unstable if not probe.late and not probe.is_pipeline]
@@ -253,12 +266,15 @@ def steps_model(pilot: Pilot) -> StepsModel:
         a=prices.consensus_distance.value,
         c=FITTED.c if prices.drift is None else prices.drift.value,
         noise=0.0,
+        own=averaging.value,
         late=prices.late.value,
-        later=0.0,
+        later=later.value,
         tasks=tuple(
-            TaskPrices(a=a, late=late)
+            TaskPrices(a=a, late=late, own=own, later=more)
             for a in {prices.consensus_distance.low, prices.consensus_distance.high}
             for late in {prices.late.low, prices.late.high if is_borne else inf}
+            for own in {averaging.low, averaging.high}
+            for more in {later.low, later.high}
         ),
         errors=((pilot.data, _error(pilot)),),
         late_errors=(),
@@ -284,5 +300,9 @@ def _error(pilot: Pilot) -> float:
         halves += (prices.late.high - prices.late.low) / 2 * probe.late
         if prices.drift is not None:
             halves += (prices.drift.high - prices.drift.low) / 2 * probe.drift**FITTED.p
+        if prices.averaging is not None:
+            halves += (prices.averaging.high - prices.averaging.low) / 2
+        if prices.later is not None:
+            halves += (prices.later.high - prices.later.low) / 2 * probe.late * max(0.0, probe.late - 1)
         widths.append(halves / probe.steps_ratio)
     return max(prices.error, *widths)

@@ -5,7 +5,7 @@ and Adam, each at All-Reduce's best rate (`python -m benchmarks.steps_to_loss.la
 are in benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
 takes what is least wrong on whichever of an optimizer's tasks the job is like (`cases`), and the errors are those of a
 kind of network that was held out: good for ranking schedules, not a promise about yours; a pilot is. c and p are fitted
-to one network on sorted data (`python -m benchmarks.steps_to_loss.fit`, benchmarks/results/steps_to_loss.json).
+to one network on sorted data (benchmarks/results/steps_to_loss.json).
 
 Under Adam it costs steps by itself that parameters are averaged instead of gradients, however often: the second moments
 are of single workers' gradients then, whose noise shortens the steps. Where the noise of a worker's gradient is s times
@@ -57,12 +57,14 @@ class Prices(NamedTuple):
 
     `noise` is that of a worker's gradient, by which it costs to average parameters at all (`shortened`), `a` counts for
     a unit of consensus distance, `late` for one of late distance, and `later` for what exceeds one times the whole.
+    `own` is what it costs to average parameters at all where a pilot measured that.
     """
 
     noise: float = 0.0
     a: float = 0.0
     late: float = 0.0
     later: float = 0.0
+    own: float = 0.0
 
 
 DELAY_MORE = 0.63
@@ -88,6 +90,8 @@ class StepsModel:
     """Of a worker's gradient over its mean, both squared, where steps are normalised by it: Adam's."""
     num_workers: int = 1
     """On which that depends."""
+    own: float = 0.0
+    """What it costs to average parameters at all, beside that."""
     late: float = 0.0
     later: float = 0.0
     """What the part of a late distance above 1 costs, times the whole."""
@@ -130,7 +134,7 @@ class StepsModel:
             return math.inf
         noise = _charged(consensus_distance, self.max_consensus_distance, self.a, self.a_beyond)
         pushed = _charged(drift**self.p, self.max_drift**self.p, self.c, self.c_beyond) if drift > 0 else 0.0
-        own = 0.0 if gradients else shortened(self.noise, self.num_workers)
+        own = 0.0 if gradients else self.own + shortened(self.noise, self.num_workers)
         return 1.0 + own + noise + pushed + _lateness(self, late) + delayed
 
     @property

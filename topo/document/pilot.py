@@ -20,6 +20,9 @@ from partreduce.topo.pilot import Pilot, Price, Prices, Probe
 FORMAT = "partreduce.pilot"
 VERSION = 1
 
+TOLD = ("averaging", "later")
+"""Prices that stand there if there were enough probes to tell them from the others."""
+
 DataKind = Literal["shuffled", "per-worker", "per-node"]
 Figure = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
 Sha256 = Annotated[StrictStr, Field(pattern="^[0-9a-f]{64}$")]
@@ -40,6 +43,8 @@ class PricesModel(Model):
     consensus_distance: PriceModel
     late: PriceModel
     drift: PriceModel | None = None
+    averaging: PriceModel | None = None
+    later: PriceModel | None = None
     error: Figure
 
 
@@ -118,7 +123,7 @@ def pilot_of(raw: object) -> Pilot:
         prices=Prices(
             consensus_distance=_price(prices.consensus_distance, "prices.consensus_distance"),
             late=_price(prices.late, "prices.late"),
-            drift=None if prices.drift is None else _price(prices.drift, "prices.drift"),
+            **{name: _price_if_there(getattr(prices, name), f"prices.{name}") for name in ("drift", *TOLD)},
             error=float(prices.error),
         ),
         probes=tuple(_probe(probe, tuple(map(float, probe.steps_ratios))) for probe in model.probes),
@@ -137,6 +142,10 @@ def _probe(model: ProbeModel | UnstableModel, steps_ratios: tuple[float, ...]) -
     )
 
 
+def _price_if_there(model: PriceModel | None, place: str) -> Price | None:
+    return None if model is None else _price(model, place)
+
+
 def _price(model: PriceModel, place: str) -> Price:
     if not model.low <= model.value <= model.high:
         raise DocumentError(place, f"is {model.value} in [{model.low}, {model.high}]; a price lies in its interval")
@@ -146,7 +155,7 @@ def _price(model: PriceModel, place: str) -> Price:
 def dump_pilot(pilot: Pilot) -> dict[str, Any]:
     """The document of a pilot; `pilot_of` reads the same pilot back."""
     prices = pilot.prices
-    named = {"consensus_distance": prices.consensus_distance, "late": prices.late, "drift": prices.drift}
+    named = {name: getattr(prices, name) for name in ("consensus_distance", "late", "drift", *TOLD)}
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -117,6 +117,13 @@ def test_files_are_merged_where_they_lie(tmp_path):
     assert set(json.loads((tmp_path / "p.json").read_text())) == {"paper", "commit", "rows", "why", "notes"}
 
 
+def test_a_run_that_measured_nothing_leaves_the_file_as_it_is(tmp_path):
+    rows.add(Results(paper="p", commit="one", rows=(row(),), notes=("went well",)), tmp_path)
+    before = (tmp_path / "p.json").read_text()
+    assert rows.add(Results(paper="p", commit="two", notes=("72 cells were left out",)), tmp_path).commit == "one"
+    assert (tmp_path / "p.json").read_text() == before
+
+
 def test_the_ends_of_a_ratio_are_those_of_any_two_runs():
     theirs, ours = [30.0, 33.0, 36.0], [10.0, 11.0, 15.0]
     made = ratio(theirs, ours, figure="f", setting="s")

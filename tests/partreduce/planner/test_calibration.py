@@ -52,7 +52,17 @@ def curve(schedule: Schedule, seed: int, steps_ratio: float, rng: np.random.Gene
     return Curve(schedule, seed, 3, tuple(losses.tolist()))
 
 
-def simulated(a: float, late: float, *, c: float = 0.0, data: str = "shuffled", seeds: int = 4, rng: int = 0) -> Pilot:
+def simulated(
+    a: float,
+    late: float,
+    *,
+    c: float = 0.0,
+    averaging: float = 0.0,
+    later: float = 0.0,
+    data: str = "shuffled",
+    seeds: int = 4,
+    rng: int = 0,
+) -> Pilot:
     """A pilot of a job whose prices are known; every point of every curve is off by 3 %, every steps ratio by 1 %."""
     draw = np.random.default_rng(rng)
     compared = [reference(CLUSTER), *probes(CLUSTER, steps=60, data=data)]
@@ -61,6 +71,8 @@ def simulated(a: float, late: float, *, c: float = 0.0, data: str = "shuffled", 
         for schedule in compared:
             factor = 1 + a * float(consensus_distance(schedule)) + late * late_distance(schedule)
             factor += c * drift_that_counts(schedule, data) ** FITTED.p
+            factor += averaging * (not schedule.strategy.averages_gradients)
+            factor += later * late_distance(schedule) * max(0.0, late_distance(schedule) - 1)
             curves.append(curve(schedule, seed, factor * math.exp(0.01 * draw.normal()), draw, 0.03))
     return calibrated(curves, data=data, steps=60)
 
@@ -102,6 +114,38 @@ def test_the_interval_of_a_price_of_nothing_begins_at_nothing() -> None:
     assert sum(p.consensus_distance.low == 0 for p in pilots) >= 8
     assert sum(p.late.low == 0 for p in pilots) >= 8
     assert all(0 <= p.consensus_distance.value <= p.consensus_distance.high < 0.01 for p in pilots)
+
+
+def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_distance() -> None:
+    """As under Adam, whose second moments are of single workers' gradients then."""
+    pilot = simulated(0.02, 0.0, averaging=0.6)
+    prices = pilot.prices
+    assert prices.averaging is not None
+    assert prices.averaging.value == pytest.approx(0.6, abs=0.1)
+    assert prices.consensus_distance.value < 0.06
+    model = steps_model(pilot)
+    assert model.steps_ratio(1.0, 0.0) == pytest.approx(1.62, rel=0.05)
+    assert model.steps_ratio(0.0, 0.0, gradients=True) == 1
+
+
+def test_lateness_that_costs_in_long_rounds_only_is_not_priced_in_short_ones() -> None:
+    """As under momentum: at one step a round it costs nothing."""
+    pilot = simulated(0.02, 0.0, later=0.1)
+    model = steps_model(pilot)
+    for schedule in probes(CLUSTER, steps=60, data="shuffled"):
+        late = late_distance(schedule)
+        true = 1 + 0.02 * float(consensus_distance(schedule)) + 0.1 * late * max(0.0, late - 1)
+        assert model.steps_ratio(float(consensus_distance(schedule)), 0.0, late=late) == pytest.approx(true, rel=0.1)
+
+
+def test_too_few_probes_leave_prices_out_instead_of_guessing_them() -> None:
+    rows = [
+        Probe(schedule=str(d), consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.1 * d, 1 + 0.1 * d))
+        for d, late in ((1.0, 0.0), (2.0, 0.0), (3.0, 3.0))
+    ]
+    prices = fit_prices(rows, data="shuffled")
+    assert prices.averaging is None
+    assert prices.later is None
 
 
 def test_the_price_of_drift_is_found_where_data_differ() -> None:

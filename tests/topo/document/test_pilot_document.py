@@ -27,6 +27,7 @@ def pilot(*, sorted_data: bool = False) -> Pilot:
             late=Price(0.0, 0.0, 0.1),
             drift=Price(0.5, 0.25, 1.0) if sorted_data else None,
             error=0.125,
+            averaging=Price(0.3, 0.2, 0.4),
         ),
         probes=(
             Probe(schedule="every 4", consensus_distance=1.5, drift=3.0, late=0.0, steps_ratios=(1.0, 1.25, 1.5)),
