@@ -35,7 +35,6 @@ __all__ = [
     "Trace",
     "View",
     "explore",
-    "replay",
 ]
 
 
@@ -111,7 +110,6 @@ def explore(
     network: Network | None = None,
     max_states: int = 1_000_000,
     symmetry: bool = True,
-    shift: bool = True,
     within: Callable[[View], bool] | None = None,
     max_gap: int | None = None,
 ) -> Exploration:
@@ -123,7 +121,6 @@ def explore(
         network: the adversary; by default messages are delayed at will, nothing else goes wrong.
         max_states: states to store before giving up (about 250 bytes each).
         symmetry: fold states that differ by one of the machine's `symmetries`; off where `Progress` is asked.
-        shift: count step numbers from the slowest process, for machines that are `Shiftable`.
         within: keep only states whose processes satisfy this (it sees no messages); states outside are not visited,
             and "holds" then speaks about the states inside.
         max_gap: likewise, keep only states in which no clock is more than this ahead of the slowest.
@@ -143,7 +140,6 @@ def explore(
         properties=properties,
         max_states=max_states,
         symmetry=symmetry and not liveness,
-        shift=shift,
         within=within,
         max_gap=max_gap,
     )
@@ -163,27 +159,6 @@ def explore(
         search.complete,
         gaps,
     )
-
-
-def replay(machine: Any, labels: Sequence[tuple[int, Any]], *, network: Network | None = None) -> Trace:  # noqa: ANN401 - any Machine
-    """Run a machine through given events, (process, event) each, and return the run as a trace.
-
-    Raises:
-        InputError: an event that cannot happen at its turn; the message names its place.
-    """
-    from partreduce.verify.search.system import System
-
-    system = System(machine, network or Network())
-    states, taken = [system.start()], []
-    for number, (process, event) in enumerate(labels):
-        for label, after in system.successors(states[-1]):
-            if label.process == process and label.event == event:
-                taken.append(label)
-                states.append(after)
-                break
-        else:
-            raise InputError(f"events[{number}]: {event} cannot happen to process {process} at this point")
-    return trace_of(system, taken, states)
 
 
 def _finding(search: Breadth, prop: Property) -> Finding:

@@ -163,7 +163,8 @@ def _print(planned: Plan, job: Job) -> None:
         style="dim",
     )
     if len(planned.front) > MAX_ROWS:
-        screen.print(f"{len(planned.front)} schedules are on the front; --front FILE writes all of them.", style="dim")
+        count = len(planned.front)
+        screen.print(f"{count} schedules are on the front: --json lists all, --take NAME writes any.", style="dim")
     title = f"Recommendation ({job.objective})" if job.take is None else "Taken"
     screen.print(f"\n{title}: {planned.recommendation.name}", style="bold")
     schedule, proof = planned.recommendation.schedule, planned.proof
@@ -172,9 +173,12 @@ def _print(planned: Plan, job: Job) -> None:
     )
     if planned.answer.status is Status.OPTIMAL:
         screen.print(f"It is optimal: {planned.answer.because}.")
+    guesses = int(planned.recommendation.extrapolated)  # its caution is the first, and comes before all reasons
+    for sentence in planned.cautions[:guesses]:
+        screen.print(f"  ! {sentence}", style="yellow")
     for sentence in planned.reasons:
         screen.print(f"  • {sentence}")
-    for sentence in planned.cautions:
+    for sentence in planned.cautions[guesses:]:
         screen.print(f"  ! {sentence}", style="yellow")
     if planned.recommendation.bound is not None:
         best = planned.recommendation

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from partreduce.topo.timing.compute import Disturbance
 
 MAX_PAIRS = 256
-ALONE = ("trace", "rounds", "seed", "output")
+ALONE = ("trace", "rounds", "seed")
 """What is asked of one schedule, and not of several beside each other."""
 
 
@@ -40,7 +40,7 @@ def command(
         typer.Option(
             "--output",
             "-o",
-            help="Picture of the timeline: .png, .svg, .pdf; or .json for Perfetto.",
+            help="Picture of the timeline, or of several schedules: .png, .svg, .pdf; of one also .json for Perfetto.",
         ),
     ] = None,
     as_json: options.Json = False,
@@ -70,7 +70,7 @@ def command(
         raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
     place = place or load_schedule(schedules[0]).cluster
     hardware = options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
-    simulate_several(schedules, place, hardware, form=how, touched=given.get("touched"), as_json=as_json)
+    simulate_several(schedules, place, hardware, form=how, touched=given.get("touched"), output=output, as_json=as_json)
 
 
 def _simulate_one(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from partreduce.commands.simulate_tables import touched_of
 
 if TYPE_CHECKING:
+    from partreduce.planner.job import Job
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.hardware import Hardware
     from partreduce.topo.schedule import Schedule
@@ -20,9 +21,10 @@ def simulate_several(
     *,
     form: "Form | None",
     touched: list[str] | None,
+    output: Path | None,
     as_json: bool,
 ) -> None:
-    """Put communication, step time, consensus distance and drift of schedules for one cluster side by side.
+    """Put step time, steps and time to a loss, and what averages mix, of schedules for one cluster side by side.
 
     Args:
         schedules: their files.
@@ -30,15 +32,23 @@ def simulate_several(
         hardware: with the size of the model.
         form: how groups average; as each file says where it is None.
         touched: shares of rows of tables that go their own way.
+        output: a picture of them.
         as_json: print a document instead of a table.
 
     Raises:
-        InputError: a schedule for a cluster of another shape.
+        InputError: a schedule for a cluster of another shape, or a picture in no such format.
     """
-    from partreduce.console import emit_json
+    from dataclasses import replace
+
+    from partreduce.console import claim_stdout, console, emit_json
+    from partreduce.planner.job import Job
+    from partreduce.report.picture import check, save
+    from partreduce.report.side_by_side import draw_side_by_side
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.errors import InputError
 
+    claim_stdout(output, as_json=as_json)
+    check(output)
     loaded = [load_schedule(path).meetings for path in schedules]
     for path, schedule in zip(schedules, loaded, strict=True):
         if not schedule.cluster.same_shape(place):
@@ -47,11 +57,39 @@ def simulate_several(
                 "shape, or simulate each alone"
             )
     shares = None if touched is None else touched_of(touched, place)
-    rows = [row_of(schedule, whole_for(schedule, loaded, hardware), form, shares) for schedule in loaded]
+    job = Job(cluster=replace(place, hardware=hardware))
+    rows = [
+        row_of(schedule, whole_for(schedule, loaded, hardware), form, shares) | _to_a_loss(schedule, job)
+        for schedule in loaded
+    ]
+    for row in rows:
+        row["seconds_to_a_loss"] = None if row["steps_ratio"] is None else row["steps_ratio"] * row["seconds_per_step"]
+    if output is not None:
+        save(draw_side_by_side(rows, f"{place}: what a step takes, and what a loss takes"), output)
     if as_json:
-        emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
+        document = {"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows}
+        emit_json(document | ({"output": str(output)} if output else {}))
         return
     _print(rows, place, hardware)
+    if output is not None:
+        console().print(f"written to {output}")
+
+
+def _to_a_loss(schedule: "Schedule", job: "Job") -> dict[str, Any]:
+    """Predicted steps over All-Reduce's on shuffled data; None where the steps model prices no such schedule."""
+    from partreduce.topo.figures import consensus_distance, late_distance
+
+    strategy = schedule.strategy
+    if not schedule.is_mixing or not strategy.what.outer.is_plain or strategy.what.num_fragments > 1:
+        return {"steps_ratio": None}
+    ratio = job.steps_model.steps_ratio(
+        consensus_distance(schedule).value or 0.0,
+        0.0,
+        late=late_distance(schedule),
+        delayed=job.delayed(strategy.when),
+        gradients=strategy.averages_gradients,
+    )
+    return {"steps_ratio": ratio}
 
 
 def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -> None:
@@ -62,24 +100,28 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     comparison = table(
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
-        "schedule", Column("runs", drop=6, justify="left"), Column("period", drop=4), "comm.",
-        Column("step", drop=1), Column("NIC bytes", drop=5), Column("age", drop=7), Column("memory", drop=8),
-        Column("contr.", drop=3), "distance", "drift", Column("node drift", drop=2),
+        "schedule", "step", "steps", "time", Column("comm.", drop=1), Column("runs", drop=7, justify="left"),
+        Column("period", drop=5), Column("NIC bytes", drop=6), Column("age", drop=8), Column("memory", drop=9),
+        Column("contr.", drop=4), Column("distance", drop=1), Column("drift", drop=2), Column("node drift", drop=3),
     )  # fmt: skip
     for row in rows:
         comparison.add(
-            row["name"], row["runs"], str(row["period"] or "-"), seconds(row["communication_seconds_per_step"]),
-            seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["largest_age_steps"]),
-            size(row["memory_bytes"]), number(row["contraction"]), number(row["consensus_distance"]),
-            number(row["drift"]["worker"]), number(row["drift"]["node"]),
+            row["name"], seconds(row["seconds_per_step"]), number(row["steps_ratio"]),
+            "-" if row["seconds_to_a_loss"] is None else seconds(row["seconds_to_a_loss"]),
+            seconds(row["communication_seconds_per_step"]), row["runs"], str(row["period"] or "-"),
+            size(row["nic_bytes_per_step"]), number(row["largest_age_steps"]), size(row["memory_bytes"]),
+            number(row["contraction"]), number(row["consensus_distance"]), number(row["drift"]["worker"]),
+            number(row["drift"]["node"]),
         )  # fmt: skip
     console().print(comparison)
     console().print(
-        "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Age: steps of "
+        "Step: whole, with waiting. Steps to a loss: predicted on shuffled data, over All-Reduce's; time: step × "
+        "steps; `-` where only `partreduce design` can tell. Per step: communication with its codec, bytes out of the "
+        "busiest node. Age: steps of "
         "another worker by which what is averaged may be behind; it grows with the run where one is never heard. "
         "Memory: of the busiest worker, beside its parameters. Per period: contraction. In steady state: consensus "
         "distance under gradient noise, drift when workers (or nodes) see different data. Kinds without fixed rounds "
-        "are simulated, and have no figures of mixing. `partreduce design` predicts steps and time to a loss.",
+        "are simulated, and have no figures of mixing.",
         style="dim",
     )
 

@@ -32,12 +32,16 @@ MATERIAL = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The alternative's predicted time over the option's; 9 of 10 such ratios lie between `low` and `high`."""
+    """The alternative's predicted time over the option's; 9 of 10 such ratios lie between `low` and `high`.
+
+    `is_guess` says that the option lies outside of what was measured.
+    """
 
     alternative: Option
     ratio: float
     low: float
     high: float
+    is_guess: bool = False
 
     @property
     def is_certain(self) -> bool:
@@ -51,7 +55,9 @@ class Gain:
         return {"alternative": self.alternative.name, **finite, "distinguishable": self.is_certain or self.high < 1}
 
     def __str__(self) -> str:
-        """The ratio with its interval."""
+        """The ratio with its interval; the interval alone of a guess."""
+        if self.is_guess:
+            return f"{self.low:.2f} to {self.high:.2f} times"
         return f"{self.ratio:.2f} times ({self.low:.2f} to {self.high:.2f})"
 
 
@@ -65,7 +71,7 @@ def gain(option: Option, alternative: Option, data: Data) -> Gain:
     errors = [math.log1p(one.steps_ratio_error(data)) for one in (option, alternative)]
     errors += [NINE_OF_TEN * one.step_error for one in (option, alternative)]
     spread = math.exp(math.hypot(*errors))
-    return Gain(alternative, ratio, ratio / spread, ratio * spread)
+    return Gain(alternative, ratio, ratio / spread, ratio * spread, is_guess=option.extrapolated)
 
 
 def beats(option: Option, other: Option) -> bool:

@@ -330,4 +330,4 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
 
 def ms(seconds: float) -> str:
     """A duration as the planner's sentences give it."""
-    return f"{seconds * 1e3:.4g} ms"
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1e3:.4g} ms"

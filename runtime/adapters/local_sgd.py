@@ -50,12 +50,7 @@ class ScheduleLocalSGD:
         *,
         timeout: float = 300.0,
     ) -> None:
-        kind = accelerator.distributed_type.value
-        if kind not in WHOLE:
-            raise InputError(
-                f"ScheduleLocalSGD: accelerate runs as {kind}, where models are not whole or averaged elsewhere; it "
-                f"runs as one of {', '.join(WHOLE)}, and sharded models need DistributedOptimizer(..., mesh=...)"
-            )
+        refuse_spread_models(accelerator, "ScheduleLocalSGD")
         self.enabled = enabled and accelerator.num_processes > 1
         self.accelerator, self.model = accelerator, model
         self._averager = ScheduleAverager(schedule, timeout=timeout) if self.enabled else None
@@ -82,3 +77,13 @@ class ScheduleLocalSGD:
         """
         if self._averager is not None and self.accelerator.sync_gradients:
             self._averager.average_parameters(self.model.parameters())
+
+
+def refuse_spread_models(accelerator: Any, who: str) -> None:  # noqa: ANN401 - of a library that need not be installed
+    """Refuse an Accelerator whose processes do not have a whole model each."""
+    kind = accelerator.distributed_type.value
+    if kind not in WHOLE:
+        raise InputError(
+            f"{who}: accelerate runs as {kind}, where models are not whole or averaged elsewhere; it runs as one of "
+            f"{', '.join(WHOLE)}, and sharded models need DistributedOptimizer(..., mesh=...)"
+        )

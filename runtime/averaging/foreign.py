@@ -32,11 +32,11 @@ Of torch, fairscale, apex, Megatron and DeepSpeed; by name, since copies of thes
 
 WAYS_OUT: dict[str, str] = {
     "transformers": "the Transformers Trainer wraps and moves models by itself wherever there are several workers; "
-    "write the loop out, with the model that partreduce was given",
+    "give it partreduce.transformers.ScheduleCallback in place of an optimizer of your own",
     "accelerate": "Accelerate's prepare() wraps and moves models; prepare the loaders only, and leave model and "
     "optimizer to partreduce",
-    "lightning": "Lightning's strategies wrap and move models; give its Trainer strategy='auto' and devices=1, and "
-    "start the workers by `partreduce run` or torchrun",
+    "lightning": "Lightning's strategies wrap and move models; give its Trainer "
+    "strategy=partreduce.lightning.ScheduleStrategy(...) in place of an optimizer of your own",
     "deepspeed": "DeepSpeed's engine averages by itself; train the bare model",
 }
 WAYS_OUT["pytorch_lightning"] = WAYS_OUT["lightning"]

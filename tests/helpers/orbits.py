@@ -18,7 +18,6 @@ def searched(machine, network, *, symmetry):
         properties=(),
         max_states=200_000,
         symmetry=symmetry,
-        shift=True,
         within=None,
         max_gap=None,
     )

@@ -35,13 +35,12 @@ class Breadth:
         properties: Sequence[Property],
         max_states: int,
         symmetry: bool,
-        shift: bool,
         within: Callable[[View], bool] | None,
         max_gap: int | None,
     ) -> None:
         self.system = System(machine, network)
         self.properties, self.max_states, self.within, self.max_gap = properties, max_states, within, max_gap
-        self.shift = shift and self.system.shiftable is not None
+        self.shift = self.system.shiftable is not None
         folding = Symmetry(self.system) if symmetry else None
         self.folding = folding if folding is not None and folding.permutations else None
         self.states: list[State] = []

@@ -11,9 +11,12 @@ import pytest
 
 import partreduce.verify.prove
 from partreduce.__main__ import main
+from partreduce.planner.job import Job
+from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Generated, Late, Lockstep, Neighbor, Pairwise, Round, Server
 from partreduce.topo.strategies.axes import Codec, How, Pipeline
@@ -344,6 +347,25 @@ def test_several_schedules_side_by_side_reproduce_the_worked_example(capsys, fig
     assert first["consensus_distance"] == pytest.approx(8 / 7)
     assert second["communication_seconds_per_step"] == pytest.approx(0.05175)
     assert second["consensus_distance"] == pytest.approx(1.40625)
+
+
+def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_predicts_and_a_picture(capsys, tmp_path):
+    network, paths = ["--set", "nic=100MB/s", "--model-bytes", "50MB"], []
+    for name, *more in (["allreduce"], ["allreduce", "-p", "every=4"], ["diloco"]):
+        paths.append(tmp_path / f"{len(paths)}.json")
+        assert main(["design", "2x2", "--using", name, *more, "-o", str(paths[-1])]) == 0
+    capsys.readouterr()
+    picture = tmp_path / "several.png"
+    rows = answer(capsys, "simulate", *paths, *network, "-o", picture, "--json")["schedules"]
+    assert [row["steps_ratio"] for row in rows][::2] == [1.0, None]
+    assert rows[1]["seconds_to_a_loss"] == pytest.approx(rows[1]["steps_ratio"] * rows[1]["seconds_per_step"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    hardware = Hardware(nic=Link.of_bandwidth(1e8), model_bytes=50_000_000, compute=0.05)
+    option = measure(load_schedule(paths[1]), Job(cluster=Cluster.regular(2, 2, hardware=hardware)))
+    assert rows[1]["steps_ratio"] == pytest.approx(option.steps_ratio)
+    assert "several.json: ends in '.json'; pictures" in refusal(
+        capsys, "simulate", *paths, "-o", tmp_path / "several.json", code=65
+    )
 
 
 def test_design_says_in_one_line_what_nobody_stated(capsys, tmp_path):

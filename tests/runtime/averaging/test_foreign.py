@@ -317,8 +317,8 @@ def test_a_sharded_model_is_refused_at_wrapping(ranks, whole):
     ("package", "words"),
     [
         ("accelerate.optimizer", "Accelerate's prepare()"),
-        ("lightning.pytorch.loops", "strategy='auto' and devices=1"),
-        ("pytorch_lightning.loops", "strategy='auto' and devices=1"),
+        ("lightning.pytorch.loops", "strategy=partreduce.lightning.ScheduleStrategy"),
+        ("pytorch_lightning.loops", "strategy=partreduce.lightning.ScheduleStrategy"),
         ("transformers.trainer", "the Transformers Trainer wraps and moves models by itself"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.topo.errors import InputError, RefutedError, UnknownError
-from partreduce.verify.explore import Network, NoDeadlock, PerProcess, PerState, Progress, explore, replay
+from partreduce.verify.explore import Network, NoDeadlock, PerProcess, PerState, Progress, explore
 
 
 @dataclass(frozen=True)
@@ -211,13 +211,6 @@ def test_an_error_in_the_protocol_is_a_finding_with_its_trace():
     assert finding.verdict == "fails"
     assert "spindle" in finding.problem
     assert [step.process for step in finding.trace.steps] == [1]
-
-
-def test_replay_runs_given_events_and_names_the_impossible_one():
-    trace = replay(TwoSpinners(), [(0, "turn"), (1, "turn")])
-    assert [step.process for step in trace.steps] == [0, 1]
-    with pytest.raises(InputError, match=r"events\[1\]"):
-        replay(TwoSpinners(), [(0, "turn"), (1, "jump")])
 
 
 def test_reordering_reaches_more_states_than_first_in_first_out():

@@ -1,0 +1,5 @@
+"""For Lightning: `Trainer(strategy=partreduce.lightning.ScheduleStrategy("schedule.json"))`. Needs lightning."""
+
+from partreduce.runtime.adapters.lightning_strategy import ScheduleStrategy
+
+__all__ = ["ScheduleStrategy"]

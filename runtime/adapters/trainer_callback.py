@@ -1,0 +1,98 @@
+"""ScheduleCallback: a schedule in the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainerCallback
+
+from partreduce.runtime.adapters.framework import FrameworkRun
+from partreduce.runtime.adapters.local_sgd import refuse_spread_models
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+
+WHO = "ScheduleCallback"
+
+
+class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
+    """Averages as a schedule says wherever the Trainer steps, in place of DDP's average of gradients.
+
+        trainer = Trainer(model, args, train_dataset=data)
+        trainer.add_callback(ScheduleCallback(trainer, "schedule.json"))
+        trainer.train()
+
+    Add it last. Evaluation and checkpoints during training, and the model after it, are those of the mean over all
+    workers. A checkpoint holds worker 0's optimizer state beside it, which all go on from: a resumed run is no
+    continuation bit for bit, and starts the schedule at its first round.
+
+    Args:
+        trainer: it runs DDP, or one process alone.
+        schedule: a Schedule or the path of a schedule file, in which all workers take equally many steps.
+        options: as `DistributedOptimizer` takes them.
+    """
+
+    def __init__(self, trainer: Trainer, schedule: Schedule | str | Path, **options: Any) -> None:  # noqa: ANN401 - of DistributedOptimizer
+        self.trainer, self.schedule, self.options = trainer, schedule, options
+        self.run: FrameworkRun | None = None
+        self._silence = contextlib.ExitStack()
+
+    def on_train_begin(self, args: Any, *_: object, **__: object) -> None:  # noqa: ANN401 - of the library
+        """Put the schedule around the optimizer that the Trainer has made, and silence its DDP.
+
+        Raises:
+            InputError: a model that is spread over processes, fp16, or a schedule that does not fit the Trainer's loop.
+        """
+        trainer = self.trainer
+        refuse_spread_models(trainer.accelerator, WHO)
+        if trainer.accelerator.scaler is not None:
+            raise InputError(f"{WHO}: fp16=True skips steps on single workers; take bf16=True, which needs no scaler")
+        if not trainer.accelerator._models:  # noqa: SLF001 - a second train(), whose evaluation would move the model
+            trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
+        prepared = trainer.optimizer
+        self.run = FrameworkRun(
+            prepared.optimizer,
+            trainer.model,
+            self.schedule,
+            who=WHO,
+            clipping=f"max_grad_norm={args.max_grad_norm}" if args.max_grad_norm else "",
+            **self.options,
+        )
+        prepared.optimizer = self.run.optimizer
+        if isinstance(trainer.model_wrapped, DistributedDataParallel):
+            self._silence.enter_context(trainer.model_wrapped.no_sync())
+
+    def on_step_end(self, _args: object, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - of the library
+        self._before_events(control)
+
+    def on_epoch_end(self, _args: object, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - of the library
+        self._before_events(control)
+
+    def on_epoch_begin(self, *_: object, **__: object) -> None:
+        self._train_on()
+
+    def on_step_begin(self, *_: object, **__: object) -> None:
+        self._train_on()
+
+    def on_train_end(self, *_: object, **__: object) -> None:
+        """End the run: the model is the mean over all workers, and the Trainer has its own optimizer back.
+
+        Raises:
+            PeerLostError: a worker ended elsewhere, or is gone.
+        """
+        if self.run is not None:
+            self.run.finish()
+            self.trainer.optimizer.optimizer = self.run.optimizer.optimizer
+            self.run = None
+        self._silence.close()
+
+    def _before_events(self, control: Any) -> None:  # noqa: ANN401 - of the library
+        """The Trainer evaluates or saves next, on all workers alike, which it decides by the number of steps."""
+        if self.run is not None and (control.should_evaluate or control.should_save):
+            self.run.take_mean()
+
+    def _train_on(self) -> None:
+        if self.run is not None:
+            self.run.give_back()

@@ -1,0 +1,30 @@
+"""ScheduleCallback and ScheduleStrategy inside the real frameworks, where they are installed, beside a loop by hand."""
+
+import pytest
+
+from helpers.driver import Driver
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+def test_a_framework_with_a_schedule_trains_evaluates_and_saves_as_a_loop_by_hand(library):
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    driver = Driver("helpers.framework_runs")
+    try:
+        answer = driver.run(library, limit=280)
+    finally:
+        driver.close()
+    assert answer["code"] == 0, answer["output"][-3000:]
+    reports = answer["reports"]
+    assert len(reports) == 4
+    for one in reports:
+        by_hand = one["by_hand"]
+        assert one["end"] == pytest.approx(by_hand["end"], abs=1e-6)
+        assert by_hand["own"] != pytest.approx(by_hand["mean"], abs=1e-4), "so that it can be told which was taken"
+        assert one.get("seen", by_hand["mean"]) == pytest.approx(by_hand["mean"], abs=1e-6)
+        assert "clips each worker's own gradient" in one["clipped"]
+        assert "different numbers of steps" in one["paced"]
+        assert "2 optimizers" in one.get("several", "2 optimizers")
+    saved = next(one["saved"] for one in reports if one["rank"] == 0)
+    assert saved == pytest.approx(reports[0]["by_hand"]["mean"], abs=1e-6)
