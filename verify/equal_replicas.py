@@ -27,7 +27,7 @@ def prove_equal_replicas(schedule: Schedule) -> Claim | None:
             f"applies the same average of gradients on all, or none.{bytes_} {ASSUMED}"
         )
         return follows(NAME, text, of="gradients", rounds=[0])
-    rounds = _plain_rounds_of_all(schedule)
+    rounds = plain_rounds_of_all(schedule)
     if not rounds:
         return None
     which = "every round" if len(rounds) == schedule.period else f"{len(rounds)} of {schedule.period} rounds"
@@ -40,7 +40,7 @@ def prove_equal_replicas(schedule: Schedule) -> Claim | None:
     return follows(NAME, text, of="parameters", rounds=rounds)
 
 
-def _plain_rounds_of_all(schedule: Schedule) -> list[int]:
+def plain_rounds_of_all(schedule: Schedule) -> list[int]:
     """The phases of the period that are one group of all workers with relax 1."""
     rule = rule_view(schedule)
     if rule is not None:

@@ -29,6 +29,7 @@ EVERY_STEP = "All-Reduce"
 RECOMMENDED = "planner's recommendation"
 SERVER, STANDARD = "BSP server", "standard"
 LISTED: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+MADE_OF = ("design", "graph", "paced", "parameters", "planned", "strategy", "sums")
 BY_CLUSTER: dict[str, Callable[[Cluster], Any]] = {
     "$first of each node": lambda cluster: [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)],
     "$every other": lambda cluster: list(range(0, cluster.num_workers, 2)),
@@ -116,6 +117,10 @@ def _contestant(row: dict[str, Any], recommended: dict[str, Make]) -> Contestant
     the section length.
     """
     fields = {key: value for key, value in row.items() if key in Contestant.__slots__}
+    if unknown := set(row) - set(fields) - set(MADE_OF):
+        raise ValueError(
+            f"contestants.toml: {row['name']}: {unknown.pop()!r} is none of {', '.join(MADE_OF)}, nor a field"
+        )
     strategy = row.get("strategy", {})
     if "sums" in row:
         fields |= {"form": row["sums"], "options": {"form": row["sums"]}}

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def by_turns(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as rehearse.by_schedule
-    """The steps of a schedule with outer steps or fragments; groups of fewer than all average as without them."""
+    """The steps of a schedule with outer steps or fragments, at one pace for all."""
     strategy, pace = schedule.strategy, schedule.pace_of(0)
-    matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in schedule.steps()]
+    matrices = [
+        torch.from_numpy(mixing_matrix(strategy.phase(t, schedule.cluster))).float() for t in range(strategy.period)
+    ]
     ends, numbers = round_ends(strategy.what.num_fragments, pace), numbers_of(rehearsal, schedule)
     parts = [_Part(rehearsal, numbers == fragment, strategy.what.outer) for fragment in range(len(ends))]
 
@@ -43,23 +45,27 @@ def numbers_of(rehearsal: Any, schedule: Schedule) -> torch.Tensor:  # noqa: ANN
 
 
 class _Part:
-    """One fragment of all workers' models, with the anchor that they have in common."""
+    """One fragment of all workers' models, with each worker's anchor and momentum, equal where all have them in common.
+
+    All arrays are (workers, numbers).
+    """
 
     def __init__(self, rehearsal: Any, mine: torch.Tensor, outer: Outer) -> None:  # noqa: ANN401 - as above
         self._rehearsal, self._mine, self._outer = rehearsal, mine, outer
-        self._anchor = rehearsal.models[0, mine].clone()
-        self._momentum = torch.zeros_like(self._anchor)
+        self._anchors = rehearsal.models[:, mine].clone()
+        self._momenta = torch.zeros_like(self._anchors)
 
     def send(self, matrix: torch.Tensor) -> None:
-        self._sent, self._is_of_all = matrix @ self._rehearsal.models[:, self._mine], bool((matrix > 0).all())
+        """Take the groups' means; those who are in one then make an outer step if it is of all, or of own anchors."""
+        self._sent = matrix @ self._rehearsal.models[:, self._mine]
+        meets = matrix.diagonal() < 1
+        self._steps = (meets & ((matrix > 0).all() | torch.tensor(self._outer.has_own_anchors)))[:, None]
 
     def merge(self, kept: float) -> None:
-        coming = self._sent
-        if self._is_of_all:
-            moved, momentum = coming[0] - self._anchor, float(self._outer.momentum)
-            self._momentum = momentum * self._momentum + moved
-            self._anchor += float(self._outer.lr) * (
-                moved + momentum * self._momentum if self._outer.nesterov else self._momentum
-            )
-            coming = self._anchor.expand_as(coming)
+        moved, momentum = self._sent - self._anchors, float(self._outer.momentum)
+        following = momentum * self._momenta + moved
+        change = moved + momentum * following if self._outer.nesterov else following
+        self._momenta = torch.where(self._steps, following, self._momenta)
+        self._anchors = torch.where(self._steps, self._anchors + float(self._outer.lr) * change, self._anchors)
+        coming = torch.where(self._steps, self._anchors, self._sent)
         self._rehearsal.models[:, self._mine] = kept * self._rehearsal.models[:, self._mine] + (1 - kept) * coming

@@ -34,6 +34,7 @@ from benchmarks.kit import parser
 from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
+from benchmarks.lab.outer_steps import by_turns
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Setting, case_of
 from benchmarks.lab.tasks import evaluated, make_model, samples_of, shard
@@ -73,6 +74,7 @@ class Rehearsal:
         job = Job(**fields, num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
         self.samples, self.batch, self.count, self.rate = samples, job.batch, count, rate
         self._model = make_model(task, samples, Clock(), seed)
+        self.named = [(name, part.numel()) for name, part in self._model.named_parameters()]
         self._parts = list(self._model.parameters())
         start = torch.nn.utils.parameters_to_vector(self._parts).detach()
         self.models = start.expand(count, -1).clone()
@@ -252,6 +254,8 @@ def advance_of(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], None
     if strategy.kind == "server":
         exact = build("allreduce", schedule.cluster)
         return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
+    if strategy.takes_turns or not strategy.what.outer.is_plain:
+        return by_turns(rehearsal, schedule)
     if isinstance(strategy.when, Pipeline):
         return by_pipeline(rehearsal, strategy.when)
     return by_schedule(rehearsal, schedule)

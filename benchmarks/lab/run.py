@@ -58,9 +58,12 @@ def main() -> int:
         print("contestants:", *(c.name for c in contestants(lambda *_: None)), sep="\n  ")
         return 0
     names = chosen.settings.split(",") if chosen.settings else list(known if chosen.full else SHORT)
-    if unknown := [name for name in names if name not in known]:
-        print(f"lab: no setting {unknown[0]!r}; see --list", file=sys.stderr)
-        return 2
+    competing = {contestant.name for contestant in contestants(lambda *_: None)}
+    asked = chosen.contestants.split(";") if chosen.contestants else []
+    for what, given, there in (("setting", names, known), ("contestant", asked, competing)):
+        if unknown := [name for name in given if name not in there]:
+            print(f"lab: no {what} {unknown[0]!r}; see --list", file=sys.stderr)
+            return 2
     changed = {key: replace(s, compute=chosen.compute or s.compute) for key, s in known.items()}
     from benchmarks.lab.campaign import Campaign, Experiment
     from benchmarks.lab.standing import NoLabError, provenance, standing
@@ -68,7 +71,7 @@ def main() -> int:
     experiment = Experiment(
         settings=tuple(changed[name] for name in names),
         shape=(chosen.nodes, chosen.workers_per_node),
-        contestants=tuple(chosen.contestants.split(";")) if chosen.contestants else (),
+        contestants=tuple(asked),
         everybody=bool(chosen.full or chosen.settings),
         repetitions=chosen.repetitions or (3 if chosen.full else 2),
         steps=chosen.steps,

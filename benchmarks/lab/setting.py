@@ -109,6 +109,9 @@ RATES = {"40mbit": 0.16, "80mbit": 0.08, "200mbit": 0.08, "1gbit": 0.08}
 """Links, and the seconds that a step computes over them. 40 Mbit/s and 0.16 s are 80 Mbit/s and 0.08 s at half speed:
 what workers take of the cores that they share then weighs half as much."""
 
+REGIONS = ("40mbit", "10mbit")
+"""Links between regions."""
+
 
 def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
     """All named settings, with a `trace` of step lengths (a file) one more for each rate.
@@ -132,5 +135,7 @@ def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
         ]
     made += [
         Setting(name="200mbit text", task="text", steps=96),
+        # A node is a region, and its workers' links take no time beside those between regions.
+        *(Setting(name=f"{rate} regions", rate=rate, task="text", compute=0.16, steps=1008) for rate in REGIONS),
     ]
     return {setting.name: setting for setting in made}

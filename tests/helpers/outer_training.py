@@ -44,7 +44,7 @@ class Training:
     def __init__(self, world, worker: Worker, **options):
         self.worker = worker
         self.optimizer = DistributedOptimizer(
-            worker.inner, worker.model, worker.case.schedule, world=world, **{"timeout": 20} | options
+            worker.inner, worker.model, worker.case.schedule, world=world, **{"timeout": 120} | options
         )
 
     def steps(self, count: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Training:
 
 def trained(worker: Worker, world, steps: int, *, ended: Callable[[DistributedOptimizer], bool]) -> torch.Tensor:
     """Train as one worker, whose data ends after so many steps; the parameters before the run ends."""
-    optimizer = DistributedOptimizer(worker.inner, worker.model, worker.case.schedule, timeout=30, world=world)
+    optimizer = DistributedOptimizer(worker.inner, worker.model, worker.case.schedule, timeout=120, world=world)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, worker.case.decay)
     with optimizer.join():
         for _ in range(steps):

@@ -777,10 +777,22 @@ READ_EDGES = [
             f"turns go with {what}",
             turns(4, 2),
             raw,
-            "strategy.what.fragments: goes with allreduce, 1 pace for all and plain means",
+            "strategy.what.fragments: goes with allreduce or groups, 1 pace for all and plain means",
         )
         for what, raw in (
-            ("allreduce", groups(3, [[0, 1, 2]], pace=4, what={"fragments": 2})),
+            (
+                "groups in lockstep",
+                groups(3, [[0, 1, 2]], pace=4, when={"merge": {"steps": 1}}, what={"fragments": 2}),
+            ),
+            (
+                "groups that all wait for",
+                groups(3, [[0, 1, 2]], pace=4, when={"quorum": {"quorum": 2}}, what={"fragments": 2}),
+            ),
+            (
+                "groups with one anchor",
+                groups(3, [[0, 1, 2]], pace=4, what={"fragments": 2, "outer": {"lr": "1/2", "anchor": "own"}}),
+            ),
+            ("no graphs", graph(2, [(0, 1, "1/2"), (1, 0, "1/2")], pace=4, what={"fragments": 2})),
             ("1 pace", over_all(pace=[4, 4], what={"fragments": 2})),
             ("plain means", over_all(pace=4, averaging="step-normalised", what={"fragments": 2})),
             ("rounds that end", over_all(pace=4, when={"late": 1}, what={"fragments": 2})),
@@ -791,7 +803,7 @@ READ_EDGES = [
         "merging late goes with 1 pace",
         turns(4, 1, steps=1),
         over_all(pace=[4, 4], when={"merge": {"steps": 1}}),
-        "strategy.when.merge: goes with allreduce, 1 pace for all and plain means",
+        "strategy.when.merge: goes with allreduce or groups, 1 pace for all and plain means",
     ),
     *(
         reads(

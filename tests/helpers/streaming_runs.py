@@ -10,8 +10,9 @@ import torch
 from helpers import outer_training
 from helpers.outer_training import difference, trained
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Lockstep, Merge, Outer, Routes
+from partreduce.topo.strategies import AllReduce, GroupPhases, Lockstep, Merge, Outer, Routes, Static
 
 LAYERS = ("0", "1", "2", "3")
 """Of the model below, in its order."""
@@ -72,6 +73,22 @@ def random_run(seed: int) -> StreamingRun:
     )  # fmt: skip
 
 
+def random_run_of_groups(seed: int) -> StreamingRun:
+    """As `random_run` in lockstep, over random groups; with outer steps where a round of the period is of all."""
+    rng, case = random.Random(seed), random_run(seed)
+    n, strategy = case.schedule.num_workers, case.schedule.strategy
+    phases = []
+    for _ in range(rng.randint(1, 3)):
+        ranks = rng.sample(range(n), n)
+        cut = rng.choice([0, 1, 2])
+        phases.append(Phase.from_groups(n, [part for part in (ranks[:cut], ranks[cut:]) if len(part) > 1]))
+    what, has_all = strategy.what, any(len(phase.members) == n and len(phase) == 1 for phase in phases)
+    static = Static(
+        phases=GroupPhases(tuple(phases)), pace=strategy.pace, what=what if has_all else replace(what, outer=Outer())
+    )
+    return replace(case, schedule=Schedule(f"groups {seed}", case.schedule.cluster, static))
+
+
 class Worker(outer_training.Worker):
     """One worker's model, data, inner optimizer and learning-rate scheduler, as a user's script has them."""
 
@@ -126,6 +143,15 @@ def reference(case: StreamingRun) -> list[torch.Tensor]:
                 scheduler.step()
         for number, (anchor, optimizer) in enumerate(zip(anchors, outers, strict=True)):
             turn = pace * (number + 1) // count
+            phase = case.schedule.phase((step - 1) // pace % case.schedule.period)
+            is_of_all = [len(group.members) for group in phase] == [n]
+            if (step - turn) % pace == 0 and step >= turn and not is_of_all:
+                for group in phase:
+                    for values in zip(*(fragments[number][rank] for rank in group.members), strict=True):
+                        mean = torch.stack([value.detach() for value in values]).mean(dim=0)
+                        for value in values:
+                            value.data.copy_(mean)
+                continue
             if (step + late - turn) % pace == 0 and step + late >= turn:
                 for place, one in enumerate(anchor):
                     mean = torch.stack([own[place].detach() for own in fragments[number]]).mean(dim=0)

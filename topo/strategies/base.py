@@ -153,7 +153,7 @@ class Strategy(Closed, ABC):
 
     def refuses_fragments(self) -> str:
         """Why parts of the model may not take turns; empty where they may."""
-        return f"strategy {self.kind!r} averages whole models; take allreduce with a pace above 1, or leave them out"
+        return f"strategy {self.kind!r} averages whole models; take allreduce or static, or leave them out"
 
     def refuses_own_anchors(self) -> str:
         """Why groups may not make outer steps from anchors that differ; empty where they may."""

@@ -168,6 +168,12 @@ class Static(Phased):
     def has_round_of_all(self, cluster: Cluster) -> bool:
         return self.phases.average_everyone(cluster)
 
+    def refuses_fragments(self) -> str:
+        """With what comes late, whose rounds overlap, and with anchors of each worker's own, whose proof has none."""
+        if self.what.outer.has_own_anchors:
+            return "outer steps from anchors of each worker's own are for whole models; leave one of the two out"
+        return "" if isinstance(self.when, Lockstep) else f"when.{self.when.word} is for whole models; leave it out"
+
     def refuses_own_anchors(self) -> str:
         """Plain means of whole models are what the proof is about."""
         if self.how.codec.rounds:

@@ -79,7 +79,7 @@ class Stage:
 
     def seconds_of(self, turn: Turn) -> npt.NDArray[np.float64]:
         """Seconds that each worker communicates in one of its turns, shape (num_workers,)."""
-        return np.where(self.cell_of >= 0, turn.seconds[self.cell_of], 0.0)
+        return np.where(self.cell_of >= 0, turn.seconds[self.cell_of], 0.0) if len(self.seconds) else self.duration()
 
     def before(self, compute: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds from a worker's beginning to compute until its cell, if all the others are ready, ends or begins.

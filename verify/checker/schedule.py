@@ -375,10 +375,14 @@ def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Ta
     radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r
     > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
     """
-    is_alike = raw["kind"] == "allreduce" and len(paces) == 1 and raw.get("averaging", "mean") == "mean"
-    is_plain = is_alike and not when.is_late  # a pipeline and a quorum go with no pace in which fragments take turns
+    is_late = when.is_late or when.steps or when.kept or when.quorum
+    is_of_groups = raw["kind"] == "static" and not (is_late or tables.outer.has_own_anchors)
+    is_known = raw["kind"] == "allreduce" or is_of_groups
+    is_alike = is_known and len(paces) == 1 and raw.get("averaging", "mean") == "mean"
+    is_plain = is_alike and not when.is_late  # a pipeline and a quorum of all go with pace 1, which has no turns
     place = "strategy.what.fragments" if tables.num_fragments > 1 else "strategy.when.merge"
-    require(is_plain, place, "goes with allreduce, 1 pace for all and plain means, without other lateness")
+    rule = "goes with allreduce or groups, 1 pace for all and plain means, without other lateness"
+    require(is_plain, place, rule)
     require(tables.num_fragments <= paces[0], place, "every fragment has a turn in each round")
     apart = paces[0] // tables.num_fragments
     require(when.steps < apart, "strategy.when.merge.steps", "fewer than lie between two turns")

@@ -20,6 +20,7 @@ from benchmarks.lab.predict import Point, predicted
 from benchmarks.lab.redraw import main as redraw
 from benchmarks.lab.rehearse import known_rates, rates_key
 from benchmarks.lab.results import page, published
+from benchmarks.lab.run import main as lab_main
 from benchmarks.lab.setting import MODEL_BYTES, Setting, settings
 from benchmarks.lab.table import Row, baseline, block
 from partreduce.schedulers.registry import build
@@ -169,6 +170,16 @@ def test_the_list_needs_no_root():
     )
     assert "200mbit homogeneous" in done.stdout
     assert set(settings(16)) <= {line.strip() for line in done.stdout.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--settings", "5mbit"], "no setting '5mbit'"), (["--contestants", "DPP"], "no contestant 'DPP'")],
+)
+def test_a_setting_or_a_contestant_that_is_not_there_is_named(words, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lab", *words])
+    assert lab_main() == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.lab

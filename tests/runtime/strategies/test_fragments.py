@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers.outer_training import Training
-from helpers.streaming_runs import StreamingRun, Worker, complaint, random_run, run
+from helpers.streaming_runs import StreamingRun, Worker, complaint, random_run, random_run_of_groups, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import _means_of_whole, fragment_means
@@ -26,6 +26,7 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
+    Anchor,
     Averaging,
     Codec,
     GroupPhases,
@@ -53,6 +54,18 @@ def test_random_runs_equal_streaming_diloco_in_one_process(ranks, part):
         case = random_run(seed)
         got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
         assert complaint(case, dict(enumerate(got))) == "", f"seed {seed}"
+
+
+def test_random_runs_of_groups_equal_the_same_in_one_process(ranks):
+    """Fragments take turns over the groups of each round; a worker that rests in a round rests with every fragment."""
+    for seed in range(BASE, BASE + CHUNK):
+        case = random_run_of_groups(seed)
+        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
+        assert complaint(case, dict(enumerate(got))) == "", f"seed {seed}"
+    cases = [random_run_of_groups(seed).schedule for seed in range(100)]
+    assert any(not case.strategy.what.outer.is_plain for case in cases)
+    assert any(0 < len(case.phase(0).members) < case.num_workers for case in cases), "somebody rests"
+    assert any(len(case.phase(0)) == 2 for case in cases)
 
 
 def test_random_runs_cover_what_they_claim():
@@ -331,7 +344,12 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
     everybody = GroupPhases((Phase.from_groups(3, [range(3)]),))
     two = Routes(fragments=2)
     refused = {
-        "what.fragments: are 2; strategy 'static' averages whole models": Static(phases=everybody, pace=2, what=two),
+        "what.fragments: are 2; outer steps from anchors of each worker's own": Static(
+            phases=everybody, pace=2, what=Routes(fragments=2, outer=Outer(lr="1/2", anchor=Anchor.OWN))
+        ),
+        "what.fragments: are 2; when.late is for whole models;": Static(
+            phases=everybody, pace=2, when=Late(), what=two
+        ),
         "what.fragments: are 2; strategy 'server' averages": Server(hosts=(0,), pace=2, what=two),
         "what.fragments: are 2; when.late is for whole models": AllReduce(pace=2, when=Late(), what=two),
         "what.fragments: are 2, and each has its turn in a round of 1 steps": AllReduce(what=two),

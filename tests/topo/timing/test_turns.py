@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from partreduce.runtime.virtual_time.predict import predict
 from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
@@ -74,6 +76,18 @@ def test_of_unequal_workers_event_graph_and_virtual_time_say_the_same(seed):
             now = np.maximum(now + times * (end - before), over)
             before = end
     assert run.makespan == pytest.approx(now.max())
+
+
+@pytest.mark.parametrize("name", ["node-then-all", "prague-figure-10", "one-peer-hypercube"])
+def test_fragments_over_groups_take_as_long_in_virtual_time_as_the_event_graph_says(name):
+    base = build(name, Cluster.parse("4x4"))
+    turns = Schedule("s", base.cluster, replace(base.strategy, pace=7, what=Routes(fragments=3)))
+    run = simulate(turns, hardware(), num_rounds=48)
+    assert run.per_step(warm_up=24) == pytest.approx(cycle_time(turns, hardware()).per_step)
+    whole = Schedule("s", base.cluster, replace(base.strategy, pace=7))
+    costs = communication(whole, hardware()), communication(turns, hardware())
+    assert costs[1].nic_bytes_per_step == pytest.approx(costs[0].nic_bytes_per_step)
+    assert costs[1].peak_nic_bytes == pytest.approx(costs[0].peak_nic_bytes / 3)
 
 
 def test_streaming_sends_the_same_bytes_with_a_peak_of_one_fragment():

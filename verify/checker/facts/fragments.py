@@ -11,6 +11,10 @@ before the next is sent, all inside the round: at most one is in flight, and no 
 lie at least `apart` = ⌊H / P⌋ steps. (d) What a worker holds of the others' fragment is at most `age` = H + τ steps
 old. (e) Where α is 0 a fragment is equal on all workers after its turn (`equal`).
 
+(d) and (e) are of sums over all workers. Where rounds have groups, τ and α are 0: a fragment's turn in round k is an
+operation of the groups of round k, so it meets all of the period's groups in `period` = H · T steps, T being their
+number, and (a), (b) and (c) hold. Of each fragment alone everything is as of a whole model, a part of a round earlier.
+
 *Proof.* As H / P ≥ 1, e_p ascends from ⌊H / P⌋ by ⌊H / P⌋ or one more to e_(P−1) = H: that is (a) and (c). A turn
 begins at e_p − τ > e_p − ⌊H / P⌋ ≥ e_(p−1), with e_(−1) = 0, which is (b): where it begins follows from the step
 alone. Just before a turn ends, what came with the last one is H steps after its merging and H + τ after its sending.
@@ -32,15 +36,12 @@ if TYPE_CHECKING:
 
 
 def numbers(schedule: Schedule, _: Work) -> Numbers | None:
-    """`fragments`, `every` so many steps, `apart`, `late`, `age`, `equal`."""
+    """`fragments`, `every` so many steps, `apart`, `late`; `age` and `equal` of sums over all, `period` of groups."""
     if not schedule.takes_turns:
         return None
     count, every, late = schedule.tables.num_fragments, schedule.paces[0], schedule.late_steps
-    return {
-        "fragments": count,
-        "every": every,
-        "apart": every // count,
-        "late": late,
-        "age": every + late,
-        "equal": schedule.kept == 0,
-    }
+    found = {"fragments": count, "every": every, "apart": every // count, "late": late}
+    relax = schedule.averages_of_all().get(0)
+    if relax is not None and schedule.period == 1:
+        return {**found, "age": every + late, "equal": relax == 1}
+    return {**found, "period": every * schedule.period}

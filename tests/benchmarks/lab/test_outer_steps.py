@@ -1,0 +1,72 @@
+"""Outer steps in the lab's rehearsal: what they do to models, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.lab.contestants import contestants
+from benchmarks.lab.outer_steps import by_turns
+from benchmarks.lab.rehearse import advance_of, by_schedule
+from benchmarks.lab.setting import settings
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+
+CLUSTER = Cluster.parse("2x2")
+
+
+class Moving:
+    """Models of three layers with a number each, that move by as much in every step as their worker's number."""
+
+    named = (("a.weight", 1), ("b.weight", 1), ("c.weight", 1))
+    count = 4
+
+    def __init__(self) -> None:
+        self.models = torch.zeros(4, 3, dtype=torch.float64).float()
+
+    def take(self, counts: list[int]) -> None:
+        assert counts == [1] * 4
+        self.models += torch.arange(4.0)[:, None]
+
+
+def moved(schedule, steps):
+    models = Moving()
+    advance = by_turns(models, schedule)
+    for step in range(steps):
+        advance(step)
+    return models.models
+
+
+def test_plain_outer_steps_are_local_sgd():
+    models = Moving()
+    advance = by_schedule(models, build("local-sgd", CLUSTER, every=3))
+    for step in range(7):
+        advance(step)
+    assert torch.allclose(moved(build("diloco", CLUSTER, every=3, lr=1, momentum=0), 7), models.models)
+
+
+def test_two_outer_steps_add_momentum():
+    """Workers move by 1.5 a step on average, so by 3 a round; Nesterov's: 1·(3 + ½·3), then 3 + ½·(3 + ½·3)."""
+    found = moved(build("diloco", CLUSTER, every=2, lr=1, momentum=0.5), 4)
+    assert torch.allclose(found, torch.full((4, 3), 4.5 + 5.25))
+
+
+def test_a_late_fragment_lacks_what_was_learned_meanwhile():
+    """Sent after steps 1 (fragment 0) and 3 of four, merged a step later: 1.5 and 4.5 of the mean's movement."""
+    schedule = build("diloco", CLUSTER, every=4, fragments=2, late=1, lr=1, momentum=0)
+    found = moved(schedule, 4)
+    assert torch.allclose(found.mean(0)[[0, 2]], torch.tensor([1.5 + 2 * 1.5, 4.5]))
+
+
+def test_every_contestant_by_outer_steps_can_be_rehearsed():
+    setting = settings(4)["10mbit regions"]
+    outer = [one for one in contestants(lambda *_: None) if one.family == "outer"]
+    assert len(outer) >= 6
+    for contestant in outer:
+        advance_of(Moving(), contestant.make(CLUSTER, setting))(0)
+
+
+@pytest.mark.parametrize("rate", ["40mbit", "10mbit"])
+def test_regions_are_nodes_over_thin_links(rate):
+    setting = settings(16)[f"{rate} regions"]
+    assert (setting.rate, setting.task, setting.steps) == (rate, "text", 1008)
