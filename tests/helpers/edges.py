@@ -523,6 +523,13 @@ EDGES = [
         "too large for exact pivots",
     ),
     Edge(
+        RATE,
+        "up to 12 digits by pivots",
+        (rule([2] * 12, 1, [([0], list(range(12)))]), rate("pivots", 0)),
+        (rule([2] * 13, 1, [([0], list(range(13)))]), rate("pivots", 0)),
+        "claims[0] (contraction/pivots): over 12 digits",
+    ),
+    Edge(
         "linear_algebra.py",
         "no zero pivot above other entries",
         (HALF, rate("pivots", "1/4")),

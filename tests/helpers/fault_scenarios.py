@@ -129,14 +129,19 @@ def gap_ring(**options) -> Schedule:
     return Schedule("gap", Cluster.regular(1, 5), strategy)
 
 
-def killed_in_step_2(seconds, **options) -> None:
-    """Worker 2 is killed before it sends anything in its step 2; a step takes this long."""
+def killed_in_step_2(seconds, *, together=False, **options) -> None:
+    """Worker 2 is killed before it sends anything in its step 2; a step takes this long, and may begin `together`."""
     model = network()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = DistributedOptimizer(sgd, model, gap_ring(**options), timeout=20)
+    optimizer = DistributedOptimizer(sgd, model, gap_ring(**options), timeout=60)
+    store = optimizer.run.reducer.world.store
 
     def loop() -> None:
         while optimizer.steps < 100:
+            step = f"step {optimizer.steps}"
+            store.add(step, 1)
+            while together and store.add(step, 0) < 4 + (optimizer.steps <= 2):
+                time.sleep(0.02)
             if optimizer.steps == 2 and rank() == 2:
                 time.sleep(0.5)  # what it has sent is on its way by then
                 pause_or_kill(signal.SIGKILL)
@@ -239,7 +244,7 @@ BY_LAUNCHER = {
     "fenced": (4, fenced),
     "gap, notify": (5, lambda: killed_in_step_2(0.05, notify_ack=True)),
     "gap, staleness": (5, lambda: killed_in_step_2(0.05, staleness=2, order=Order.PARALLEL)),
-    "gap, backup": (5, lambda: killed_in_step_2(0.8, backup=1, max_ig=3)),
+    "gap, backup": (5, lambda: killed_in_step_2(1.5, together=True, backup=1, max_ig=3)),
     **{
         f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
         for kind in ("pipeline", "quorum", "quorum of groups")
@@ -407,7 +412,7 @@ def by_launcher(request) -> dict:
         num_workers=num_workers,
         output=output,
         environment=request.get("environment", {}),
-        grace=request.get("grace", 8.0),
+        grace=request.get("grace", 60.0),
         survive=request.get("survive", False),
         patient=request.get("patient", False),
     )

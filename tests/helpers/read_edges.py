@@ -207,6 +207,7 @@ READ_EDGES = [
             ("a gap", gap(), graph(3, [(s, t, "1/3") for s, t in RING], when={"gap": {}, "late": 1})),
             ("a quorum", quorum(quorum=2), over_all(4, when={"quorum": {"quorum": 2}, "late": 1})),
             ("a pipeline", pipeline(), over_all(when={"pipeline": {}, "late": 1})),
+            ("a merge", turns(4, 1, steps=1), over_all(pace=4, when={"merge": {"steps": 1}, "late": 1})),
         )
     ),
     reads(AXES, "a block holds a number", how(codec="int8", block=1), how(codec="int8", block=0), "how.block: must be"),
@@ -660,6 +661,18 @@ READ_EDGES = [
             ("momentum is below 1", {"momentum": "99/100"}, {"momentum": 1}, ".momentum: at least 0 and below 1"),
             ("momentum is not negative", {"momentum": 0}, {"momentum": "-1/100"}, ".momentum: at least 0 and below 1"),
             ("momentum is a number", {"momentum": "1/2"}, {"momentum": []}, ".momentum: must be an integer or a frac"),
+            (
+                "numbers may be shortened",
+                {"lr": "14/20", "momentum": "2/4"},
+                {"lr": "0.7"},
+                ".lr: must be an integer or",
+            ),
+            (
+                "anchor is one of two",
+                {"lr": 2, "anchor": "common"},
+                {"lr": 2, "anchor": "mine"},
+                ".anchor: must be one",
+            ),
             ("optimizer is one", {"optimizer": "sgd"}, {"optimizer": "adam"}, ".optimizer: must be one of ['sgd']"),
             ("nesterov is a switch", {"nesterov": False}, {"nesterov": 0}, ".nesterov: must be one of [False, True]"),
             (

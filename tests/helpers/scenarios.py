@@ -660,7 +660,7 @@ def main(scenarios) -> None:
             num_nodes=request.get("nodes", 1),
             output=output,
             environment=request.get("environment", {}),
-            grace=request.get("grace", 15.0),
+            grace=request.get("grace", 60.0),
             survive=request.get("survive", False),
         )
         answer = {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}

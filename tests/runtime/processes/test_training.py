@@ -177,7 +177,7 @@ def test_a_worker_killed_in_a_coded_average_leaves_parameters_and_reference_as_t
 
 
 def test_a_stopped_worker_is_named_after_the_timeout(driver):
-    answer = driver.run("killed stopped", grace=10)
+    answer = driver.run("killed stopped")
     assert set(answer["errors"]) == {0, 1, 2}
     assert all(report["error"] == "PeerLostError" for report in answer["errors"].values())
     assert "waits for worker 3" in answer["errors"][1]["text"]

@@ -26,7 +26,6 @@ def driver_of(gap):
         rings,
         keeps=False,
         log=GapLog(is_on=True),
-        enter=lambda *_: None,
         send=sent.append,
     )
     return driver, sent

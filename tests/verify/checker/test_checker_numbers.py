@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.forgery.dense import dense, steady_distance
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule
-from helpers.edges import EDGES, HALF, groups, own, rule, said
+from helpers.edges import EDGES, HALF, graph, groups, own, rule, said
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.verify import checker, prove
-from partreduce.verify.checker import definite, linear_algebra
+from partreduce.verify.checker import definite, linear_algebra, period
 from partreduce.verify.checker.claims import consensus_distance, outer_steps
 from partreduce.verify.checker.facts import FACTS
 from partreduce.verify.checker.refusal import MAX_WORK, Refusal, TooLarge, Work, confirm, confirm_equal, one_line
@@ -64,6 +64,13 @@ def test_a_form_by_whole_numbers_without_room(monkeypatch, matrix, holds):
     monkeypatch.setattr(definite, "FACTOR_BITS", 0)
     monkeypatch.setattr(definite, "SHIFT_BITS", 1000)
     assert accepts(definite.confirm_semidefinite, matrix, "here", Work("here")) == holds
+
+
+def test_a_form_near_the_edge_is_refused_by_its_place(monkeypatch):
+    monkeypatch.setattr(definite, "FACTOR_BITS", 0)
+    with pytest.raises(Refusal) as refused:
+        definite.confirm_semidefinite([[4, 3], [3, 2]], "here", Work("here"))
+    assert refused.value.sentence == 'here is "a matrix near the edge"; expected one clear of it'
 
 
 def test_a_form_is_accepted_from_the_shift_on():
@@ -255,6 +262,25 @@ def test_numbers_of_a_joint_period_are_as_long_as_allowed(monkeypatch, n, lr, lo
 # Work, refusals, places
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        groups(64, [list(range(64))]),
+        groups(3, [([0, 1], "1/1000")], [([1, 2], "999/1000")]),
+        graph(3, [(0, 1, "1/1000"), (1, 2, 5000)], [(2, 0, "-1/3")]),
+        rule([2], 2, [([0, 1], [0], "3/7")], [([0], [])]),
+    ],
+    ids=["all", "factors", "weights", "blocks"],
+)
+def test_a_phase_lengthens_integers_by_no_more_bits_than_are_foreseen(raw):
+    schedule = checker.read_schedule(raw)
+    rows = [[(-1) ** (i + j) * (2**20 - 1) for j in range(schedule.width)] for i in range(schedule.width)]
+    for t in range(schedule.period):
+        after, factor = period.after_phase(schedule, t, [], rows)
+        longest = max(max(map(abs, row)) for row in after).bit_length()
+        assert max(longest, factor.bit_length() + 20) <= 20 + period.growth_bits(schedule, t)
+
+
 def test_work_is_counted_before_it_is_done_up_to_its_limit():
     work = Work("here", 10)
     work.spend(4)
@@ -286,7 +312,7 @@ def test_what_every_check_is_counted_to_cost(monkeypatch):
 
 COSTS = {
     "claims/consensus.py": 758766,
-    "claims/contraction.py": 398040,
+    "claims/contraction.py": 399066,
     "linear_algebra.py": 1680,
     "claims/exact_consensus.py": 1560,
     "steady_state.py": 57600,
