@@ -278,11 +278,11 @@ def steps_model(pilot: Pilot) -> StepsModel:
         ),
         errors=((pilot.data, _error(pilot)),),
         late_errors=(),
-        # What a pilot without a pipeline knows of lateness is that of parameters.
-        delay=prices.late.value,
+        # A pilot knows the lateness of parameters; that of gradients may cost more, and is no less than shipped.
+        delay=max(prices.late.value, FITTED.delay),
         delay_noise=None,
         delay_error=_error(pilot),
-        delay_more=prices.late.high - prices.late.value if bears_pipelines else inf,
+        delay_more=max(prices.late.high - prices.late.value, FITTED.delay_more) if bears_pipelines else inf,
         max_consensus_distance=pilot.max_consensus_distance,
         max_drift=pilot.max_drift,
         a_beyond=max(prices.consensus_distance.high, FITTED.a) if least_unstable == inf else inf,

@@ -261,7 +261,8 @@ def _say_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) ->
 def _say(error: BaseException) -> None:
     """Show the script's own error as the script wants it shown."""
     try:
-        sys.excepthook(type(error), error, _of_the_script(error.__traceback__))
+        error.with_traceback(_of_the_script(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:  # noqa: BLE001 - as Python does
         traceback.print_exc()
 

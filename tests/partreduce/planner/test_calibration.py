@@ -312,6 +312,16 @@ def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
     assert any("the pilot had 4 workers and this cluster has 8" in caution for caution in planned.cautions)
 
 
+def test_where_parameters_may_come_late_for_nothing_gradients_may_not() -> None:
+    """A pilot ran no pipeline: on a perceptron under Adam averages came late for nothing and a pipeline took 2.9."""
+    free = replace(PRICED, prices=replace(PRICED.prices, late=Price(0.0, 0.0, 0.0)))
+    model = steps_model(free)
+    assert model.steps_ratio(1.0, 0.0, late=1.0) == model.steps_ratio(1.0, 0.0)
+    assert model.delayed(2) == FITTED.delay
+    assert model.delay_more == FITTED.delay_more
+    assert steps_model(PRICED).delayed(2) == 2.0, "no less than the lateness of parameters"
+
+
 def test_a_pilot_that_says_nothing_about_the_job_is_refused() -> None:
     with pytest.raises(InputError, match="ran on shuffled data and the job's are per-worker"):
         job(pilot=PRICED, data=Data.PER_WORKER)

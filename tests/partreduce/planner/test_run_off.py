@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SHAPE = Cluster.parse("2x4")
 SLOW = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(3e7), model_bytes=2_000_000, compute=0.05)
-JOB = Job(cluster=replace(SHAPE, hardware=SLOW), effort=0.2)
+JOB = Job(cluster=replace(SHAPE, hardware=SLOW), effort=0.2, time_limit=3600.0)
 STEPS = 60
 
 
