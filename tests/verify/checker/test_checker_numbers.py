@@ -66,6 +66,13 @@ def test_a_form_by_whole_numbers_without_room(monkeypatch, matrix, holds):
     assert accepts(definite.confirm_semidefinite, matrix, "here", Work("here")) == holds
 
 
+def test_a_form_near_the_edge_is_refused_by_its_place(monkeypatch):
+    monkeypatch.setattr(definite, "FACTOR_BITS", 0)
+    with pytest.raises(Refusal) as refused:
+        definite.confirm_semidefinite([[4, 3], [3, 2]], "here", Work("here"))
+    assert refused.value.sentence == 'here is "a matrix near the edge"; expected one clear of it'
+
+
 def test_a_form_is_accepted_from_the_shift_on():
     """[[1, x], [x, 1]] · 2^50: accepted for x up to about 1 − 2⁻⁴⁵."""
     size = 2**50
