@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import json
 import math
 import os
+import pkgutil
 import platform
 import random
 import shutil
@@ -20,12 +22,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from types import ModuleType
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
 Way = Callable[[int], Callable[[], object]]
 """One contestant: prepares a turn and returns what is timed."""
 Times = dict[str, list[list[float]]]
+
+
+def import_all(*packages: ModuleType) -> None:
+    """Every module of packages, before forks, but for adapters of libraries that are not installed."""
+    for package in packages:
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as missing:
+                if missing.name is None or missing.name.startswith("partreduce"):
+                    raise
 
 
 def parser(words: str) -> argparse.ArgumentParser:

@@ -27,12 +27,7 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
         FileProblem: there is no such file.
         InputError: it is not written so, has no such function, or fails when it is executed.
     """
-    file, sign, name = text.rpartition(":")
-    path = Path(file)
-    if not sign or not name.isidentifier() or path.suffix != ".py":
-        raise InputError(f"{place} {text}: write FILE.py:NAME, a file and a function in it")
-    if not path.is_file():
-        raise FileProblem(f"{path}: cannot be read: there is no such file")
+    path, name = file_and_name(text, place)
     spec = importlib.util.spec_from_file_location(f"_partreduce_user_{path.stem}", path.resolve())
     assert spec is not None, "a file that ends in .py has a loader"
     assert spec.loader is not None, "likewise"
@@ -55,6 +50,22 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
         raise InputError(f"{place} {text}: {path} has no function {name}{hint}")
     found: Callable[..., Any] = function
     return found
+
+
+def file_and_name(text: str, place: str) -> tuple[Path, str]:
+    """`train.py:step` → the file, which is there, and the name.
+
+    Raises:
+        FileProblem: there is no such file.
+        InputError: it is not written so.
+    """
+    file, sign, name = text.rpartition(":")
+    path = Path(file)
+    if not sign or not name.isidentifier() or path.suffix != ".py":
+        raise InputError(f"{place} {text}: write FILE.py:NAME, a file and a function in it")
+    if not path.is_file():
+        raise FileProblem(f"{path}: cannot be read: there is no such file")
+    return path, name
 
 
 @contextmanager

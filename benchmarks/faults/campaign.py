@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import json
 import os
-import pkgutil
 import shutil
 import tempfile
 import time
@@ -20,6 +18,7 @@ from benchmarks.faults.injectors import FAULTS, LONG, NEEDS_GENERATOR, SHORT, sq
 from benchmarks.faults.kinds import KINDS, WORKERS
 from benchmarks.faults.processes import command_of, end, fork_session, show_stacks
 from benchmarks.faults.running import Running
+from benchmarks.kit import import_all
 from benchmarks.lab.network import Network, why_not
 from partreduce.topo.document.writer import write_schedule
 
@@ -44,9 +43,7 @@ def import_once() -> None:
     import partreduce.topo.document.schedule
     from benchmarks.faults import launchers  # noqa: F401 - as said
 
-    for package in (partreduce.runtime, partreduce.commands):
-        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            importlib.import_module(module.name)
+    import_all(partreduce.runtime, partreduce.commands)
 
 
 def combinations() -> list[tuple[str, str, str]]:

@@ -55,7 +55,7 @@ def page(content: dict[str, Any]) -> str:
     lines = [
         "# Faults that were tried",
         "",
-        "`python -m benchmarks.faults.run --write`; [what is done](../../docs/internals/faults.md#what-is-done).",
+        "`python -m benchmarks.faults.run --write`; [what is done, and asked](../faults/README.md).",
         "",
         f"{number} faults fired, {len(bad)} cells with a violation. Campaigns: {campaigns}.",
         "",

@@ -43,11 +43,11 @@ SIMULATED = ("static", "allreduce", "neighbor")
 class Experiment:
     """Contestants side by side in some settings, on (nodes, workers per node).
 
-    Without names of contestants the core ones run, or `everybody`. `steps` of each worker in a cell; without it as many
-    as reach the loss, `target` or the task's own. `rate` is the learning rate of all; without it everybody's best of
-    the rehearsal. `limit` seconds end a cell, and losses are taken `every` so many steps. `at_once`: all repetitions
-    before the next experiment, because they are what matters most. Where nothing is planned or predicted, its links
-    need not be measured first (`profiled`).
+    Contestants run in the order of their names; without names the core ones do, or `everybody`. `steps` of each worker
+    in a cell; without it as many as reach the loss, `target` or the task's own. `rate` is the learning rate of all;
+    without it everybody's best of the rehearsal. `limit` seconds end a cell, and losses are taken `every` so many
+    steps. `at_once`: all repetitions before the next experiment, because they are what matters most. Where nothing is
+    planned or predicted, its links need not be measured first (`profiled`).
     """
 
     settings: tuple[Setting, ...]
@@ -102,12 +102,9 @@ class Campaign:
         self._rehearsed = {
             case: known_rates(case) for case in {s.case_of(self.cluster.num_workers) for s in self.settings}
         }
-        wanted = experiment.contestants
         self._everybody = {c.name: c for c in contestants(self._planner, self._planner.coded)}
-        self.contestants = [
-            c
-            for c in self._everybody.values()
-            if (c.name in wanted if wanted else not c.named_only and (c.core or experiment.everybody))
+        self.contestants = [self._everybody[name] for name in experiment.contestants] or [
+            c for c in self._everybody.values() if not c.named_only and (c.core or experiment.everybody)
         ]
 
     def run(self, *, profile: bool) -> None:

@@ -6,10 +6,10 @@ itself, so forking from it stays safe. `store` instead of a node number hosts th
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import sys
 from functools import partial
+
+from benchmarks.kit import import_all
 
 
 def serve_workers(node: int) -> None:
@@ -51,8 +51,7 @@ def _import_runtime() -> None:
 
     import partreduce.runtime
 
-    for found in pkgutil.walk_packages(partreduce.runtime.__path__, "partreduce.runtime."):
-        importlib.import_module(found.name)
+    import_all(partreduce.runtime)
 
 
 def serve_store(address: str) -> None:

@@ -25,9 +25,10 @@ def job_measurement(
     """
     from partreduce.planner.job import Data
     from partreduce.topo.errors import FileProblem
-    from partreduce.user_function import function_of
+    from partreduce.user_function import file_and_name, function_of
 
     kind = options.choice(Data, data, "--data")
+    file_and_name(function, "FILE.py:NAME")  # refused once, and not by every worker
     if not output.absolute().parent.is_dir():
         raise FileProblem(f"{output}: cannot be written: there is no folder {output.parent}; make it first")
 

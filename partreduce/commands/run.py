@@ -56,7 +56,9 @@ def command(
         generated = loaded.strategy.needs_generator
         _say_if_refuted(schedule, loaded)
     if workers is None:
-        raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
+        misplaced = {"--workers", "-n", "--schedule"} & set(context.args)
+        where = "; what follows the script is its own: write it before the script" if misplaced else ""
+        raise typer.BadParameter(f"is needed, or --schedule{where}", param_hint="--workers")
     require("torch", purpose="running workers")
     from partreduce.runtime.launcher.launch import launch
     from partreduce.runtime.launcher.orphans import orphans_ended

@@ -94,7 +94,10 @@ def _simulate_one(
 
     loaded = load_schedule(path).meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
-        raise InputError(f"--cluster: is {place}, but the schedule is for {loaded.cluster}")
+        raise InputError(
+            f"--cluster: is {place}, but the schedule is for {loaded.cluster}; name a cluster of that shape, or design "
+            "a schedule for this one"
+        )
     free = hardware.model_bytes is None
     if free:
         hardware = hardware.without_bandwidths()

@@ -42,8 +42,6 @@ def not_weighed(job: Job) -> list[str]:
             f"quorums of groups are not weighed: a worker keeps {size(memory_of_groups(job))} for them, and max-queues "
             f"is {size(job.max_queues)}"
         )
-    if on_request.is_open(job) and (why := outer_steps.why_not_weighed(job)) and outer_steps.is_thin(job):
-        said.append(f"outer steps (DiLoCo) are not weighed: {why}; --using diloco builds them")
     if on_request.is_open(job) and (slow := Slowdown.of(job).slow):
         them = ", ".join(str(worker) for worker, _ in slow[:4]) + ", …" * (len(slow) > 4)
         said.append(
@@ -62,6 +60,14 @@ def not_weighed_on_request(job: Job) -> list[str]:
         ]
     if on_request.is_open(job) and (most := on_request.MOST_WORKERS) < job.cluster.num_workers:
         return [f"{what} weighed for at most {most} workers, not {job.cluster.num_workers}"]
+    return []
+
+
+def not_weighed_outer_steps(job: Job) -> list[str]:
+    """Why outer steps are no candidates where links are slower than computing, and nobody asked for something else."""
+    why = outer_steps.why_not_weighed(job)
+    if why and on_request.is_open(job) and outer_steps.is_thin(job):
+        return [f"outer steps (DiLoCo) are not weighed: {why}; --using diloco builds them"]
     return []
 
 

@@ -13,7 +13,7 @@ from partreduce.planner.competitors import competitors
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
 from partreduce.planner.job import Job
-from partreduce.planner.left_out import not_reached, not_weighed, not_weighed_on_request
+from partreduce.planner.left_out import not_reached, not_weighed, not_weighed_on_request, not_weighed_outer_steps
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import Option
 from partreduce.planner.payoff import late_and_small
@@ -169,6 +169,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
             *not_reached({"the catalogue": left_out, **weighed.left_out}, unmeasured),
             *not_weighed(job),
             *not_weighed_on_request(job),
+            *not_weighed_outer_steps(job),
         ],
         front=best if any(option is chosen for option in best) else sorted([*best, chosen], key=_by_communication),
         baselines=baselines(options),

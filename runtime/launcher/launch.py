@@ -30,6 +30,7 @@ from partreduce.topo.errors import InputError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
 
     from partreduce.runtime.transport.torch_api import Store
 
@@ -260,9 +261,18 @@ def _say_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) ->
 def _say(error: BaseException) -> None:
     """Show the script's own error as the script wants it shown."""
     try:
+        error.with_traceback(_of_the_script(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:  # noqa: BLE001 - as Python does
         traceback.print_exc()
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the launcher's own frames; whole where nothing else is in it."""
+    rest = trace
+    while rest is not None and rest.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        rest = rest.tb_next
+    return rest or trace
 
 
 def _serve_store(workers: Sequence[Child]) -> Store:

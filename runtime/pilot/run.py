@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import json
 import math
@@ -110,6 +111,10 @@ def refuse_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
 
 def _built(build: Build, seed: int) -> PilotJob:
     torch.manual_seed(seed)
+    try:
+        inspect.signature(build).bind(seed)
+    except TypeError:
+        raise InputError("pilot: the function does not take the seed; write `def NAME(seed):`") from None
     job = build(seed)
     if not isinstance(job, PilotJob):
         raise InputError(f"pilot: the function returned a {type(job).__name__}; it returns a partreduce.PilotJob")

@@ -97,7 +97,7 @@ def check_header(raw: object, name: str, version: int) -> None:
     if not isinstance(raw, dict):
         raise DocumentError("document", f'is {shown(raw)}; it must be an object with "format": "{name}"')
     if "format" in raw and raw["format"] != name:
-        raise DocumentError("format", f'is {shown(raw["format"])}; it must be "{name}"')
+        raise DocumentError("format", f'is {shown(raw["format"])}; it must be "{name}"; give such a file here')
     found = raw.get("version", version)
     if type(found) is not int or found != version:
         newer = type(found) is int and found > version

@@ -84,6 +84,18 @@ def test_the_exit_code_is_that_of_the_cause_whoever_of_those_that_miss_it_ends_f
     assert done.stderr.count("worker 1 ended with exit code 7 and no message") == (code == 7), done.stderr
 
 
+@pytest.mark.processes
+def test_the_traceback_of_a_script_begins_in_the_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("def fails():\n    raise ValueError('mine')\nfails()\n")
+    done = WARM.run("partreduce", "run", "--workers", "1", str(script))
+    assert done.returncode == 1
+    assert "in fails" in done.stderr
+    assert "ValueError: mine" in done.stderr
+    assert "runpy" not in done.stderr
+    assert "launch.py" not in done.stderr
+
+
 def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monkeypatch):
     monkeypatch.setattr(supervision, "_tell", lambda *_, **__: None)
     monkeypatch.setattr(supervision, "_signal_group", lambda *_: None)

@@ -175,6 +175,8 @@ def test_what_is_harder_than_an_unstable_schedule_is_left_out_and_all_reduce_nev
 def test_a_function_that_makes_no_job_is_refused_before_anything_runs() -> None:
     with pytest.raises(InputError, match=r"the function returned a NoneType; it returns a partreduce\.PilotJob"):
         run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x2"))  # type: ignore[arg-type, return-value]
+    with pytest.raises(InputError, match=r"does not take the seed; write `def NAME\(seed\):`"):
+        run_pilot(lambda: None, steps=24, seeds=[0], cluster=Cluster.parse("1x2"))  # type: ignore[arg-type, misc, call-arg]
     with pytest.raises(InputError, match="has one worker"):
         run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x1"))  # type: ignore[arg-type, return-value]
 
