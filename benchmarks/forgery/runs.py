@@ -104,6 +104,11 @@ def mixes_late(raw: dict[str, Any]) -> bool:
     return isinstance(when, dict) and "merge" not in when and pipeline_of(raw) is None
 
 
+def lacks_newest_round(raw: dict[str, Any]) -> bool:
+    """Whether an average begins before its round has ended: a round late, or, of fragments in turn, inside it."""
+    return mixes_late(raw) or turns_of(raw)[:2] != (1, 0)
+
+
 def turns_of(raw: dict[str, Any]) -> tuple[int, int, float]:
     """Into how many fragments the model is cut, by how many steps each is merged late, and what is kept then."""
     fragments, when = raw["strategy"].get("what", {}).get("fragments", 1), raw["strategy"].get("when")
@@ -273,7 +278,7 @@ def paces(raw: dict[str, Any], n: int) -> list[int]:
 
 
 def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    n, late, delay = len(matrices[0]), mixes_late(raw) or turns_of(raw)[:2] != (1, 0), delay_of(raw)
+    n, late, delay = len(matrices[0]), lacks_newest_round(raw), delay_of(raw)
     if any(w.min() < -TOLERANCE or w.diagonal().min() < TOLERANCE for w in matrices):
         return False
     age, pace = oldest_age(matrices, late=late, delay=delay), max(paces(raw, n))

@@ -31,7 +31,7 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
         proof = prove(schedule)
         raw, certificate = certified(schedule)
         listed, matrices = dense(raw)
-        n, late, delay = schedule.num_workers, runs.mixes_late(raw), runs.delay_of(raw)
+        n, late, delay = schedule.num_workers, runs.lacks_newest_round(raw), runs.delay_of(raw)
         assert refusal(json.loads(json.dumps(raw)), certificate) is None
         for claim in proof.claims:
             proved[claim.claim] = proved.get(claim.claim, 0) + claim.holds
