@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/partreduce demo
 
-# The suite runs in parts, four side by side, each a process of its own (tests/README.md): the longest two, which mostly wait, come first, and what
+# The suite runs in parts, three side by side, each a process of its own (tests/README.md): the longest two, which mostly wait, come first, and what
 # only computes gives way to the others. Parts are folders; a new one falls to `running` or `others`. Pretended devices go apart, since they reach so far
 # below torch that a mistake may end their process. Lines interleave, each with its part's name; any failing fails the whole. Bytecode is kept even
 # where it is switched off: the processes that tests start would compile all sources again.
@@ -41,7 +41,7 @@ test: export OPENBLAS_NUM_THREADS = 1
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)  ## the whole test suite
 	@rm -f build/test-*.txt; status=0; \
-	$(MAKE) --no-print-directory --jobs=4 --keep-going $(PARTS:%=test-%) || status=$$?; \
+	$(MAKE) --no-print-directory --jobs=3 --keep-going $(PARTS:%=test-%) || status=$$?; \
 	echo; for part in $(PARTS); do echo "test-$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
 
 $(PARTS:%=test-%): $(STAMP)
