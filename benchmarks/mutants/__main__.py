@@ -6,7 +6,7 @@
 A line per file at the end: mutants judged, killed, survivors that `accepted.toml` gives a reason for, and survivors
 that nobody has named; the score is killed / (judged − equivalent), with Wilson's 95 % interval when it is of a sample.
 Exit code 1 if a survivor has no name, or a name no line. Sessions stand in build/mutants/, a line per mutant, and go
-on where they stopped as long as the file and its tests are the same; `--again` keeps whom the last session killed,
+on where they stopped as long as the file and its tests are the same; `--again` keeps whom the last run killed,
 whatever has changed since, and judges all others.
 """
 
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="so many mutants of each file, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--again", action="store_true", help="keep whom the last session killed, and judge the others")
+    parser.add_argument("--again", action="store_true", help="keep whom the last run killed, and judge the others")
     parser.add_argument("--quick", action="store_true", help="the quick tests only")
     parser.add_argument("--fresh", action="store_true", help="forget the last session")
     parser.add_argument("--planted", action="store_true", help="only the bugs of planted.toml, with what kills each")
