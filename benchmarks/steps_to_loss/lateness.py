@@ -86,18 +86,19 @@ def schedules(cluster: Cluster = CLUSTER) -> list[Schedule]:
     return [one for one in found if not one.strategy.overlap or one.strategy.pace <= MOST_LATE]
 
 
-def best_rate(kind: str, optimizer: str) -> tuple[float, float]:
-    """The rate at which All-Reduce's loss is least after `STEPS` steps, and that loss, or `LEAST` of the first."""
-    found, least = [], 0.0
+def best_rate(kind: str, optimizer: str, *, steps: int = STEPS, least: float = LEAST) -> tuple[float, float]:
+    """The rate at which All-Reduce's loss is least after `steps` steps, and that loss, or `least` of the first."""
+    found, floor = [], 0.0
     for rate in RATES[optimizer]:
         network = Network(kind, CLUSTER, rate=rate, optimizer=optimizer)
-        least, advance = LEAST * network.loss(network.models[0]), network.together()
-        for step in range(STEPS):
+        floor, advance = least * network.loss(network.models[0]), network.together()
+        for step in range(steps):
             advance(step)
         loss = network.loss(network.models[0])
         found.append((loss if np.isfinite(loss) else np.inf, rate))
+        print(f"{kind}/{optimizer} at {rate}: {loss:.4g}", file=sys.stderr, flush=True)
     loss, rate = min(found)
-    return rate, float(f"{max(loss, least):.3g}")
+    return rate, float(f"{max(loss, floor):.3g}")
 
 
 def steps_of(

@@ -21,7 +21,7 @@ import torch
 from benchmarks import compact, kit
 from benchmarks.lab.outer_steps import by_turns
 from benchmarks.lab.rehearse import steps_to
-from benchmarks.steps_to_loss.lateness import CLUSTER, RATES
+from benchmarks.steps_to_loss.lateness import CLUSTER, best_rate
 from benchmarks.steps_to_loss.networks import KINDS, OPTIMIZERS, Network
 from partreduce.schedulers.registry import build
 from partreduce.topo.schedule import Schedule
@@ -72,17 +72,8 @@ def schedules() -> list[Schedule]:
 def base_of(task: str) -> tuple[float, float, float]:
     """All-Reduce's best rate of the grid, the loss that it gets to in so many steps, and its steps to there."""
     kind, _, optimizer = task.partition("/")
-    most, found = STEPS.get(task, SHORT), []
-    for rate in RATES[optimizer]:
-        network = Network(kind, CLUSTER, rate=rate, optimizer=optimizer)
-        least, advance = LEAST * network.loss(network.models[0]), network.together()
-        for step in range(most):
-            advance(step)
-        loss = network.loss(network.models[0])
-        found.append((loss if np.isfinite(loss) else np.inf, rate))
-        print(f"{task} at {rate}: {loss:.4g}", file=sys.stderr, flush=True)
-    loss, rate = min(found)
-    target = float(f"{max(loss, least):.3g}")
+    most = STEPS.get(task, SHORT)
+    rate, target = best_rate(kind, optimizer, steps=most, least=LEAST)
     network = Network(kind, CLUSTER, rate=rate, optimizer=optimizer)
     return rate, target, steps_to(target, network, network.together(), 2 * most, every=EVERY) or float(most)
 
