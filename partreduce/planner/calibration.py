@@ -23,7 +23,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.steps_model import FITTED, StepsModel
+from partreduce.planner.steps_model import FITTED, StepsModel, long_lateness
 from partreduce.planner.steps_model import Prices as TaskPrices
 from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.document.canonical import schedule_sha256
@@ -98,9 +98,14 @@ def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Pr
 
 
 def trained_sha256(schedule: Schedule) -> str:
-    """The SHA-256 of what decides the steps of a schedule: without its name, its links, and how its sums travel."""
+    """The SHA-256 of what decides the steps of a schedule."""
+    return schedule_sha256(as_trained(schedule, name=""))
+
+
+def as_trained(schedule: Schedule, *, name: str) -> Schedule:
+    """What decides the steps of a schedule, under another name: without its links, and how its sums travel."""
     plain = replace(schedule.strategy, how=type(schedule.strategy.how)())
-    return schedule_sha256(Schedule("", schedule.cluster.shape(), plain))
+    return Schedule(name, schedule.cluster.shape(), plain)
 
 
 def _rounded(value: float) -> float:
@@ -182,7 +187,7 @@ def _features(probes: Sequence[Probe], data: str, *, bears_lateness: bool) -> di
         columns["drift"] = [probe.drift**FITTED.p for probe in probes]
     wider = {"averaging": [1.0] * len(probes)}
     if bears_lateness:
-        wider["later"] = [probe.late * max(0.0, probe.late - 1) for probe in probes]
+        wider["later"] = [long_lateness(probe.late) for probe in probes]
     for name, column in wider.items():
         if _are_told_apart_without_any(np.array([*columns.values(), column]).T):
             columns[name] = column
@@ -303,6 +308,6 @@ def _error(pilot: Pilot) -> float:
         if prices.averaging is not None:
             halves += (prices.averaging.high - prices.averaging.low) / 2
         if prices.later is not None:
-            halves += (prices.later.high - prices.later.low) / 2 * probe.late * max(0.0, probe.late - 1)
+            halves += (prices.later.high - prices.later.low) / 2 * long_lateness(probe.late)
         widths.append(halves / probe.steps_ratio)
     return max(prices.error, *widths)

@@ -71,8 +71,8 @@ SHOWN = {
         "least_share": "least_share",
         "memory_bytes": "memory_bytes",
     },
+    "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes"},
 }
-SHOWN["outer"] = {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes"}
 SHOWN |= {kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("generated", "pairwise", "server")}
 """What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 
-from partreduce.planner.calibration import calibrated, trained_sha256
+from partreduce.planner.calibration import as_trained, calibrated, trained_sha256
 from partreduce.planner.job import Job
 from partreduce.planner.option import Option
 from partreduce.planner.plan import Plan, plan
@@ -53,14 +53,7 @@ class RunOff:
         ran = {trained_sha256(curve.schedule) for curve in curves}
         named = {trained_sha256(one.schedule): one for one in finalists(planned.recommendation, planned.options, job)}
         self.finalists |= set(named)
-        return [_to_train(option) for sha256, option in named.items() if sha256 not in ran]
-
-
-def _to_train(option: Option) -> Schedule:
-    """An option's schedule without its links and its form, under the option's name."""
-    strategy = option.schedule.strategy
-    plain = replace(strategy, how=type(strategy.how)())
-    return Schedule(option.name, option.schedule.cluster.shape(), plain)
+        return [as_trained(one.schedule, name=one.name) for sha256, one in named.items() if sha256 not in ran]
 
 
 def finalists(chosen: Option, options: Sequence[Option], job: Job) -> list[Option]:

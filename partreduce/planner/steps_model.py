@@ -193,7 +193,12 @@ def shortened(noise: float, num_workers: float) -> float:
 
 def _lateness(prices: StepsModel | Prices, late: float) -> float:
     """What a late distance costs; nothing in lockstep, whatever the price."""
-    return prices.late * late + prices.later * late * max(0.0, late - 1) if late else 0.0
+    return prices.late * late + prices.later * long_lateness(late) if late else 0.0
+
+
+def long_lateness(late: float) -> float:
+    """What the price `later` is multiplied with: the part of a late distance above 1, times the whole."""
+    return late * max(0.0, late - 1)
 
 
 TASKS: dict[Optimizer, dict[str, Prices]] = {
