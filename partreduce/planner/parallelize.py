@@ -19,10 +19,11 @@ from partreduce.planner.model_tables import tables_of
 from partreduce.planner.routes import choose_routes, refuse_unpriced
 from partreduce.planner.table_prices import APPLYING
 from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.liveness.awaited_texts import await_texts
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.found import embeddings_of
-from partreduce.runtime.sharding.touched import Seen, await_texts, gather_texts, shares, told, touched_here
+from partreduce.runtime.sharding.touched import Seen, gather_texts, shares, told, touched_here
 from partreduce.runtime.sharding.uses import OtherUses
 from partreduce.runtime.transport.alone import is_alone
 from partreduce.runtime.transport.notes import Notes
@@ -205,7 +206,7 @@ def _decided(
     else:
         gather_texts(world, key, mine, timeout)
         # Worker 0 may itself have waited in vain for somebody, whom it names.
-        (said,) = await_texts(world, place, {"decision": 0}, timeout + PATIENCE)
+        (said,) = await_texts(world, place, {"decision": 0}, timeout + PATIENCE, who="parallelize")
         decision = json.loads(said)
     if "problem" in decision:
         raise ABSENT.get(decision["kind"], InputError)(decision["problem"])

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.liveness.awaited_texts import await_texts
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.pilot.job import Curve, PilotJob
 from partreduce.runtime.pilot.probes import probes, reference
 from partreduce.runtime.profile.surroundings import cluster_of
-from partreduce.runtime.sharding.touched import await_texts
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.rendezvous import default_world, place
 from partreduce.runtime.transport.worlds import World
@@ -82,12 +82,13 @@ def run_pilot(
                 say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name} is left out: its class is unstable")
                 continue
             say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name}, seed {seed}, {steps} steps")
-            curve = _run(_built(build, seed), schedule, seed, steps=steps, warm_up=warm_up, timeout=timeout)
+            job = _built(build, seed)
+            curve = _run(job, schedule, seed, steps=steps, warm_up=warm_up, timeout=timeout)
             refuse_other_start(curves, curve)
             if not curve.is_stable:
                 say(f"{schedule.name}: its loss is no number any more; it is left out, and what is harder of its class")
             curves.append(curve)
-        compared = [] if then is None else _next(_world(_built(build, seeds[0]), timeout), curves, then)
+        compared = [] if then is None else _next(_world(job, timeout), curves, then)
     return curves
 
 
@@ -135,7 +136,7 @@ def _next(world: World, curves: list[Curve], then: Callable[[list[Curve]], Seque
         except PartreduceError as error:
             said = {"refused": str(error)}
         Notes(world.store, place).write("says", json.dumps(said))
-    (text,) = await_texts(world, place, {"says": 0}, PLANNING_SECONDS)
+    (text,) = await_texts(world, place, {"says": 0}, PLANNING_SECONDS, who="pilot")
     told = json.loads(text)
     if "refused" in told:
         raise InputError(told["refused"])

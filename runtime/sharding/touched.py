@@ -6,7 +6,6 @@ import base64
 import inspect
 import itertools
 import json
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,18 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from partreduce.runtime.liveness.wait_chain import listed
+from partreduce.runtime.liveness.awaited_texts import await_texts
 from partreduce.runtime.sharding.found import embeddings_of
 from partreduce.runtime.sharding.table import Embeddings
-from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.notes import Notes, deaths_of
+from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
+from partreduce.topo.errors import InputError
 from partreduce.topo.timing.tables import Touched
 
-POLL_SECONDS = 0.005
-LOOK_SECONDS = 0.2
 INDICES = (torch.int32, torch.int64)
 
 Rows = dict[str, npt.NDArray[np.int64]]
@@ -215,37 +211,9 @@ def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]
     Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:
         return [text]
-    others = await_texts(world, place, {f"says/{rank}": rank for rank in range(1, world.size)}, timeout)
+    writers = {f"says/{rank}": rank for rank in range(1, world.size)}
+    others = await_texts(world, place, writers, timeout, who="parallelize")
     return [text, *others]
-
-
-def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: float) -> list[str]:
-    """What other workers write under these keys, in order.
-
-    Args:
-        world: of this worker.
-        prefix: under which the keys stand.
-        writers: the rank that writes each.
-        timeout: seconds to wait, for all of them together.
-
-    Raises:
-        PeerLostError: one of those that have not written is gone.
-        UnavailableError: some wrote nothing within the timeout.
-    """
-    notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
-    said: dict[str, str] = {}
-    while missing := [key for key in writers if key not in said]:
-        said |= {key: text for key in missing if (text := notes.read(key)) is not None}
-        late = [rank for key, rank in writers.items() if key not in said]
-        now = time.monotonic()
-        if late and now > look:
-            look = now + LOOK_SECONDS
-            if (why := deaths_of(world.store, late)) is not None:
-                raise PeerLostError(f"parallelize: {why}")
-        if late and deadline.is_over:
-            raise UnavailableError(f"parallelize: {listed(late)} said nothing within {timeout:g} s")
-        time.sleep(POLL_SECONDS if late else 0)
-    return [said[key] for key in writers]
 
 
 def _packed(rows: npt.NDArray[np.int64], size: int) -> str:

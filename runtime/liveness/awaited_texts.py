@@ -1,0 +1,45 @@
+"""Awaited texts: what other workers are sure to leave in the store, unless they die before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from partreduce.runtime.liveness.wait_chain import listed
+from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.notes import Notes, deaths_of
+from partreduce.runtime.transport.worlds import World
+from partreduce.topo.errors import PeerLostError, UnavailableError
+
+POLL_SECONDS = 0.005
+LOOK_SECONDS = 0.2
+
+
+def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:
+    """What other workers write under these keys, in order.
+
+    Args:
+        world: of this worker.
+        prefix: under which the keys stand.
+        writers: the rank that writes each.
+        timeout: seconds to wait, for all of them together.
+        who: waits, for messages.
+
+    Raises:
+        PeerLostError: one of those that have not written is gone.
+        UnavailableError: some wrote nothing within the timeout.
+    """
+    notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
+    said: dict[str, str] = {}
+    while missing := [key for key in writers if key not in said]:
+        said |= {key: text for key in missing if (text := notes.read(key)) is not None}
+        late = [rank for key, rank in writers.items() if key not in said]
+        now = time.monotonic()
+        if late and now > look:
+            look = now + LOOK_SECONDS
+            if (why := deaths_of(world.store, late)) is not None:
+                raise PeerLostError(f"{who}: {why}")
+        if late and deadline.is_over:
+            raise UnavailableError(f"{who}: {listed(late)} said nothing within {timeout:g} s")
+        time.sleep(POLL_SECONDS if late else 0)
+    return [said[key] for key in writers]
