@@ -65,16 +65,15 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
             self._silence.enter_context(trainer.model_wrapped.no_sync())
 
     def on_step_end(self, _args: object, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - of the library
-        self._before_events(control)
-
-    def on_epoch_end(self, _args: object, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - of the library
-        self._before_events(control)
-
-    def on_epoch_begin(self, *_: object, **__: object) -> None:
-        self._train_on()
+        """The Trainer evaluates or saves next, on all workers alike, which it decides by the number of steps."""
+        if self.run is not None and (control.should_evaluate or control.should_save):
+            self.run.take_mean()
 
     def on_step_begin(self, *_: object, **__: object) -> None:
-        self._train_on()
+        if self.run is not None:
+            self.run.give_back()
+
+    on_epoch_end, on_epoch_begin = on_step_end, on_step_begin
 
     def on_train_end(self, *_: object, **__: object) -> None:
         """End the run: the model is the mean over all workers, and the Trainer has its own optimizer back.
@@ -87,12 +86,3 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
             self.trainer.optimizer.optimizer = self.run.optimizer.optimizer
             self.run = None
         self._silence.close()
-
-    def _before_events(self, control: Any) -> None:  # noqa: ANN401 - of the library
-        """The Trainer evaluates or saves next, on all workers alike, which it decides by the number of steps."""
-        if self.run is not None and (control.should_evaluate or control.should_save):
-            self.run.take_mean()
-
-    def _train_on(self) -> None:
-        if self.run is not None:
-            self.run.give_back()
