@@ -12,7 +12,6 @@ from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.hierarchical import formed, levels_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.codec_numbers import UNIT_ROUNDOFF
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Server
 from partreduce.verify import Status, prove
@@ -89,7 +88,7 @@ def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bi
 @pytest.mark.parametrize("how", [how for how in IN_16 if how.form is Form.HIERARCHICAL], ids=str)
 def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, how):
     """Beside a 1 each of the others would vanish: they add up to what counts before anybody rounds."""
-    unit = float(UNIT_ROUNDOFF[how.codec.value])
+    unit = float(coded_sums.UNIT_ROUNDOFF[how.codec.value])
     cluster = Cluster.regular(2, 4)
     small = np.float32(unit * (1 - 2.0**-6))
     given = np.repeat(np.array([1.0, small, small, small, *[small / 4] * 4], np.float32)[:, None], LENGTH, axis=1)
@@ -105,7 +104,7 @@ def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, how):
     assert errors.max() <= 2 * unit * (1 + 2.0**-6), "a rounding of the node's sum and one of the whole"
     proofs = [prove(Schedule("coded", Cluster.regular(*shape), AllReduce(how=how))) for shape in ((2, 2), (16, 16))]
     claims = [Fraction(proof["codec-error"].numbers["relative"]) for proof in proofs]
-    assert claims[1] - claims[0] <= 40 * UNIT_ROUNDOFF["float32"], "only what float32 takes grows"
+    assert claims[1] - claims[0] <= 40 * coded_sums.UNIT_ROUNDOFF["float32"], "only what float32 takes grows"
 
 
 def rounds_of(world, schedule, pushes):
