@@ -133,7 +133,7 @@ class GradientEngine(Engine[GradientRunner]):
         if self.run.applier.scaled or self._arrived.scaled:
             self.run.applier.step(check_finite=True)
         else:
-            self.optimizer.step()
+            self.run.applier.plain_step()
         self._count(step + 1)
         if self._has_tables:
             self.run.tables.stepped()

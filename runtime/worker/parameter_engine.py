@@ -43,9 +43,9 @@ class ParameterEngine(Engine[ParameterRunner]):
         self.runner.begin(step, round_, first=first)
         if not skip and not (found_inf is not None and bool(found_inf)):
             if closure is None:
-                self.optimizer.step()
+                self.run.applier.plain_step()
             else:
-                loss = self.optimizer.step(closure)
+                loss = self.run.applier.plain_step(closure)
                 self.model_use.refuse()
         self._count(step + 1)
         if self._has_tables:
@@ -93,7 +93,7 @@ class ParameterEngine(Engine[ParameterRunner]):
                 return self._progress.step % self.run.pace > 0
             if after_averaging is not None:
                 after_averaging()
-            self.optimizer.step()
+            self.run.applier.plain_step()
             self._count(self._progress.step + 1)
             self.runner.end_step(self._progress.step - 1)
         return True
