@@ -49,6 +49,7 @@ def draw_front(planned: Plan, data: Data) -> Figure:
     figure.suptitle(
         f"{cluster}: what communication costs and buys", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK
     )
+    figure.draw_without_rendering()  # settles where everything lies
     _label(axes[0], planned)
     return figure
 
@@ -60,11 +61,8 @@ def _label(axis: Axes, planned: Plan) -> None:
     """
     from matplotlib.patheffects import withStroke
 
-    figure = axis.figure
-    figure.draw_without_rendering()  # settles where everything lies
-    points = np.concatenate(
-        [axis.transData.transform(line.get_xydata()) for line in axis.lines if len(line.get_xydata())]
-    )
+    lines = [np.asarray(line.get_xydata()) for line in axis.lines]
+    points = np.concatenate([axis.transData.transform(line) for line in lines if len(line)])
     taken: list[Bbox] = []
     baselines = [one for one in planned.baselines if one is not planned.recommendation]
     for option in [planned.recommendation, *sorted(baselines, key=lambda one: one.time)]:
