@@ -10,11 +10,11 @@ from typing import Any
 
 from benchmarks.explore.configuration import AT_ONCE, USUAL, Configuration, Explored
 from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.explorer import Network
 from benchmarks.explore.group_generator import generator_properties
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.topo.strategies.generated import Division, InitiatorRule
-from partreduce.verify.explore import Network
 
 
 def explored(system: GroupSystem, network: Network) -> Explored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
@@ -18,7 +19,6 @@ from partreduce.schedulers.protocols.hop import (
 )
 from partreduce.verify.gaps.exact import Matrix, exact_bounds
 from partreduce.verify.gaps.skip import longest_skips
-from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
+from benchmarks.explore.explorer import Network, explore
 from helpers.gap_bounds import attained, published
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap, Skip
-from partreduce.verify.explore import Network, explore
 from partreduce.verify.gaps.exact import exact_bounds
 from partreduce.verify.gaps.one_worker import capacities_of
 from partreduce.verify.gaps.skip import longest_skips
