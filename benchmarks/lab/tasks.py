@@ -128,7 +128,8 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
     """The task's network: 548,074 parameters (2.19 MB) for digits, 545,546 in ten layers, 516,360 for text.
 
     Digits and text have one layer with nearly all parameters; the one of ten layers is there for gradients that are
-    sent layer by layer, and deep text (541,694), of four large layers alike, for fragments of a model. A support vector machine (131,073 parameters, 0.52 MB) starts at zero: its loss is convex.
+    sent layer by layer, and deep text (541,694), of four large layers alike, for fragments of a model. A support vector
+    machine (131,073 parameters, 0.52 MB) starts at zero: its loss is convex.
     """
     torch.manual_seed(seed)
     layers: list[list[nn.Module]]
