@@ -12,9 +12,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from partreduce.topo.codec_numbers import UNDERFLOW, UNIT_ROUNDOFF, rounding_error
-
 ZERO_BELOW = np.float32(2.0**-119)
+UNIT_ROUNDOFF = {"float16": Fraction(1, 2**11), "bfloat16": Fraction(1, 2**8), "float32": Fraction(1, 2**24)}
+"""Largest relative error of one rounding to nearest: 11, 8 and 24 digits."""
+UNDERFLOW = {"float16": Fraction(1, 2**25), "bfloat16": Fraction(1, 2**134), "int8": Fraction(1, 2**119)}
+"""The largest error that a number near zero may have besides: half of the last digit that there is, or a lost block."""
+
+
+def rounding_error(codec):
+    """Of one rounding: a part of |x| (16 bits), or of the block's largest number (int8: half a level, and float32)."""
+    return Fraction(1, 2 * 127) + Fraction(1, 2**21) if codec == "int8" else UNIT_ROUNDOFF[codec]
 
 
 def in_bfloat16(values):
