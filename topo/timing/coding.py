@@ -1,8 +1,8 @@
 """What a codec makes of a sum: fewer bytes on the wire, another way to add them up, and seconds of its own.
 
-16 bits are added up by the backend's own all-reduce and halve every byte of it. 8 bits cannot be added up in 8 bits, so
-a sum is quantise → all_to_all → exact sum → quantise → all_gather (`topo.timing.traffic`): a byte for each number and
-4 bytes of scale for each block.
+Around a ring 16 bits are added up by the backend's own all-reduce and halve every byte of it. 8 bits cannot be added up
+in 8 bits, so a sum is quantise → all_to_all → exact sum → quantise → all_gather (`topo.timing.traffic`): a byte for
+each number and 4 bytes of scale for each block. Stages inside and across nodes do the same with 16 bits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LAYERS = 8
 class Coding:
     """How the numbers of a sum are written: `wire` bytes for every byte of float32.
 
-    `exchanged` sums go by all_to_all and all_gather rather than by a ring; `across_only` ones are coded only where they
-    cross from node to node. `seconds` are those of encoding and decoding.
+    `exchanged` sums go by all_to_all and all_gather also where there are no stages; `across_only` ones are
+    coded only where they cross from node to node. `seconds` are those of encoding and decoding.
     """
 
     wire: float = 1.0
