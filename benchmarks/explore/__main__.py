@@ -17,9 +17,9 @@ from pathlib import Path
 
 from benchmarks.explore import generator_cases, hop_cases, pairing, partial_cases, partial_groups_cases, shards
 from benchmarks.explore.configuration import Configuration
+from benchmarks.explore.explorer import Exploration
 from benchmarks.kit import parser
 from partreduce.schedulers.protocols.hop import Hop
-from partreduce.verify.explore import Exploration
 
 PROTOCOLS = {
     "Hop": (hop_cases.SMALL, hop_cases.LARGE, hop_cases.FACTORS),

@@ -1,7 +1,7 @@
 """The configurations of the group generator that the explorer is run on.
 
-Named ones were chosen by hand, each for a reason; what nobody thought of
-combining stands in the covering array, in all pairs or triples.
+Named ones were chosen by hand, each for a reason; what nobody thought of combining stands in the covering array, in all
+pairs or triples.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 from benchmarks.explore.configuration import AT_ONCE, USUAL, Configuration, Explored
 from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.explorer import Network
 from benchmarks.explore.group_generator import generator_properties
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.topo.strategies.generated import Division, InitiatorRule
-from partreduce.verify.explore import Network
 
 
 def explored(system: GroupSystem, network: Network) -> Explored:

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.explore.configuration import AT_ONCE, REORDERED, USUAL, Configuration, Explored
 from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.explorer import Exploration, Network
 from benchmarks.explore.fail_stop import fail_stop
 from benchmarks.explore.hop import hop_properties
 from benchmarks.explore.hop_taken import Recording, of_the_worker, takes_what_came
@@ -13,7 +14,6 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Hop, check_setting
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap, Reducing, Skip
-from partreduce.verify.explore import Exploration, Network
 from partreduce.verify.gaps.exact import exact_bounds
 
 
