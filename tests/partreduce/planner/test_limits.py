@@ -16,9 +16,10 @@ import pytest
 from benchmarks.planner.brute_force import all_schedules
 from benchmarks.planner.random_checks import run
 from benchmarks.planner.random_jobs import draw_job
+from helpers.synthesis import synthesise
 from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.__main__ import main
-from partreduce.schedulers.synthesis import Problem, Status, clock, synthesise
+from partreduce.schedulers.synthesis import Problem, Status, clock
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo import figures
 from partreduce.topo.cluster import Cluster
