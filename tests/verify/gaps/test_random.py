@@ -22,7 +22,7 @@ SETTINGS = (
     "standard", "staleness", "tokens", "staleness and tokens", "NOTIFY-ACK", "NOTIFY-ACK and tokens", "backup",
     "backup and tokens", "hybrid", "hybrid and tokens", "skips",
 )  # fmt: skip
-PER_SETTING = int(os.environ.get("PARTREDUCE_TEST_GRAPHS", "20"))
+PER_SETTING = int(os.environ.get("PARTREDUCE_TEST_GRAPHS", "40"))
 """Random graphs for each setting, the same in every run; set the variable to 100 for more than a thousand in all."""
 LARGEST = {"standard": 6, "tokens": 6, "backup": 6, "backup and tokens": 6}
 
