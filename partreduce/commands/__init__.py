@@ -55,7 +55,7 @@ def refuse_overwriting(given: Mapping[str, object]) -> None:
         (name, Path(value))
         for name, values in listed.items()
         for value in values
-        if isinstance(value, (str, Path)) and is_file(str(value))
+        if isinstance(value, (str, Path)) and is_file(str(value)) and Path(value).is_file()
     ]
     for name, path in files:
         if name in OUTPUTS and any(path.samefile(other) for read, other in files if read not in OUTPUTS):
