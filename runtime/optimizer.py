@@ -14,7 +14,7 @@ from partreduce.runtime.arguments import checked_mesh, checked_model, checked_st
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.averaging.foreign import refuse_foreign_optimizer
+from partreduce.runtime.averaging.foreign import FOLLOWS, refuse_foreign_optimizer
 from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept, squared_distance
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
@@ -45,6 +45,7 @@ from partreduce.runtime.worker.last_line import end_in_one_line
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
 from partreduce.runtime.worker.parameter_engine import ParameterEngine
+from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
 from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.schedule import Schedule
 
@@ -320,7 +321,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     self.meeting.exchange("mean_model()", {}, members)  # nobody is in another operation any more
                     average_everywhere(run.mean_reducers, members, self.steps, self.round)
                 if run.reducer.recorder.directory is not None:
-                    run.reducer.recorder.note(distance=squared_distance(run.flat, own))
+                    distance = squared_distance(run.flat, own)
+                    run.reducer.recorder.totals.distance = distance
+                    run.reducer.recorder.note(distance=distance)
                 with self.ending.evaluating():
                     yield run.flat.model
 
@@ -331,6 +334,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self.run.reducer.recorder.directory is not None:
             self.run.reducer.recorder.note(**{name: float(torch.as_tensor(n).detach()) for name, n in numbers.items()})
+
+    def stats(self, writer: Writer | None = None) -> Stats:
+        """This worker's numbers since the start of the script, which cost nothing; with `writer` they also go there.
+
+        `steps`, `round`, `skipped`; `operations` with others, and how many of them `failed`; `operation_seconds` in
+        them, waiting for their last member included, also where they ran beside the computing; `bytes` of their
+        payloads; `age`, by how many rounds the last one was late; `distance`, squared, to the mean over all workers
+        at the last `mean_model()`, which is known with `trace` and not-a-number otherwise.
+
+        Args:
+            writer: TensorBoard's `SummaryWriter` or whatever has an `add_scalar(tag, number, step)`; a function that
+                takes the numbers; or the path of a CSV file, one for each worker, to which a row is added.
+
+        Raises:
+            InputError: `writer` is none of these.
+            FileProblem: the file cannot be written.
+        """
+        numbers = stats_of(self.engine, self.run.reducer.recorder)
+        if writer is not None:
+            write_stats(numbers, writer)
+        return numbers
 
     def finish(self) -> None:
         """End the run: compare rounds, make every worker's model the mean over all, write the trace. All call it.
@@ -527,6 +551,8 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         raise InputError("optimizer: is a DistributedOptimizer already; wrap the plain optimizer once")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"optimizer: is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+    if hasattr(optimizer.step, FOLLOWS):
+        raise InputError("optimizer: follows a schedule already, by partreduce.attach; use what that returned")
     refuse_foreign_optimizer(optimizer)
     return optimizer
 

@@ -1,7 +1,7 @@
 """Claims about strategies whose groups are decided while the job runs: what holds whoever asks, and when.
 
-Their protocols are explored (`verify.explore`); here stand the conditions that can be decided from the schedule file.
-None of them has an entry in the certificate: the checker has no groups to look at.
+Their protocols are explored (docs/internals/explorer.md); here stand the conditions that can be decided from the
+schedule file. None of them has an entry in the certificate: the checker has no groups to look at.
 """
 
 from __future__ import annotations

@@ -17,15 +17,13 @@ from pathlib import Path
 
 from benchmarks.explore import generator_cases, hop_cases, pairing, partial_cases, partial_groups_cases, shards
 from benchmarks.explore.configuration import Configuration
+from benchmarks.explore.explorer import Exploration
 from benchmarks.kit import parser
 from partreduce.schedulers.protocols.hop import Hop
-from partreduce.verify.explore import Exploration
 
 PROTOCOLS = {
-    "Hop": ((*hop_cases.SMALL, *hop_cases.MILLION), hop_cases.LARGE, hop_cases.FACTORS),
-    "group generator": (
-        (*generator_cases.SMALL, *generator_cases.MILLION), generator_cases.LARGE, generator_cases.FACTORS,
-    ),
+    "Hop": (hop_cases.SMALL, hop_cases.LARGE, hop_cases.FACTORS),
+    "group generator": (generator_cases.SMALL, generator_cases.LARGE, generator_cases.FACTORS),
     "AD-PSGD": ((), (), pairing.FACTORS),
     "partial all-reduce": (partial_cases.SMALL, partial_cases.LARGE, partial_cases.FACTORS),
     "quorum of groups": (partial_groups_cases.SMALL, partial_groups_cases.LARGE, None),

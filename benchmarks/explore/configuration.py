@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from partreduce.verify.explore import Exploration, Network, explore
-from partreduce.verify.search.properties import Property
-from partreduce.verify.search.view import View
+from benchmarks.explore.explorer import Exploration, Network, explore
+from benchmarks.explore.search.properties import Property
+from benchmarks.explore.search.view import View
 
 USUAL = Network()
 AT_ONCE = Network(delay=False)

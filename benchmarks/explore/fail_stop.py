@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.explore.configuration import Explored
+from benchmarks.explore.search.properties import PerPair, PerProcess, Property
 from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send, Shiftable
-from partreduce.verify.search.properties import PerPair, PerProcess, Property
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,6 @@ class FailStop:
 
     def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
         return message if isinstance(message, Crashed) else self.machine.renamed_message(message, permutation)
-
-    def describe(self, process: int, event: object) -> str:
-        return str(self.machine.describe(process, event))
-
-    def describe_message(self, message: object) -> str:
-        return "end of the connection" if isinstance(message, Crashed) else str(self.machine.describe_message(message))
 
 
 def fail_stop(found: Explored) -> Explored:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
+from benchmarks.explore.search.view import View
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
 from partreduce.schedulers.protocols.group_generator.draw import PATIENCE
 from partreduce.schedulers.protocols.group_generator.service import (
@@ -30,8 +32,6 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     Retry,
     WorkerState,
 )
-from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
-from partreduce.verify.search.view import View
 
 
 def generator_properties(system: GroupSystem, *, lossy: bool = False) -> tuple[Property, ...]:

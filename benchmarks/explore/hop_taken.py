@@ -12,10 +12,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.explore.search.properties import PerPair, PerProcess, Property
 from partreduce.schedulers.protocols.base import Note, Outcome, Received
 from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update
 from partreduce.topo.strategies.gap import Reducing
-from partreduce.verify.search.properties import PerPair, PerProcess, Property
 
 NOTHING = -(2**60)
 """No update that could still serve has come."""
@@ -72,7 +72,7 @@ class Recording:
         oldest = after.step - self.machine.setting.staleness
         return Recorded(after, tuple(k if k >= oldest else NOTHING for k in came)), actions
 
-    # The machine's reductions and words.
+    # The machine's reductions.
 
     def clock(self, process: int, state: Recorded) -> int:
         return self.machine.clock(process, state.worker)
@@ -95,12 +95,6 @@ class Recording:
 
     def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
         return self.machine.renamed_message(message, permutation)
-
-    def describe(self, process: int, event: Any) -> str:  # noqa: ANN401 - as in Describing
-        return self.machine.describe(process, event)
-
-    def describe_message(self, message: Any) -> str:  # noqa: ANN401 - as in Describing
-        return self.machine.describe_message(message)
 
 
 def of_the_worker(prop: Property) -> Property:

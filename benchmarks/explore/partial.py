@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
+from benchmarks.explore.search.view import View
 from partreduce.schedulers.protocols.partial import Partial, PartialState
 from partreduce.schedulers.protocols.partial_sides import CALLED, COMPUTING, MEETING, Begin, Call, End, Finish, Take
 from partreduce.topo.strategies.quorum import Counting, Quorum, QuorumStart
-from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
-from partreduce.verify.search.view import View
 
 
 def partial_properties(machine: Partial) -> tuple[Property, ...]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from benchmarks.explore.configuration import AT_ONCE, REORDERED, USUAL, WILD, Configuration, Explored
 from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.explorer import Network
 from benchmarks.explore.partial import partial_properties
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
-from partreduce.verify.explore import Network
 
 Numbers = tuple[int, ...]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
+from benchmarks.explore.search.view import View
 from partreduce.schedulers.protocols.partial_groups import GOES_ON, GroupsState, PartialGroups
 from partreduce.schedulers.protocols.partial_sides import CALLED, COMPUTING, Begin, Call, End, Finish, Share, Take
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
-from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
-from partreduce.verify.search.view import View
 
 
 def partial_groups_properties(machine: PartialGroups) -> tuple[Property, ...]:

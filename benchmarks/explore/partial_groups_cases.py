@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.explore.configuration import AT_ONCE, USUAL, WILD, Configuration, Explored
+from benchmarks.explore.explorer import Network
 from benchmarks.explore.partial_groups import partial_groups_properties
 from partreduce.schedulers.protocols.partial_groups import PartialGroups
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
-from partreduce.verify.explore import Network
 
 Numbers = tuple[int, ...]
 Phases = tuple[tuple[Numbers, ...], ...]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.explore.configuration import USUAL, WILD, Configuration, Explored
+from benchmarks.explore.explorer import Network
+from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
+from benchmarks.explore.search.view import View
 from partreduce.schedulers.protocols.shards import (
     CLOSED,
     COMPUTING,
@@ -17,9 +20,6 @@ from partreduce.schedulers.protocols.shards import (
     ShardState,
     WorkerState,
 )
-from partreduce.verify.explore import Network
-from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
-from partreduce.verify.search.view import View
 
 
 def shards_properties(machine: Shards) -> tuple[Property, ...]:

@@ -111,4 +111,4 @@ def _stored(folder: Path = RESULTS.parent) -> Cells:
     return Cells(contents, notes=(note,))
 
 
-PAPER = LabPaper(name="prague", rows=rows, predicts=True, kept=_stored)
+PAPER = LabPaper(name="prague", rows=rows, bars=(OVER_FLAT,), predicts=True, kept=_stored)

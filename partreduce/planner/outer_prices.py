@@ -26,7 +26,7 @@ PUBLISHED = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 class Measured:
     """Outer steps every `every` steps, and the steps ratio of each kind of network that was long enough for them.
 
-    With `late` two fragments took turns and were merged so many steps late, with `alpha` of a worker's own. With
+    With `late` `FRAGMENTS` took turns and were merged so many steps late, with `alpha` of a worker's own. With
     `in_nodes` all of a node averaged in each step.
     """
 
@@ -61,5 +61,7 @@ MEASURED: dict[Optimizer, tuple[Measured, ...]] = {
     ),
 }
 """By the inner optimizer. What did not get there in three times All-Reduce's steps has 3."""
+FRAGMENTS = 2
+"""Into how many a model was cut where its fragments were merged late."""
 ERROR = 0.89
 """The relative error that 9 of 10 of these kept by the geometric mean of other kinds of networks."""

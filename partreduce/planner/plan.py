@@ -19,7 +19,7 @@ from partreduce.planner.option import Option
 from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
 from partreduce.planner.searched import options_of
-from partreduce.planner.shorter import shorter
+from partreduce.planner.shorter import shortened
 from partreduce.planner.travel import timed
 from partreduce.planner.trials import kinds
 from partreduce.planner.trials.kinds import Weighed
@@ -136,21 +136,14 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     searched = NOT_SEARCHED if is_one_kind else _search(job, clock, options, kept, say)
     unmeasured = _measure(searched, job, clock, options, kept)
     options += weighed.options(clock, clock.limit - _for_proof(clock), () if is_one_kind else options, say)
-    options = as_ran(options, job)
     if job.tables:
         options = [option for option in options if not option.schedule.strategy.refuses_tables()]
+    predicted, options = options, as_ran(options, job)
     chosen = _recommend(options, job, searched, clock)
-    if (
-        job.take is None
-        and (part := shorter(chosen, job, lambda one: _fits(one, job, clock, left=_for_proof(clock)))) is not None
-    ):
-        (part,) = as_ran([part], job)
-        if part.surprise is None:
-            options.append(part)
-            chosen = part
-        else:  # it took other steps than predicted, so what it is part of was judged by less than is known
-            options = [*(one for one in options if one is not chosen), part]
-            chosen = recommend(options, job)
+    if job.take is None:
+        options, chosen = shortened(
+            chosen, predicted, options, job, lambda one: _fits(one, job, clock, left=_for_proof(clock))
+        )
     say(f"proving {chosen.name}")
     proof = prove(chosen.schedule)
     best = front(options)

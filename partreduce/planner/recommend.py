@@ -24,6 +24,7 @@ from partreduce.planner.gain import (
 from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.option import Option
+from partreduce.planner.outer_prices import FRAGMENTS
 from partreduce.planner.preference import preference
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
@@ -261,10 +262,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
     """What was not proved, and what the user should know; `ended` says why the search ended."""
     said = []
     if chosen.extrapolated:
-        said.append(
-            "it averages less than any schedule that was measured, so that its steps are a guess, and so is how much "
-            "faster it is; `partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
-        )
+        said.append(_guessed(chosen))
     if chosen.status == "feasible":
         bound = (
             "" if chosen.bound is None else f" of its class, with a consensus distance of {chosen.bound:.4g} or more,"
@@ -290,6 +288,19 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
         )
     return said
+
+
+def _guessed(chosen: Option) -> str:
+    """Why the steps of what lies outside of the measured are a guess, and what would tell them."""
+    if (count := chosen.schedule.strategy.what.num_fragments) > 1:
+        return (
+            f"its model is cut into {count} fragments, and no more than {FRAGMENTS} were measured, so that its steps "
+            "are a guess, and so is how much faster it is; train it beside All-Reduce for some rounds on your own job"
+        )
+    return (
+        "it averages less than any schedule that was measured, so that its steps are a guess, and so is how much "
+        "faster it is; `partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
+    )
 
 
 def _nothing(options: Sequence[Option], job: Job) -> str:

@@ -6,7 +6,7 @@ a schedule of its own. Fewer phases are fewer communicators, and easier to read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +14,10 @@ import numpy as np
 from partreduce.planner.axes import Axes
 from partreduce.planner.job import Job
 from partreduce.planner.limits import within_limits
-from partreduce.planner.measuring import Label
+from partreduce.planner.measuring import Label, as_ran
 from partreduce.planner.option import Option
 from partreduce.planner.preference import SLACK, preference
+from partreduce.planner.recommend import recommend
 from partreduce.planner.timings import Setting
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
@@ -26,6 +27,29 @@ MAX_RUNS = 256
 
 MAX_EXPLICIT_WORKERS = 64
 """Explicit groups need dense n×n work for each."""
+
+
+def shortened(
+    chosen: Option,
+    predicted: Sequence[Option],
+    options: Sequence[Option],
+    job: Job,
+    may_go_on: Callable[[Schedule], bool] = lambda _: True,
+) -> tuple[list[Option], Option]:
+    """The options with a shorter period that serves as well as the chosen one, and what is recommended of them then.
+
+    `predicted` are the options as they were before their runs in a pilot counted: a part is compared with the whole by
+    the same prices, and then pays what its kind took more.
+    """
+    whole = next(before for before, after in zip(predicted, options, strict=True) if after is chosen)
+    part = shorter(whole, job, may_go_on)
+    if part is None:
+        return list(options), chosen
+    part = as_ran([*predicted, part], job)[-1]
+    if part.surprise is not None:  # what it is part of was judged by less than is known
+        options = [one for one in options if one is not chosen]
+    options = [*options, part]
+    return options, recommend(options, job)
 
 
 def shorter(option: Option, job: Job, may_go_on: Callable[[Schedule], bool] = lambda _: True) -> Option | None:

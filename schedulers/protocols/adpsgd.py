@@ -118,12 +118,6 @@ class Pairing:
     def renamed_message(self, message: Ask | Answer, permutation: tuple[int, ...]) -> Ask | Answer:  # noqa: ARG002 - names nobody
         return message
 
-    def describe(self, process: int, event: Choose) -> str:
-        return f"worker {process} picks worker {event.partner} and waits for it"
-
-    def describe_message(self, message: Ask | Answer) -> str:
-        return "question" if isinstance(message, Ask) else "answer"
-
 
 def all_both(graph: Digraph) -> Pairing:
     """The pairing in which every worker asks and answers: what a graph without two sides comes to."""

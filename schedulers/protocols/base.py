@@ -1,8 +1,8 @@
 """What a protocol is here: a pure state machine that three drivers share.
 
 A machine says how each of its processes (workers, services) reacts to events; it holds no clock, socket, thread or
-tensor. `verify.explore` runs it through every interleaving, a virtual-time engine runs it for thousands of workers, and
-the runtime runs the same object between real processes. What runs is what was explored.
+tensor. The explorer (`benchmarks/explore/`) runs it through every interleaving, a virtual-time engine runs it for
+thousands of workers, and the runtime runs the same object between real processes. What runs is what was explored.
 
 A driver keeps one state per process and does three things, in any order that it likes:
 
@@ -127,17 +127,6 @@ class Suspecting(Protocol):
     @property
     def suspects(self) -> Sequence[tuple[int, int]]:
         """Every pair (suspect, observer): the observer has a failure detector for the suspect."""
-
-
-@runtime_checkable
-class Describing(Protocol):
-    """A machine that words its own events and messages for readers of traces."""
-
-    def describe(self, process: int, event: Any) -> str:  # noqa: ANN401 - as in Machine
-        """An event of a process as a reader would say it, such as `worker 2 enters step 3`."""
-
-    def describe_message(self, message: Any) -> str:  # noqa: ANN401 - as in Machine
-        """A message as a reader would say it, such as `update of step 3`."""
 
 
 def changed(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:

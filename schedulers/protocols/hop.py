@@ -258,7 +258,7 @@ class Hop:
         update = Update(state.step)
         return tuple([Send(v, update) for v in targets])
 
-    # What the explorer's reductions need: see Shiftable, Symmetric and Describing in base.py.
+    # What the explorer's reductions need: see Shiftable and Symmetric in base.py.
 
     def clock(self, process: int, state: HopState) -> int:  # noqa: ARG002 - the same for every worker
         return state.step
@@ -290,26 +290,6 @@ class Hop:
 
     def renamed_message(self, message: Update | Token | Ack, permutation: tuple[int, ...]) -> Update | Token | Ack:  # noqa: ARG002 - names no worker
         return message
-
-    def describe(self, process: int, event: HopEvent) -> str:
-        match event:
-            case SendUpdate():
-                return f"worker {process} sends its update"
-            case Reduce():
-                return f"worker {process} reduces"
-            case Advance(1):
-                return f"worker {process} enters its next step"
-            case Advance(by):
-                return f"worker {process} skips {by} steps ahead"
-        return f"worker {process}: {event}"
-
-    def describe_message(self, message: Update | Token | Ack) -> str:
-        match message:
-            case Update(step):
-                return f"update of step {step}"
-            case Token(count):
-                return "1 token" if count == 1 else f"{count} tokens"
-        return "acknowledgement"
 
 
 def hop_of(graph: Round, setting: Gap) -> Hop:

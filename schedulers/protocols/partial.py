@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from operator import add
-from typing import ClassVar
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
 from partreduce.schedulers.protocols.partial_sides import (
@@ -26,7 +25,6 @@ from partreduce.schedulers.protocols.partial_sides import (
     Call,
     End,
     Finish,
-    OwnEvent,
     Result,
     Share,
     Sides,
@@ -41,9 +39,6 @@ class Here:
     """Message (`synchronise_every`): the sender's model waits to be averaged at the beginning of round `round`."""
 
     round: int
-
-
-PartialMessage = Activate | Arrived | Share | Here
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +93,6 @@ class Partial(TwoSided[PartialState]):
         self.setting.check()
         everybody = range(self.num_workers)
         object.__setattr__(self, "_others", tuple(tuple(v for v in everybody if v != w) for w in everybody))
-
-    words: ClassVar[dict[OwnEvent, str]] = {
-        Call(): "has computed a gradient and calls",
-        End(): "has no more data",
-        Begin(): "enters its next round",
-        Finish(): "has the sum of its round",
-        Take(): "takes what is there",
-    }
 
     def start(self, process: int) -> Outcome[PartialState]:  # noqa: ARG002 - all start alike
         n = self.num_workers
@@ -267,19 +254,6 @@ class Partial(TwoSided[PartialState]):
 
     def finished(self, process: int, state: PartialState) -> bool:  # noqa: ARG002 - as in Finishing
         return state.stage == COMPUTING and state.last == state.version - 1 >= 0  # known only once all rest
-
-    # What traces need: see Describing in base.py.
-
-    def describe_message(self, message: PartialMessage) -> str:
-        match message:
-            case Activate(round_):
-                return f"word that round {round_} starts"
-            case Arrived(round_):
-                return f"word of coming to round {round_}"
-            case Here(round_):
-                return f"model at round {round_}"
-            case Share(round_, gradients, _, ended):
-                return f"share of round {round_} with {len(gradients)} gradients{', the end' if ended else ''}"
 
 
 def partial_of(setting: Quorum, num_workers: int) -> Partial:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
 from partreduce.schedulers.protocols.partial_sides import (
@@ -27,7 +26,6 @@ from partreduce.schedulers.protocols.partial_sides import (
     Call,
     End,
     Finish,
-    OwnEvent,
     Result,
     Share,
     Sides,
@@ -46,9 +44,6 @@ class Ended:
     """Message: the sender has no more data; `round` is the last one that has progress of it (−1: none has)."""
 
     round: int
-
-
-GroupsMessage = Activate | Arrived | Share | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +100,6 @@ class PartialGroups(TwoSided[GroupsState]):
 
     def __post_init__(self) -> None:
         self.setting.check()
-
-    words: ClassVar[dict[OwnEvent, str]] = {
-        Call(): "publishes its progress and calls",
-        End(): "has no more data",
-        Begin(): "enters its next round",
-        Finish(): "has the mean of its group",
-        Take(): "takes what is there",
-    }
 
     def start(self, process: int) -> Outcome[GroupsState]:  # noqa: ARG002 - all start alike
         n = self.num_workers
@@ -279,19 +266,6 @@ class PartialGroups(TwoSided[GroupsState]):
 
     def finished(self, process: int, state: GroupsState) -> bool:  # noqa: ARG002 - as in Finishing
         return state.resting and state.last is not None and state.version == state.last + 1
-
-    # What traces need: see Describing in base.py.
-
-    def describe_message(self, message: GroupsMessage) -> str:
-        match message:
-            case Activate(round_):
-                return f"word that the group's round {round_} starts"
-            case Arrived(round_):
-                return f"word of coming to round {round_}"
-            case Ended(last):
-                return f"word of an end after round {last}"
-            case Share(round_, calls, _, ended):
-                return f"share of round {round_} with {len(calls)} calls{', the end' if ended else ''}"
 
 
 def partial_groups_of(schedule: Schedule) -> PartialGroups:

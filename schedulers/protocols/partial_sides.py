@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import shake_256
 from itertools import permutations
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from partreduce.schedulers.protocols.base import changed
 from partreduce.topo.strategies.quorum import Quorum
@@ -121,8 +121,6 @@ class TwoSided(ABC, Generic[OneWorker]):
     num_workers: int
     calls: tuple[int, ...] | None
     initiators: tuple[int, ...] | None
-    words: ClassVar[dict[OwnEvent, str]]
-    """What a worker does, for traces."""
 
     @property
     def num_processes(self) -> int:
@@ -186,7 +184,3 @@ class TwoSided(ABC, Generic[OneWorker]):
             return self.initiators[round_ % len(self.initiators)]
         words = f"partreduce quorum, seed {self.setting.seed}, round {round_}{of_whom}"
         return int.from_bytes(shake_256(words.encode()).digest(8)) % count
-
-    def describe(self, process: int, event: object) -> str:
-        own = self.words.get(event)  # type: ignore[call-overload]
-        return f"worker {process} {own}" if own else f"worker {process}: {event}"

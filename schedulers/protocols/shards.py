@@ -262,29 +262,6 @@ class Shards:
             return True
         return self.plan is not None and state.round == self.plan.rounds and not state.under_way
 
-    def describe(self, process: int, event: Hashable) -> str:
-        match event:
-            case Open(round_):
-                return f"worker {process} counts progress from round {round_} on"
-            case Push():
-                return f"worker {process} has ended a round and pushes"
-            case Pull():
-                return f"worker {process} asks for the newest model"
-            case Take():
-                return f"worker {process} takes the model"
-        return f"worker {process} drops what is under way and starts again"
-
-    def describe_message(self, message: Hashable) -> str:
-        match message:
-            case Opened(generation, round_):
-                return f"word that generation {generation} begins in round {round_}"
-            case Progress(generation, number):
-                return f"progress (request {number}, generation {generation})"
-            case Ask(generation, number):
-                return f"request {number} for the model (generation {generation})"
-        assert isinstance(message, Answer)
-        return f"answer to request {message.number}"
-
 
 def _taken(state: WorkerState) -> tuple[Action, ...]:
     return (Note(("taken", state.number)),) if state.under_way else ()

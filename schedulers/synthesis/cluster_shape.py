@@ -12,6 +12,8 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.switches import above, regular_levels
 
 MAX_PACE = 8
+SLOWER = 1.05
+"""Workers that take less than so many times as long as the fastest are as fast."""
 
 
 def is_even(cluster: Cluster) -> bool:
@@ -42,7 +44,10 @@ def _levels(cluster: Cluster) -> tuple[int, ...] | None:
 
 
 def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """Pace 1 for all, and paces in proportion to speed where speeds differ (the slowest worker keeps pace 1)."""
+    """Pace 1 for all, and paces in proportion to speed where speeds differ (the slowest worker keeps pace 1).
+
+    The fastest take at least two steps a round then: however little slower a worker is, its one step fits beside them.
+    """
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
@@ -50,8 +55,10 @@ def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     if all(factor == 1 for factor in factors.values()):
         return (same,)
     slow = [factors.get(worker, 1.0) for worker in range(cluster.num_workers)]
-    slowest = max(slow)
+    slowest, fastest = max(slow), min(slow)
     proportional = tuple(min(MAX_PACE, max(1, round(slowest / factor))) for factor in slow)
+    if proportional == same and slowest > SLOWER * fastest:
+        proportional = tuple(1 + (factor <= SLOWER * fastest) for factor in slow)
     return (same,) if proportional == same else (same, proportional)
 
 

@@ -2,10 +2,10 @@
 
 import networkx as nx
 
+from benchmarks.explore.explorer import Network, NoDeadlock, explore
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Hop, check_setting
 from partreduce.topo.graphs import classic, hop
-from partreduce.verify.explore import Network, NoDeadlock, explore
 
 DRAWN = {
     "ring": classic.ring,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import permutations
 
 from benchmarks.explore.fail_stop import Gone
+from benchmarks.explore.search.breadth import Breadth
+from benchmarks.explore.search.system import Stopped
 from partreduce.schedulers.protocols.hop import HopState
-from partreduce.verify.search.breadth import Breadth
-from partreduce.verify.search.system import Stopped
 
 
 def searched(machine, network, *, symmetry):

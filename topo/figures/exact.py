@@ -85,7 +85,7 @@ def _rule(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]]:
     known = rule_and_paces(schedule)
     if known is None:
         raise InputError(
-            f"schedule {schedule.name!r}: is no rule with one pace per local rank; exact_mixing_matrix works for it"
+            f"schedule {schedule.name!r}: is no rule with one pace per local rank; exact_product works for it"
         )
     return known
 

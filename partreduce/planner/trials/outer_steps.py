@@ -2,7 +2,7 @@
 
 They answer links that are slower than computing. Their seconds are those of the event graph, with the window in which a
 late fragment is hidden; their price in steps is what a measured setting needed (`planner.outer_prices`), and no other
-setting is proposed. Fragments were measured as two: the price of more is taken to be that.
+setting is proposed. Fragments were measured as two: the price of more is taken to be that, and said to be a guess.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.option import Facts, Option
 from partreduce.planner.outer_prices import ERROR, MEASURED, Measured
+from partreduce.planner.outer_prices import FRAGMENTS as MEASURED_FRAGMENTS
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials.kit import Kind, Trial, Trials
 from partreduce.planner.trials.on_request import is_open
@@ -124,7 +125,7 @@ def _priced(schedule: Schedule, measured: Measured, job: Job) -> Option:
         option,
         steps_ratio=measured.ratio,
         model=replace(option.model, errors=((str(job.data), ERROR),), late_errors=(), basis=basis),
-        extrapolated=False,
+        extrapolated=option.schedule.strategy.what.num_fragments > MEASURED_FRAGMENTS,
         facts=Facts(
             kind=OuterSteps.word,
             words=schedule.name,

@@ -13,26 +13,18 @@ from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.schedulers.protocols.group_generator.draw import CHOICE_BITS, GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import (
     ACTIVE,
-    Alone,
     Ask,
-    Bye,
-    Fenced,
     GeneratorState,
     Grant,
     GroupGenerator,
-    Later,
     Restarted,
     Void,
 )
 from partreduce.schedulers.protocols.group_generator.worker import (
     ENDED,
     FENCED,
-    Broke,
-    Computed,
-    Enter,
     GroupWorker,
     Here,
-    NextRound,
     Retry,
     WorkerState,
 )
@@ -197,34 +189,6 @@ class GroupSystem:
         if isinstance(message, Grant | Void | Here):
             return replace(message, seq=max(message.seq - by, -1))
         return message
-
-    def describe(self, process: int, event: object) -> str:
-        if isinstance(event, Restarted):
-            return "the generator is killed and starts again from its log"
-        words = {NextRound: "begins a round after one alone", Enter: "enters its group", Retry: "asks again"}
-        words |= {Broke: "gives its group up", Computed: "has computed and asks for its group"}
-        return f"worker {process} {words.get(type(event), str(event))}"
-
-    def describe_message(self, message: object) -> str:
-        match message:
-            case Ask(request, done, last):
-                told = f"request {request}, done with {done}" if done >= 0 else f"request {request}"
-                return told + (", which failed" if message.failed else "") + (", the last" if last else "")
-            case Grant(epoch, _, seq, members):
-                return f"grant of group {seq} {list(members)} in epoch {epoch}"
-            case Alone():
-                return "no group"
-            case Later():
-                return "ask later"
-            case Bye():
-                return "goodbye"
-            case Void(_, seq):
-                return f"group {seq} is void"
-            case Fenced():
-                return "you were given up"
-            case Here(seq):
-                return f"here for group {seq}"
-        return str(message)
 
 
 def _lowered(buffers: GroupBuffers, by: int) -> GroupBuffers:

@@ -39,7 +39,7 @@ def job(cluster: str = "4x4", **options: object) -> Job:
     return Job(
         cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware),
         limits=limits,
-        **{"effort": 2.0, "time_limit": 3600.0} | options,
+        **{"effort": 1.0, "time_limit": 3600.0} | options,
     )
 
 
@@ -141,6 +141,13 @@ def test_corrected_steps_ratio_grows_with_both_figures_and_lies_below_the_other(
         assert 1 < CORRECTED.steps_ratio(consensus_distance, drift) < FITTED.steps_ratio(consensus_distance, drift)
         assert CORRECTED.steps_ratio(consensus_distance, drift) < CORRECTED.steps_ratio(consensus_distance, 2 * drift)
         assert CORRECTED.steps_ratio(consensus_distance, drift) < CORRECTED.steps_ratio(2 * consensus_distance, drift)
+
+
+def test_a_worker_that_is_less_slow_never_makes_the_answer_slower() -> None:
+    """Below 1.5 times no paces were weighed, and nothing that was took as little as at 1.5 times with them."""
+    asked = [job("2x4", hardware=replace(LAB, slowdown=((0, slow),)), optimizer=Optimizer.ADAM) for slow in (1.1, 1.5)]
+    less, more = (recommend(competitors(one, until=0.0), one).time for one in asked)
+    assert less <= more * (1 + TIE)
 
 
 def test_a_slow_worker_appears_as_waiting() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.explore.explorer import Network
 from benchmarks.explore.generator_cases import SMALL, divided, generator, meeting, random, smart
 from helpers.group_draw_laws import broken_law
 from partreduce.schedulers.protocols.base import Note, Send
@@ -19,7 +20,6 @@ from partreduce.schedulers.protocols.group_generator.draw import Drawing
 from partreduce.schedulers.protocols.group_generator.service import Ask, Bye, Grant, GroupGenerator
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.schedulers.protocols.group_generator.worker import Broke, GroupWorker, Here
-from partreduce.verify.explore import Network
 
 KILLERS = (
     SMALL[3],

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.explore.explorer import explore
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap
-from partreduce.verify.explore import explore
 
 MODEL = Path(__file__).parents[3] / "benchmarks" / "explore" / "models" / "hop_tokens.pml"
 CONFIGURATIONS = [  # workers, offsets of the targets, max_ig

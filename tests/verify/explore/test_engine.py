@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from benchmarks.explore.explorer import Network, NoDeadlock, PerProcess, PerState, Progress, explore
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.topo.errors import InputError, RefutedError, UnknownError
-from partreduce.verify.explore import Network, NoDeadlock, PerProcess, PerState, Progress, explore
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from itertools import combinations
 import pytest
 
 from benchmarks.explore import hop_cases, pairing
+from benchmarks.explore.explorer import Network
 from benchmarks.explore.fail_stop import FailStop
 from benchmarks.explore.hop_cases import both_ways
 from helpers.orbits import fold_problem, renamings
 from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
 from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap
-from partreduce.verify.explore import Network
 
 HOP = [
     hop_cases.FACTORS.configuration(row) for row in hop_cases.FACTORS.rows(2) if hop_cases.FACTORS.growth(row) <= 2000

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.explore.search.breadth import NO_ERROR, Breadth
+from benchmarks.explore.search.liveness import replay_loop, starving_loop
+from benchmarks.explore.search.network import Network
+from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
+from benchmarks.explore.search.system import Label
+from benchmarks.explore.search.trace import Trace, path_to, trace_of
+from benchmarks.explore.search.view import View
 from partreduce.topo.errors import InputError, RefutedError, UnknownError
-from partreduce.verify.search.breadth import NO_ERROR, Breadth
-from partreduce.verify.search.liveness import replay_loop, starving_loop
-from partreduce.verify.search.network import Network
-from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
-from partreduce.verify.search.system import Label
-from partreduce.verify.search.trace import Trace, path_to, trace_of
-from partreduce.verify.search.view import View
 
 __all__ = [
     "Exploration",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from partreduce.verify.search.breadth import Breadth
-from partreduce.verify.search.properties import Progress
-from partreduce.verify.search.system import Label, State
+from benchmarks.explore.search.breadth import Breadth
+from benchmarks.explore.search.properties import Progress
+from benchmarks.explore.search.system import Label, State
 
 MISHAPS = ("lose", "repeat", "crash")
 Edge = tuple[int, "Label"]

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.verify.search.network import Network
-from partreduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
-from partreduce.verify.search.symmetry import Symmetry
-from partreduce.verify.search.system import State, Stopped, System
-from partreduce.verify.search.view import View
+from benchmarks.explore.search.network import Network
+from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
+from benchmarks.explore.search.symmetry import Symmetry
+from benchmarks.explore.search.system import State, Stopped, System
+from benchmarks.explore.search.view import View
 
 CHUNK = 1 << 15
 """Properties are checked on so many new states at once; at first on fewer, so that what fails soon is soon found."""

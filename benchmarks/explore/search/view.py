@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from partreduce.verify.search.system import State, System
+from benchmarks.explore.search.system import State, System
 
 
 class View:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from partreduce.schedulers.protocols.base import Describing, Note, Received, Send
-from partreduce.verify.search.breadth import Breadth
-from partreduce.verify.search.system import Label, State, System
-from partreduce.verify.search.view import View
+from benchmarks.explore.search.breadth import Breadth
+from benchmarks.explore.search.system import Label, State, System
+from benchmarks.explore.search.view import View
+from partreduce.schedulers.protocols.base import Note, Received, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +87,16 @@ def _worded(system: System, label: Label, before: State) -> TraceStep:
     notes = "".join(f" ({_note(n)})" for n in label.notes)
     if label.verb != "lose" and system.is_running(before, process):
         _, actions = machine.step(process, system.locals.values[before[process]], event)
-        sends = tuple((a.to, _message(machine, a.message)) for a in actions if isinstance(a, Send))
+        sends = tuple((a.to, str(a.message)) for a in actions if isinstance(a, Send))
         notes = "".join(f" ({_note(a.what)})" for a in actions if isinstance(a, Note))
     if label.verb == "suspect":
         return TraceStep("suspect", process, -1, f"{process} takes {event.source} for dead{notes}", sends)
     if isinstance(event, Received):
-        what = _message(machine, event.message)
+        what = str(event.message)
         verbs = {"deliver": "arrives", "lose": "is lost", "repeat": "arrives and will arrive again"}
         text = f"{event.source} → {process}: {what} {verbs[label.verb]}{notes}"
         return TraceStep(label.verb, process, event.source, text, sends)
-    worded = machine.describe(process, event) if isinstance(machine, Describing) else f"{process}: {event}"
-    return TraceStep(label.verb, process, -1, worded + notes, sends)
-
-
-def _message(machine: Any, message: Any) -> str:  # noqa: ANN401 - any machine's messages
-    return machine.describe_message(message) if isinstance(machine, Describing) else str(message)
+    return TraceStep(label.verb, process, -1, f"{process}: {event}{notes}", sends)
 
 
 def _note(what: Any) -> str:  # noqa: ANN401 - any machine's notes

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from benchmarks.explore.search.network import Network
 from partreduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable, Suspecting
 from partreduce.topo.errors import InputError
-from partreduce.verify.search.network import Network
 
 State = tuple[int, ...]
 BITS = 32  # two interned numbers share one integer key

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from partreduce.verify.search.view import View
+from benchmarks.explore.search.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class NoDeadlock:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """No fair endless run without what is asked for: the lasso search of `verify.search.liveness`.
+    """No fair endless run without what is asked for: the lasso search of `liveness`.
 
     `goal(label)` says whether a transition is the progress that is waited for. Fair means: an event that stays
     possible for a process, and a message that waits, does not wait for ever. Mishaps are never owed.
