@@ -10,6 +10,7 @@ from .planner.job import Data as Data
 from .planner.job import Job as Job
 from .planner.parallelize import parallelize as parallelize
 from .planner.plan import plan as plan
+from .runtime.adapters.attached import attach as attach
 from .runtime.adapters.averager import ScheduleAverager as ScheduleAverager
 from .runtime.adapters.ddp_hook import ScheduleHookState as ScheduleHookState
 from .runtime.adapters.ddp_hook import schedule_hook as schedule_hook

@@ -7,6 +7,7 @@ written is one warning and never ends a run: what was trained is worth more.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 import warnings
@@ -57,6 +58,20 @@ class Operation:
         return f"the {self.kind} of round {self.round} in group {{{','.join(map(str, self.members))}}}"
 
 
+@dataclass(slots=True)
+class Totals:
+    """All operations of a worker so far: how many, with what payload, in how many seconds, and how many failed."""
+
+    operations: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    failed: int = 0
+    lag: int = 0
+    """Of the last one, in rounds."""
+    distance: float = math.nan
+    """The squared distance to the mean over all workers at the last `mean_model()`, where it is traced."""
+
+
 class Recorder:
     """What one worker did: a ring of its last 256 operations and, if asked for, a trace file per worker.
 
@@ -69,7 +84,7 @@ class Recorder:
         self.directory = None if trace is None else Path(trace)
         self._anchor = time.time() - time.perf_counter()
         self._ring: deque[Operation] = deque(maxlen=RING_LENGTH)
-        self._count = 0
+        self.totals = Totals()
         self._events: list[dict[str, Any]] = []
         self._dropped = 0
         self._warned = False
@@ -88,8 +103,11 @@ class Recorder:
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int, *, lag: int = 0
     ) -> Operation:
         with self._lock:
-            operation = Operation(self._count, kind, step, round_, members, num_bytes, self.now(), lag=lag)
-            self._count += 1
+            totals = self.totals
+            operation = Operation(totals.operations, kind, step, round_, members, num_bytes, self.now(), lag=lag)
+            totals.operations += 1
+            totals.num_bytes += num_bytes
+            totals.lag = lag
             self._ring.append(operation)
         return operation
 
@@ -98,6 +116,9 @@ class Recorder:
         operation.end, operation.outcome = self.now(), outcome
         if times is not None:
             operation.start, operation.end = self._anchor + times[0], self._anchor + times[1]
+        with self._lock:
+            self.totals.seconds += operation.end - operation.start
+            self.totals.failed += outcome != "ok"
         if self.directory is not None:
             name = f"{operation.kind} {{{','.join(map(str, operation.members))}}}"
             details = {"round": operation.round, "step": operation.step, "bytes": operation.num_bytes}

@@ -1,18 +1,9 @@
-"""Numbers of the codecs that need no torch: bytes on the wire, and how far a sum may be from the exact one.
+"""Numbers of the codecs that need no torch: bytes on the wire, and what a codec can write.
 
-A codec writes x as d(x) with |d(x) - x| <= e·m + t, where m is |x| for 16 bits and the largest of its block for int8:
-
-* float16 and bfloat16 keep 11 and 8 digits, so e = 2^-11 and 2^-8; below the normal numbers the digits end at 2^-24 and
-  2^-133, so t is half of that. (Beyond 65504, or 3.39e38, there is no bound: the run-time refuses such a sum.)
-* int8 writes q·s with s = m/127 and q = round(x·127/m), each product and quotient rounded to float32, u = 2^-24. Scaled
-  by 127/m, x is off by at most 127(2u + u²) before it is rounded to the nearest whole number, by 1/2 after that, and d
-  adds another 127(2u + u²). Times m/127 that is at most m(1/254 + 2^-21). A block whose m is below 2^-119 becomes
-  zeros, so that s is never a subnormal number: t = 2^-119. It holds for m <= 2^127.
+How far a coded sum may be from the exact one stands in `verify/checker/facts/codec_error.py`.
 """
 
 from __future__ import annotations
-
-from fractions import Fraction
 
 SCALE_BYTES = 4
 """A block's scale is a float32."""
@@ -21,10 +12,6 @@ LEVELS = 127
 LEAST_PEAK_EXPONENT = -119
 """Blocks whose largest number is below two to this power become zeros."""
 NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "int8": 1}
-UNIT_ROUNDOFF = {"float16": Fraction(1, 2**11), "bfloat16": Fraction(1, 2**8), "float32": Fraction(1, 2**24)}
-"""Largest relative error of one rounding to nearest."""
-UNDERFLOW = {"float16": Fraction(1, 2**25), "bfloat16": Fraction(1, 2**134), "int8": Fraction(1, 2**119)}
-"""t: the largest error that a number near zero may have besides."""
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "int8": 2.0**127}
 """What a codec can write without doubt."""
 
@@ -39,10 +26,3 @@ def row_bytes(codec: str, columns: int, *, element_bytes: int = 4) -> int:
     if codec == "none":
         return element_bytes * columns
     return NUMBER_BYTES[codec] * columns + (SCALE_BYTES if codec == "int8" else 0)
-
-
-def rounding_error(codec: str) -> Fraction:
-    """e: the error of one rounding, as a part of |x| (16 bits) or of the block's largest number (int8)."""
-    if codec != "int8":
-        return UNIT_ROUNDOFF[codec]
-    return Fraction(1, 2 * LEVELS) + Fraction(1, 2**21)

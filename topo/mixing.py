@@ -67,16 +67,6 @@ def mixing_sparse(step: MixingStep) -> csr_array:
     return csr_array(averaging.T @ diags_array(share) @ averaging + diags_array(stay))
 
 
-def exact_mixing_matrix(step: MixingStep) -> list[list[Fraction]]:
-    """The mixing matrix in fractions, for proofs. O(n²) fractions.
-
-    Raises:
-        InputError: more than 2,000 workers.
-        ScheduleError: two groups of a phase share a worker.
-    """
-    return exact_product([step]).rows()
-
-
 def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
     """W_T … W_1 of phases or rounds, the first applied first, over one common denominator. O(T · n · entries).
 
@@ -85,7 +75,7 @@ def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
         ScheduleError: two groups of a phase share a worker.
     """
     n = steps[0].num_workers
-    _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_class_matrices, whatever their size")
+    _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
     product = ExactMatrix.identity(n)
     for step in steps:
         if isinstance(step, Round):

@@ -17,10 +17,8 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.gap import Gap, Weights
 from partreduce.verify.base import Claim, Status, follows, refuted
-from partreduce.verify.gaps.event_graph import event_graph
-from partreduce.verify.gaps.exact import Distances
-from partreduce.verify.gaps.one_worker import ENTER, events_near
-from partreduce.verify.gaps.skip import longest_skips_by_edges
+from partreduce.verify.gaps.exact import ENTER, distances_near, events_near
+from partreduce.verify.gaps.skip import longest_skips
 from partreduce.verify.graph import out_tree_of, prove_graph
 from partreduce.verify.stochastic import DOUBLY, keeps_something
 from partreduce.verify.without_backup import prove_without_backup
@@ -80,7 +78,7 @@ def _apart(schedule: Schedule, gap: Gap, graph: Digraph) -> list[Claim]:
     if schedule.num_workers <= MAX_PAIRS:
         claims.append(_gap_of_pairs(graph, gap))
     if gap.skip is not None:
-        longest = longest_skips_by_edges(graph, gap, bounds)
+        longest = longest_skips(graph, gap, bounds)
         text = f"No worker skips more than {max(longest)} steps at once, and none passes an out-neighbour."
         claims.append(follows("skip", text, longest=list(longest)))
     if not gap.takes_all:
@@ -111,10 +109,10 @@ def _gap(both: Sequence[int]) -> Claim:
 
 def _gap_of_pairs(graph: Digraph, gap: Gap) -> Claim:
     """The two workers that can be furthest apart. O(n · arcs · log)."""
-    distances = Distances(event_graph(graph, gap))
     worst = (-1.0, 0, 0)
-    for j in range(graph.num_workers):
-        for i, lead in enumerate(distances.from_event(j)[: graph.num_workers]):
+    everybody = range(graph.num_workers)
+    for j in everybody:
+        for i, lead in sorted(distances_near(graph, gap, j, everybody).items()):
             worst = max(worst, (inf if lead is None else lead, j, i), key=itemgetter(0))
     ahead, start, end = worst
     bound = NONE if ahead == inf else int(ahead)

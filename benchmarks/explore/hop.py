@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
 from partreduce.schedulers.protocols.base import Send
+from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
     REDUCING,
@@ -143,8 +144,14 @@ def _no_passing(machine: Hop) -> PerPair:
     return PerPair("skips pass nobody", machine.graph.edges, check, messages=False)
 
 
+def of_edges(graph: Digraph, bounds: Matrix) -> list[list[int]]:
+    """The bounds of every edge (u, v), of u ahead of v and back; −1 for none."""
+    ahead = ((bounds[u][v], bounds[v][u]) for u, v in graph.edges)
+    return [[-1 if bound is None else bound for bound in both] for both in ahead]
+
+
 def _skip_bound(machine: Hop, bounds: Matrix) -> PerProcess:
-    longest = longest_skips(machine.graph, machine.setting, bounds)
+    longest = longest_skips(machine.graph, machine.setting, of_edges(machine.graph, bounds))
 
     def check(v: int, state: HopState) -> str | None:
         for event in machine.ready(v, state):

@@ -9,6 +9,7 @@ means, which only a device knows, is undone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -28,6 +29,8 @@ class Applier:
         """Whether a GradScaler scaled the loss of this worker's last step."""
         self.changes_means = False
         """Whether the script changed the means of this worker's last step before it took them, as clipping does."""
+        self.is_stepping = False
+        """Whether the wrapped optimizer's own step is wanted, where its `step` drives the schedule (see `attach`)."""
         self._before: list[torch.Tensor] = []
         self._ok: torch.Tensor | None = None
 
@@ -53,8 +56,16 @@ class Applier:
         """Step with the gradients that are in place; with `check_finite` only if all are finite, equally on all."""
         if check_finite and not averaged_are_finite(self._flat.buckets):
             return False
-        self.optimizer.step()
+        self.plain_step()
         return True
+
+    def plain_step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - what the closure returns
+        """The wrapped optimizer's own step."""
+        self.is_stepping = True
+        try:
+            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        finally:
+            self.is_stepping = False
 
     def remember(self, ok: torch.Tensor | None) -> None:
         """Keep the parameters until the coming step is known to be right, where only the device knows whether it is."""

@@ -41,6 +41,9 @@ WAYS_OUT: dict[str, str] = {
 }
 WAYS_OUT["pytorch_lightning"] = WAYS_OUT["lightning"]
 
+FOLLOWS = "follows_a_schedule"
+"""Marks the step of an optimizer to which a schedule is attached."""
+
 
 def refuse_foreign_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuse optimizers that write other workers' parameters, also inside a wrapper."""

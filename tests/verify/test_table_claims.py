@@ -13,8 +13,8 @@ from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, TABLES, random_allreduce, random_schedule, with_tables
 from benchmarks.forgery.tables import JUDGES
 from helpers.claims import facts_of
+from helpers.coded_sums import UNDERFLOW, rounding_error
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.codec_numbers import UNDERFLOW, rounding_error
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule

@@ -5,8 +5,7 @@ from __future__ import annotations
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import UnknownError
 from partreduce.topo.strategies.gap import Gap
-from partreduce.verify.gaps.exact import Length, exact_bounds
-from partreduce.verify.gaps.one_worker import distances_near
+from partreduce.verify.gaps.exact import Length, distances_near, exact_bounds
 
 MAX_FAR = 1024
 """Workers up to which distances are found that lead through the whole graph."""

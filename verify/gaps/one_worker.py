@@ -1,24 +1,14 @@
-"""The capacities that one worker needs, from the distances around it alone: what a run asks for, on any size of graph.
-
-The same numbers as `exact_bounds` and `capacity` give for all pairs. A distance from a worker's enter to a neighbour's
-rests on events nearby only, so the search settles nearest events first and ends with the last neighbour; the needs are
-read off the graph as the search reaches them (they are those of `event_graph`).
-"""
+"""The capacities that one worker needs, from the distances around it alone: what a run asks for on any graph."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.strategies.gap import Gap
-from partreduce.verify.gaps.exact import Length
-
-ENTER, SEND, REDUCE = range(3)
-Event = tuple[int, int]
-"""A kind of event, and the worker."""
+from partreduce.verify.gaps.exact import Length, distances_near
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,56 +54,3 @@ def _bounded(length: Length, source: int, target: int) -> int:
             "long enough; give when.gap.max_ig"
         )
     return length
-
-
-def distances_near(graph: Digraph, gap: Gap, start: int, ends: Iterable[int]) -> dict[int, Length]:
-    """For each end the most that Step(end) − Step(start) can be, None without a limit."""
-    near = events_near(graph, gap, start, ends)
-    return {end: near.get((ENTER, end)) for end in {start, *ends}}
-
-
-def events_near(
-    graph: Digraph, gap: Gap, start: int, ends: Iterable[int], spare: Sequence[int] | None = None
-) -> dict[Event, int]:
-    """The distances from a worker's enter of all events up to the furthest end, and of some beyond.
-
-    `spare` are the workers' backups, for who asks of many workers.
-    """
-    spare = spare or gap.backups(graph.num_workers)
-    missing = set(ends) - {start}
-    settled: dict[Event, int] = {}
-    left: dict[int, int] = {}  # for a reducing worker, the sources that must still settle before it does
-    heap = [(0, (ENTER, start))]
-    while heap and missing:
-        distance, event = heapq.heappop(heap)
-        if event in settled:
-            continue
-        settled[event] = distance
-        kind, worker = event
-        if kind == ENTER:
-            missing.discard(worker)
-        if kind == SEND:
-            for v in graph.targets[worker]:
-                left[v] = left.get(v, spare[v] + 1) - 1
-                if left[v] == 0:
-                    heapq.heappush(heap, (distance + gap.staleness, (REDUCE, v)))
-        for tokens, after in _single(graph, gap, kind, worker):
-            if after not in settled:
-                heapq.heappush(heap, (distance + tokens, after))
-    return settled
-
-
-def _single(graph: Digraph, gap: Gap, kind: int, worker: int) -> Iterator[tuple[int, Event]]:
-    """The events that wait for this one alone, each with its tokens."""
-    if kind == ENTER:
-        yield 1, (SEND, worker)
-        if gap.max_ig is not None:
-            for u in graph.sources[worker]:
-                yield gap.max_ig, (ENTER, u)
-    elif kind == SEND:
-        yield 0, (REDUCE, worker)
-    else:
-        yield 0, (ENTER, worker)
-        if gap.notify_ack:
-            for u in graph.sources[worker]:
-                yield 1, (SEND, u)

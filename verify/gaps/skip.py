@@ -30,28 +30,18 @@ from math import inf
 
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.strategies.gap import Gap
-from partreduce.verify.gaps.exact import Length, Matrix
 
 
-def longest_skips(graph: Digraph, setting: Gap, bounds: Matrix) -> tuple[int, ...]:
-    """For every worker the most steps that it can ever skip ahead at once, 0 if it never skips. O(edges log)."""
-    return tuple(longest_skip(graph, setting, bounds, v) for v in range(graph.num_workers))
+def longest_skips(graph: Digraph, setting: Gap, bounds: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """For every worker the most steps that it can ever skip ahead at once, 0 if it never skips. O(edges log).
 
-
-def longest_skip(graph: Digraph, setting: Gap, bounds: Matrix, worker: int) -> int:
-    """The same for one worker; of `bounds` only the rows of its neighbours are read, at the worker's column."""
-    spare = setting.backups(graph.num_workers)[worker]
-    targets = [_height(bounds[v][worker]) for v in graph.targets[worker]]
-    return _longest(setting, spare, targets, [_height(bounds[u][worker]) for u in graph.sources[worker]])
-
-
-def longest_skips_by_edges(graph: Digraph, setting: Gap, bounds: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The same for every worker, from [Step(u) − Step(v), Step(v) − Step(u)] of every edge (u, v), −1 for no bound."""
+    `bounds` are [Step(u) − Step(v), Step(v) − Step(u)] at most, of every edge (u, v), −1 for no bound.
+    """
     targets: list[list[float]] = [[] for _ in range(graph.num_workers)]
     sources: list[list[float]] = [[] for _ in range(graph.num_workers)]
     for (u, v), (ahead, back) in zip(graph.edges, bounds, strict=True):
-        sources[v].append(_height(None if ahead < 0 else ahead))
-        targets[u].append(_height(None if back < 0 else back))
+        sources[v].append(inf if ahead < 0 else ahead)
+        targets[u].append(inf if back < 0 else back)
     backups = setting.backups(graph.num_workers)
     return tuple(map(_longest, [setting] * graph.num_workers, backups, targets, sources))
 
@@ -66,7 +56,3 @@ def _longest(setting: Gap, spare: int, targets: Sequence[float], sources: Sequen
     if needed := len(sources) - spare:
         longest = min(longest, sorted(sources)[-needed] + 1 + setting.staleness)
     return int(longest) if longest >= setting.skip.trigger else 0
-
-
-def _height(length: Length) -> float:
-    return inf if length is None else length

@@ -26,12 +26,12 @@ class Cell:
         self.kind, self.rank, self.world, self.table = kind, rank, world, table
         self.notes, self.made, self.groups = [], [], []
 
-    def wrap(self, inner, model):
+    def wrap(self, inner, model, by=DistributedOptimizer):
         """The optimizer under test, or the reference's."""
         if self.world is None:
             made = PlainOptimizer(self.kind, self.table, self.rank, inner, model, number=len(self.made))
         else:
-            made = DistributedOptimizer(inner, model, self.kind.schedule, timeout=WAIT, world=self.world)
+            made = by(inner, model, self.kind.schedule, timeout=WAIT, world=self.world)
             if self.kind.free == "generated":
                 self._record(made)
         self.made.append(made)

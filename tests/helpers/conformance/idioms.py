@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.conformance.cells import ASIDE, TOGETHER
 from helpers.conformance.kinds import KINDS
+from partreduce.runtime.adapters.attached import attach
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,6 +268,31 @@ def schedulers(cell):
             rate.step()
     yield TOGETHER
     finished(cell, optimizer, model)
+
+
+@idiom("attach", "the script's own optimizer steps, with a closure, a scheduler and a hook; `attach` has its schedule")
+def attached(cell):
+    model, steps = network(), []
+    own = sgd(model)
+    follows = cell.wrap(own, model, by=attach)
+    own.register_step_post_hook(lambda *_: steps.append(1))
+    scheduler = torch.optim.lr_scheduler.StepLR(own, step_size=2, gamma=0.5)
+    stepping = follows if cell.world is None else own
+
+    def closure(number):
+        own.zero_grad()
+        loss = loss_of(model, batch(cell.rank, number))
+        loss.backward()
+        return loss
+
+    for number in range(STEPS):
+        yield
+        stepping.step(lambda number=number: closure(number))
+        scheduler.step()
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, follows, model)
+    assert len(steps) >= STEPS  # a pipeline takes one more, at its end
 
 
 @idiom("EMA", "`AveragedModel` beside the model")

@@ -8,16 +8,11 @@ import pytest
 import torch
 
 from helpers import coded_sums
+from helpers.coded_sums import UNDERFLOW, UNIT_ROUNDOFF, rounding_error
 from partreduce.runtime.codecs.coding import Coding, Codings, Leftovers
 from partreduce.runtime.codecs.eight_bits import EightBits
 from partreduce.runtime.codecs.frames import decoded, encoded
-from partreduce.topo.codec_numbers import (
-    LARGEST,
-    UNDERFLOW,
-    UNIT_ROUNDOFF,
-    int8_bytes,
-    rounding_error,
-)
+from partreduce.topo.codec_numbers import LARGEST, int8_bytes
 from partreduce.topo.strategies import Codec, How
 
 DRAWS = int(os.environ.get("PARTREDUCE_CODED_SUMS", "150"))

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 import partreduce
+from helpers.coded_sums import UNDERFLOW, rounding_error
 from helpers.hybrid_runs import said_by_all
 from partreduce.runtime.sharding.row_code import RowCode
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.codec_numbers import UNDERFLOW, rounding_error, row_bytes
+from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import HandshakeError, InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import Codec

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from benchmarks.explore.explorer import Network, explore
+from benchmarks.explore.hop import of_edges
 from helpers.gap_bounds import attained, published
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop
@@ -117,7 +118,8 @@ def test_every_worker_skips_as_far_as_it_is_proved_to_at_most():
         object.__setattr__(machine, "told", [0] * graph.num_workers)
         found = explore(machine, properties=(), network=Network(delay=False), symmetry=False)
         assert found.complete
-        assert tuple(machine.told) == longest_skips(graph, setting, exact_bounds(graph, setting)), (graph, setting)
+        bounds = of_edges(graph, exact_bounds(graph, setting))
+        assert tuple(machine.told) == longest_skips(graph, setting, bounds), (graph, setting)
 
 
 def plus(bound, amount):

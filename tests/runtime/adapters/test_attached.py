@@ -1,0 +1,58 @@
+"""`attach` beside the idiom of its name: verdicts of a GradScaler, state dicts, and what is refused."""
+
+import pytest
+import torch
+
+from partreduce.runtime.adapters.attached import attach
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce
+
+SCHEDULE = Schedule("every 2", Cluster.regular(1, 2), AllReduce(pace=2))
+
+
+@pytest.fixture
+def made(monkeypatch, capfd):
+    """A model, its optimizer and the schedule attached to it, in a script that runs alone."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return model, optimizer, attach(optimizer, model, SCHEDULE)
+
+
+def test_a_step_that_a_grad_scaler_finds_infinite_counts_and_changes_nothing(made):
+    model, optimizer, attached = made
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step, size in enumerate((1.0, float("inf"), 3.0), start=1):
+        before = model.weight.detach().clone()
+        optimizer.zero_grad()
+        scaler.scale(model(torch.tensor([[size]])).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        torch.testing.assert_close(model.weight, before - (0.5 * size if size < 9 else 0.0))
+        assert attached.steps == step
+        assert not hasattr(optimizer, "found_inf")
+
+
+def test_the_steps_in_the_schedule_are_in_the_state_of_what_attach_returns(made):
+    model, optimizer, attached = made
+    for stepping in (optimizer, attached):  # both are one step
+        model(torch.ones(1, 1)).sum().backward()
+        stepping.step()
+    assert "partreduce" not in optimizer.state_dict()
+    state = attached.state_dict()
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    attached.load_state_dict(state)
+    assert (attached.steps, attached.round) == (2, 1)
+
+
+@pytest.mark.parametrize("again", [attach, DistributedOptimizer])
+def test_an_optimizer_follows_one_schedule(made, again):
+    model, optimizer, _ = made
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which replaces its step, too
+    with pytest.raises(InputError, match=r"follows a schedule already, by partreduce\.attach"):
+        again(optimizer, model, SCHEDULE)
