@@ -6,6 +6,7 @@ The theorem stands in `verify/checker/facts/fragments.py`.
 from __future__ import annotations
 
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.fragments import most_in_flight
 from partreduce.verify.base import Claim, follows
 from partreduce.verify.equal_replicas import plain_rounds_of_all
 
@@ -19,7 +20,7 @@ def prove_fragments(schedule: Schedule) -> Claim | None:
         return None
     count, every, late = strategy.what.num_fragments, schedule.pace_of(0), strategy.when.late_steps
     kept = strategy.when.kept
-    apart, age = every // count, every + late
+    apart, age, flying = every // count, every + late, most_in_flight(count, every, late)
     if schedule.period > 1 or not strategy.has_round_of_all(schedule.cluster):
         period = every * schedule.period
         text = (
@@ -28,15 +29,16 @@ def prove_fragments(schedule: Schedule) -> Claim | None:
             "fragment after the other, in one order, which follows from the step. The run refuses a model of which a "
             "parameter is in no fragment, or in two."
         )
-        return follows(NAME, text, fragments=count, every=every, apart=apart, late=late, period=period)
+        return follows(NAME, text, fragments=count, every=every, apart=apart, late=late, flying=flying, period=period)
     which = f"Each of {count} fragments" if count > 1 else "The model"
     merged = f"merged {late} steps after it is sent" if late else "merged where it is sent"
     is_equal = bool(plain_rounds_of_all(schedule))
     equal = "It is equal on all workers then" if is_equal else f"Workers keep {kept} of their own then"
     text = (
-        f"{which} has exactly one turn in every {every} steps, {merged}; between turns lie at least {apart} steps, so "
-        "one is merged before the next is sent: at most one is in flight, and all workers send them in one order, "
+        f"{which} has exactly one turn in every {every} steps, {merged}; between turns lie at least {apart} steps. At "
+        f"most {flying} {'is' if flying == 1 else 'are'} in flight, and all workers send and merge them in one order, "
         f"which follows from the step. {equal}, and what a worker holds of the others' is at most {age} steps old. "
         "The run refuses a model of which a parameter is in no fragment, or in two."
     )
-    return follows(NAME, text, fragments=count, every=every, apart=apart, late=late, age=age, equal=is_equal)
+    numbers = {"fragments": count, "every": every, "apart": apart, "late": late, "flying": flying}
+    return follows(NAME, text, **numbers, age=age, equal=is_equal)

@@ -43,7 +43,8 @@ def _staleness(schedule: Schedule, reach: int) -> Claim:
         text = "a weight is negative, or a worker gives up all of its own value, so what has arrived may leave again."
         return not_proved("staleness", text)
     strategy, pace = schedule.strategy, int(schedule.paces().max())
-    late = strategy.when.lag + int(strategy.lacks_newest)
+    begins_before = strategy.when.late_steps > pace // strategy.what.num_fragments
+    late = strategy.when.lag + int(strategy.lacks_newest) + int(begins_before)
     age = reach - 1 + late
     direct = "An average takes the parameters of its members after all their steps of the round"
     if strategy.when.delays_gradients:
@@ -51,7 +52,8 @@ def _staleness(schedule: Schedule, reach: int) -> Claim:
             f"An average is applied {late} steps after its gradients were taken: it lacks those of the newest {late}"
         )
     elif strategy.lacks_newest:
-        direct = "An average begins inside its round and lacks the steps behind that place"
+        where = "up to a round before its own" if begins_before else "inside its round"
+        direct = f"An average begins {where} and lacks the steps behind that place"
     elif late:
         direct = (
             "A late average takes the parameters with which its round began: it lacks the newest round of every "

@@ -150,22 +150,19 @@ def coded(numbers: Numbers, how: dict[str, Any]) -> Numbers:
 
 def coded_sum(given: Numbers, nodes: list[int], how: dict[str, Any], *, staged: bool) -> Numbers:
     """The sum of members' numbers, [members, count], as it is rounded on its way."""
-    eight = how["codec"] == "int8"
-    short: Callable[[Numbers], Numbers] = single if eight else lambda x: coded(x, how)
+    exchanged = staged or how["codec"] == "int8"
+    short: Callable[[Numbers], Numbers] = single if exchanged else lambda x: coded(x, how)
     across = how["where"] == "across-nodes"
     if across and len(set(nodes)) == 1:
         return added(list(given), single)
     rows = list(given) if across and staged else [coded(row, how) for row in given]
     if staged:
-        inside = single if across else short
         rows = [
-            added([row for row, at in zip(rows, nodes, strict=True) if at == node], inside)
+            coded(added([row for row, at in zip(rows, nodes, strict=True) if at == node], single), how)
             for node in sorted(set(nodes))
         ]
-        if eight or across:
-            rows = [coded(row, how) for row in rows]
     total = added(rows, short)
-    return coded(total, how) if eight else total
+    return coded(total, how) if exchanged else total
 
 
 def added(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Numbers:
@@ -221,11 +218,9 @@ def _roundings(raw: dict[str, Any], how: dict[str, Any], group: tuple[int, ...])
     across, staged = how["where"] == "across-nodes", has_stages(raw, group)
     if across and len(set(nodes)) == 1:
         return 0
-    if how["codec"] == "int8":
+    if staged or how["codec"] == "int8":
         return 3 if staged and not across else 2
-    if not staged:
-        return len(group)
-    return len(set(nodes)) + (0 if across else nodes.count(nodes[0]) - 1)
+    return len(group)
 
 
 def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:

@@ -7,6 +7,7 @@ off the matrices of the survivors.
 
 from __future__ import annotations
 
+from collections import deque
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count, pairwise
@@ -104,9 +105,17 @@ def mixes_late(raw: dict[str, Any]) -> bool:
     return isinstance(when, dict) and "merge" not in when and pipeline_of(raw) is None
 
 
-def lacks_newest_round(raw: dict[str, Any]) -> bool:
-    """Whether an average begins before its round has ended: a round late, or, of fragments in turn, inside it."""
-    return mixes_late(raw) or turns_of(raw)[:2] != (1, 0)
+def missing_rounds(raw: dict[str, Any]) -> int:
+    """How many of the newest rounds an average lacks, in whole or in part: it is late, or of fragments in turn.
+
+    What is merged after `end` steps of a round lacks all from the round on in which it was sent.
+    """
+    parts, late, _ = turns_of(raw)
+    if (parts, late) == (1, 0):
+        return int(mixes_late(raw))
+    pace = max(paces(raw, 1))
+    ends = [step for part in range(parts) for step in range(1, pace + 1) if _ends(step, part, parts, pace)]
+    return max(-(-(pace - end + late) // pace) for end in ends)
 
 
 def turns_of(raw: dict[str, Any]) -> tuple[int, int, float]:
@@ -119,18 +128,25 @@ def turns_of(raw: dict[str, Any]) -> tuple[int, int, float]:
 
 def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
     """By four rounds, step by step: what is in flight, and of which step what a worker has of each fragment is."""
-    del listed
-    (parts, late, kept), pace = turns_of(raw), max(paces(raw, len(matrices[0])))
+    (parts, late, kept), n = turns_of(raw), len(matrices[0])
+    pace = max(paces(raw, n))
     turns = [[step for step in range(1, 4 * pace + 1) if _ends(step, p, parts, pace)] for p in range(parts)]
     order = sorted((step - late, step, number) for number, steps in enumerate(turns) for step in steps)
     once = all(
         len([s for s in steps if lo < s <= lo + pace]) == 1 for steps in turns for lo in range(0, 4 * pace, pace)
     )
-    alone = all(first[1] <= second[0] for first, second in pairwise(order)) and order[0][0] > 0
+    again = all(first < second - late for steps in turns for first, second in pairwise(steps))
+    flying = max(sum(begin <= step < end for begin, end, _ in order) for step in range(1, 3 * pace + 1))
     apart = min(second[1] - first[1] for first, second in pairwise(order)) if len(order) > 1 else pace
     age = max(second - (first - late) for steps in turns for first, second in pairwise(steps))
-    said = {"claim": "fragments", "fragments": parts, "every": pace, "late": late, "age": age, "equal": kept == 0}
-    return once and alone and entry == said | {"apart": entry["apart"]} and 0 < entry["apart"] <= apart
+    said = {"claim": "fragments", "fragments": parts, "every": pace, "late": late}
+    if listed is not None and [len(members) for phase in listed for members, _ in phase] == [n]:
+        relax = listed[0][0][1]
+        said |= {"age": age, "equal": kept == 0 and relax == 1}
+    else:
+        said |= {"period": pace * len(matrices)}
+    bounds = 0 < entry["apart"] <= apart and entry["flying"] >= max(1, flying)
+    return once and again and bounds and entry == said | {name: entry[name] for name in ("apart", "flying")}
 
 
 def _ends(step: int, number: int, parts: int, pace: int) -> bool:
@@ -172,23 +188,26 @@ def waiting_messages(raw: dict[str, Any], waits: Waits) -> list[int]:
     return list(most.values())
 
 
-def oldest_age(matrices: list[Matrix], *, late: bool, delay: int = 0) -> int | None:
+def oldest_age(matrices: list[Matrix], *, late: int, delay: int = 0) -> int | None:
     """The most rounds by which anybody's parameters lag behind anybody's newest round, in the long run.
 
-    What a round adds is averaged with it, or where gradients are late `delay` rounds after it.
+    What a round adds is averaged with it, or `late` rounds after it; where gradients are late, `delay` rounds.
     """
     n, period = len(matrices[0]), len(matrices)
     newest = np.full((n, n), -1)  # entry [i, j]: the newest round of j that i's parameters hold
     np.fill_diagonal(newest, 0)
+    before = deque([newest] * late, maxlen=late)
     whole_since: int | None = None
     worst = 0
     for r in count():
         taken = matrices[r % period] > TOLERANCE
         if not late:
             np.fill_diagonal(newest, r - delay)
-        newest = np.array([newest[taken[i]].max(axis=0) for i in range(n)])
+        sent = before[0] if late else newest
+        newest = np.array([sent[taken[i]].max(axis=0) for i in range(n)])
         if late:
             np.fill_diagonal(newest, r)
+            before.append(newest)
         if whole_since is None:
             if (newest >= 0).all():
                 whole_since = r
@@ -278,13 +297,13 @@ def paces(raw: dict[str, Any], n: int) -> list[int]:
 
 
 def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    n, late, delay = len(matrices[0]), lacks_newest_round(raw), delay_of(raw)
+    n, late, delay = len(matrices[0]), missing_rounds(raw), delay_of(raw)
     if any(w.min() < -TOLERANCE or w.diagonal().min() < TOLERANCE for w in matrices):
         return False
     age, pace = oldest_age(matrices, late=late, delay=delay), max(paces(raw, n))
     gap = largest_gap(partners(raw, listed, n))
     bounds = age is not None and gap is not None and entry["age"] >= age and entry["reach"] >= gap
-    lag = int(late) + delay
+    lag = late + delay
     return bounds and entry["age_steps"] >= age * pace and entry["steps"] >= lag * pace and entry["late"] == lag
 
 

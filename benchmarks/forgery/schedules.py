@@ -265,16 +265,26 @@ def random_allreduce(draw: random.Random) -> Schedule:
 
 
 def in_turns(draw: random.Random, cluster: Cluster) -> Schedule:
-    """Fragments by number or by name that take turns, each merged as many steps late as fit between two turns."""
-    parts, apart = draw.randrange(1, 5), draw.randrange(1, 5)
-    merge = Merge(steps=draw.randrange(apart), alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9)))
-    names = tuple((f"{part}.*",) for part in range(parts))
-    strategy = AllReduce(
-        pace=draw.randrange(parts * apart, parts * (apart + 1)),
-        when=merge if merge.steps or merge.alpha else LOCKSTEP,
-        what=Routes(fragments=names if parts > 1 and draw.random() < 0.3 else parts),
+    """Fragments by number or by name that take turns, each merged late by fewer steps than a round has."""
+    members = _turns(draw)
+    merge = Merge(
+        steps=draw.randrange(members["pace"]), alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9))
     )
-    return Schedule("t", cluster, strategy)
+    return Schedule("t", cluster, AllReduce(when=merge if merge.steps or merge.alpha else LOCKSTEP, **members))
+
+
+def with_turns(draw: random.Random, schedule: Schedule) -> Schedule:
+    """The same schedule of groups; now and then with fragments that take turns over the groups of each round."""
+    return _changed(schedule, when=LOCKSTEP, **_turns(draw)) if draw.random() < 0.2 else schedule
+
+
+def _turns(draw: random.Random) -> dict[str, Any]:
+    parts, apart = draw.randrange(1, 5), draw.randrange(1, 5)
+    names = tuple((f"{part}.*",) for part in range(parts))
+    return {
+        "pace": draw.randrange(parts * apart, parts * (apart + 1)),
+        "what": Routes(fragments=names if parts > 1 and draw.random() < 0.3 else parts),
+    }
 
 
 def with_codec(draw: random.Random, schedule: Schedule) -> Schedule:
@@ -320,7 +330,8 @@ def random_schedule(draw: random.Random) -> Schedule:
         pace = tuple(draw.randrange(1, 4) for _ in range(n))
         if draw.random() < 0.5:
             phases[draw.randrange(period)] = [ranks]
-        return with_codec(draw, explicit(n, *phases, pace=pace, when=when, prologue=draw.randrange(2)))
+        made = explicit(n, *phases, pace=pace, when=when, prologue=draw.randrange(2))
+        return with_codec(draw, with_turns(draw, made))
     if kind == 1:
         radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
         phases = []
@@ -331,7 +342,7 @@ def random_schedule(draw: random.Random) -> Schedule:
             phases.append(tuple(blocks))
         made = rule(radices, size, *phases)
         strategy = Static(phases=made.strategy.phases, when=when, pace=draw.randrange(1, 3))
-        return with_codec(draw, Schedule("r", made.cluster, strategy))
+        return with_codec(draw, with_turns(draw, Schedule("r", made.cluster, strategy)))
     n = draw.randrange(2, 7)
     rounds = []
     for _ in range(draw.randrange(1, 4)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partreduce.topo.mixing import mixing_matrix
-from partreduce.topo.strategies.fragments import assign, round_ends
+from partreduce.topo.strategies.fragments import assign, moves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,17 +22,18 @@ def by_turns(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # no
     matrices = [
         torch.from_numpy(mixing_matrix(strategy.phase(t, schedule.cluster))).float() for t in range(strategy.period)
     ]
-    ends, numbers = round_ends(strategy.what.num_fragments, pace), numbers_of(rehearsal, schedule)
-    parts = [_Part(rehearsal, numbers == fragment, strategy.what.outer) for fragment in range(len(ends))]
+    count, numbers = strategy.what.num_fragments, numbers_of(rehearsal, schedule)
+    parts = [_Part(rehearsal, numbers == fragment, strategy.what.outer) for fragment in range(count)]
+    due = moves(count, pace, strategy.when.late_steps)
 
     def advance(step: int) -> None:
         rehearsal.take([1] * rehearsal.count)
         matrix = matrices[step // pace % len(matrices)]
-        for end, part in zip(ends, parts, strict=True):
-            if step % pace + 1 == end - strategy.when.late_steps:
-                part.send(matrix)
-            if step % pace + 1 == end:
-                part.merge(float(strategy.when.kept))
+        for move in due:
+            if step % pace + 1 == move.taken and move.merges:
+                parts[move.fragment].merge(float(strategy.when.kept))
+            elif step % pace + 1 == move.taken:
+                parts[move.fragment].send(matrix)
 
     return advance
 
@@ -54,6 +55,7 @@ class _Part:
         self._rehearsal, self._mine, self._outer = rehearsal, mine, outer
         self._anchors = rehearsal.models[:, mine].clone()
         self._momenta = torch.zeros_like(self._anchors)
+        self._sent: torch.Tensor | None = None
 
     def send(self, matrix: torch.Tensor) -> None:
         """Take the groups' means; those who are in one then make an outer step if it is of all, or of own anchors."""
@@ -62,6 +64,8 @@ class _Part:
         self._steps = (meets & ((matrix > 0).all() | torch.tensor(self._outer.has_own_anchors)))[:, None]
 
     def merge(self, kept: float) -> None:
+        if self._sent is None:  # the first round may merge what no round has sent
+            return
         moved, momentum = self._sent - self._anchors, float(self._outer.momentum)
         following = momentum * self._momenta + moved
         change = moved + momentum * following if self._outer.nesterov else following

@@ -56,7 +56,7 @@ from partreduce.topo.strategies.pairwise import Pairwise
 ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
 EVERY = 4
-CASES = {"digits": 96, "text": 160}
+CASES = {"digits": 96, "text": 160, "deep text": 400}
 """Tasks, and the most steps that are taken."""
 MOST_ROUNDS = 1 + 2 * max(CASES.values())
 """More rounds than any worker begins."""

@@ -17,6 +17,7 @@ TARGETS = {
     "digits": 0.1,
     "ten layers": 0.1,
     "text": 2.6,
+    "deep text": 2.65,
     "svm": 0.3,
     "images": 0.1,
     "hyperplane": 0.02,
@@ -24,13 +25,14 @@ TARGETS = {
 }
 """Training loss of the mean model that each task is to reach in the lab."""
 
-REHEARSED_TARGETS = {"digits": 0.2, "ten layers": 0.2, "text": 2.8, "svm": 0.4}
+REHEARSED_TARGETS = {"digits": 0.2, "ten layers": 0.2, "text": 2.8, "deep text": 2.7, "svm": 0.4}
 """What the rehearsal counts the steps to: enough to choose rates by, and sooner reached."""
 
 MODEL_BYTES = {
     "digits": 2_192_296,
     "ten layers": 2_182_184,
     "text": 2_065_440,
+    "deep text": 2_166_776,
     "svm": 524_292,
     "images": 76_840,
     "hyperplane": 2_052,
@@ -40,6 +42,7 @@ SEGMENTS = {
     "digits": (0, 0, 0, 2_192_296, 0),
     "ten layers": (0, 273_448, *(6 * (263_168,)), 0, 329_728, 0),
     "text": (0, 0, 2_065_440, 0),
+    "deep text": (0, 1_113_208, 526_336, 527_232, 0),
     "svm": (524_292, 0, 0),
     "images": (76_840, 0, 0),
     "hyperplane": (2_052, 0, 0),
@@ -136,6 +139,6 @@ def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
     made += [
         Setting(name="200mbit text", task="text", steps=96),
         # A node is a region, and its workers' links take no time beside those between regions.
-        *(Setting(name=f"{rate} regions", rate=rate, task="text", compute=0.16, steps=1008) for rate in REGIONS),
+        *(Setting(name=f"{rate} regions", rate=rate, task="deep text", compute=0.16, steps=1008) for rate in REGIONS),
     ]
     return {setting.name: setting for setting in made}

@@ -19,21 +19,20 @@ from partreduce.planner.model_tables import tables_of
 from partreduce.planner.routes import choose_routes, refuse_unpriced
 from partreduce.planner.table_prices import APPLYING
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.liveness.awaited_texts import await_texts
+from partreduce.runtime.liveness.awaited_texts import decided
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.found import embeddings_of
 from partreduce.runtime.sharding.touched import Seen, gather_texts, shares, told, touched_here
 from partreduce.runtime.sharding.uses import OtherUses
 from partreduce.runtime.transport.alone import is_alone
-from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.rendezvous import default_world
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import dump_schedule, schedule_of
-from partreduce.topo.errors import InputError, PartreduceError, PeerLostError, UnavailableError
+from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Codec
@@ -47,8 +46,6 @@ UNKNOWN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
 PROBE_ROWS, PROBE_COLUMNS = 4096, 64
 PATIENCE = 2.0
 """Seconds beyond the timeout for which the others wait for worker 0, which waits for them first."""
-ABSENT: dict[str, type[PartreduceError]] = {"PeerLostError": PeerLostError, "UnavailableError": UnavailableError}
-"""What worker 0 may have met instead of a user's mistake."""
 
 _log = logging.getLogger("partreduce")
 
@@ -195,22 +192,16 @@ def _decided(
         mine = told(world.rank, see())
     except InputError as error:
         mine = told(world.rank, str(error))
-    notes, place = Notes(world.store, f"parallelize/{key}"), f"parallelize/{key}"
-    if world.rank == 0:
-        try:
-            chosen, reasons = choose(shares(gather_texts(world, key, mine, timeout), schedule.cluster))
-            decision: dict[str, Any] = {"schedule": dump_schedule(chosen), "reasons": reasons}
-        except PartreduceError as error:
-            decision = {"problem": str(error), "kind": type(error).__name__}
-        notes.write("decision", json.dumps(decision))
-    else:
+
+    def decide() -> dict[str, Any]:
+        chosen, reasons = choose(shares(gather_texts(world, key, mine, timeout), schedule.cluster))
+        return {"schedule": dump_schedule(chosen), "reasons": reasons}
+
+    if world.rank != 0:
         gather_texts(world, key, mine, timeout)
-        # Worker 0 may itself have waited in vain for somebody, whom it names.
-        (said,) = await_texts(world, place, {"decision": 0}, timeout + PATIENCE, who="parallelize")
-        decision = json.loads(said)
-    if "problem" in decision:
-        raise ABSENT.get(decision["kind"], InputError)(decision["problem"])
-    return decision
+    # Worker 0 may itself have waited in vain for somebody, whom it names.
+    found: dict[str, Any] = decided(world, f"parallelize/{key}", decide, timeout + PATIENCE, who="parallelize")
+    return found
 
 
 def _chosen(

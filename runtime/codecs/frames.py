@@ -10,6 +10,36 @@ from partreduce.topo.codec_numbers import int8_bytes
 from partreduce.topo.strategies.axes import Codec
 
 
+class SixteenBits:
+    """float16 or bfloat16 with the face of `EightBits`: each number is rounded to the nearest, by itself."""
+
+    block = 1
+
+    def __init__(self, codec: Codec) -> None:
+        self.dtype = DTYPES[codec]
+
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
+        encoded.view(self.dtype).copy_(values)
+
+    def decode(self, encoded: torch.Tensor, values: torch.Tensor) -> None:
+        values.copy_(encoded.view(self.dtype))
+
+
+def codec_of(codec: Codec, block: int) -> EightBits | SixteenBits:
+    """What writes numbers as bytes, for one thread."""
+    return EightBits(block) if codec is Codec.INT8 else SixteenBits(codec)
+
+
+def unit_of(coding: Coding) -> int:
+    """How many neighbouring numbers are coded together."""
+    return coding.how.block if coding.in_eight_bits else SixteenBits.block
+
+
+def code_bytes(count: int, coding: Coding) -> int:
+    """Bytes of the code of so many numbers."""
+    return int8_bytes(count, coding.how.block) if coding.in_eight_bits else 2 * count
+
+
 def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     """The code of some numbers, uint8; with error feedback `values` change, and what is left over is kept.
 
@@ -20,11 +50,8 @@ def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     """
     if coding.leftovers is not None:
         coding.leftovers.add_to(place, values)
-    dtype = coding.dtype
-    if dtype is not None:
-        return values.to(dtype).view(torch.uint8)
-    code = torch.zeros(int8_bytes(len(values), coding.how.block), dtype=torch.uint8)
-    EightBits(coding.how.block).encode(values, code)
+    code = torch.zeros(code_bytes(len(values), coding), dtype=torch.uint8)
+    codec_of(coding.how.codec, coding.how.block).encode(values, code)
     if coding.leftovers is not None:
         coding.leftovers.keep(place, values, decoded(code, len(values), coding.how.codec, coding.how.block))
     return code
@@ -32,8 +59,6 @@ def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
 
 def decoded(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
     """The numbers of a code, in float32."""
-    if codec is not Codec.INT8:
-        return code.view(DTYPES[codec]).to(torch.float32)
     values = torch.empty(count)
-    EightBits(block).decode(code, values)
+    codec_of(codec, block).decode(code, values)
     return values

@@ -1,18 +1,50 @@
-"""Awaited texts: what other workers are sure to leave in the store, unless they die before."""
+"""Awaited texts: what other workers are sure to leave in the store unless they die; and what worker 0 decides."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from partreduce.runtime.liveness.wait_chain import listed
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes, deaths_of
 from partreduce.runtime.transport.worlds import World
-from partreduce.topo.errors import PeerLostError, UnavailableError
+from partreduce.topo.errors import InputError, PartreduceError, PeerLostError, UnavailableError
 
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.2
+ABSENT: dict[str, type[PartreduceError]] = {"PeerLostError": PeerLostError, "UnavailableError": UnavailableError}
+"""What worker 0 may have met instead of a user's mistake."""
+
+
+def decided(world: World, prefix: str, decide: Callable[[], Any], timeout: float, *, who: str) -> Any:  # noqa: ANN401 - JSON
+    """What worker 0 decides, on all workers: JSON. What stops it there stops all with the same line.
+
+    Args:
+        world: of this worker.
+        prefix: of the key, another one for each decision.
+        decide: called on worker 0.
+        timeout: seconds for which the others wait.
+        who: decides, for messages.
+
+    Raises:
+        InputError: what `decide` raises of ours, unless somebody is gone.
+        PeerLostError: that `decide` raises, or worker 0 is gone.
+        UnavailableError: likewise, or worker 0 said nothing within the timeout.
+    """
+    if world.rank == 0:
+        try:
+            said = {"decision": decide()}
+        except PartreduceError as error:
+            said = {"problem": str(error), "kind": type(error).__name__}
+        Notes(world.store, prefix).write("says", json.dumps(said))
+    (text,) = await_texts(world, prefix, {"says": 0}, timeout, who=who)
+    told = json.loads(text)
+    if "problem" in told:
+        raise ABSENT.get(told["kind"], InputError)(told["problem"])
+    return told["decision"]
 
 
 def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:

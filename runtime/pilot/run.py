@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -14,17 +13,16 @@ from typing import Any
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.liveness.awaited_texts import await_texts
+from partreduce.runtime.liveness.awaited_texts import decided
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.pilot.job import Curve, PilotJob
 from partreduce.runtime.pilot.probes import probes, reference
 from partreduce.runtime.profile.surroundings import cluster_of
-from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.rendezvous import default_world, place
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule, schedule_of
-from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
 Build = Callable[[int], PilotJob]
@@ -129,18 +127,14 @@ def _world(job: PilotJob, timeout: float) -> World:
 
 def _next(world: World, curves: list[Curve], then: Callable[[list[Curve]], Sequence[Schedule]]) -> list[Schedule]:
     """What worker 0 says is to run next, on all workers; what it raises there, all raise."""
-    place = f"pilot/after-{len(curves)}-runs"
-    if world.rank == 0:
-        try:
-            said: dict[str, Any] = {"run": [dump_schedule(schedule) for schedule in then(curves)]}
-        except PartreduceError as error:
-            said = {"refused": str(error)}
-        Notes(world.store, place).write("says", json.dumps(said))
-    (text,) = await_texts(world, place, {"says": 0}, PLANNING_SECONDS, who="pilot")
-    told = json.loads(text)
-    if "refused" in told:
-        raise InputError(told["refused"])
-    return [schedule_of(document) for document in told["run"]]
+    found = decided(
+        world,
+        f"pilot/after-{len(curves)}-runs",
+        lambda: [dump_schedule(schedule) for schedule in then(curves)],
+        PLANNING_SECONDS,
+        who="pilot",
+    )
+    return [schedule_of(document) for document in found]
 
 
 def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: int, timeout: float) -> Curve:

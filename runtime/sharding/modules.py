@@ -150,7 +150,27 @@ def _without(array: torch.Tensor, place: int) -> torch.Tensor:
     return torch.cat([array[:place], array[place + 1 :]])
 
 
-class TableEmbedding(torch.nn.Embedding):
+class _SavedWhole(torch.nn.Module):
+    """A module whose state dict holds the whole of its table."""
+
+    weight: torch.Tensor
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """The whole table; see `whole`."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        handle = handle_of(self)
+        if handle is not None and handle.table.is_sharded:
+            destination[f"{prefix}weight"] = whole(handle.tables, handle.table, self.weight.detach(), -handle.copy)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:  # noqa: ANN401 - torch's
+        """This worker's rows of a whole table."""
+        handle, name = handle_of(self), f"{prefix}weight"
+        if handle is not None and handle.table.is_sharded and name in state_dict:
+            state_dict = state_dict | {name: own_rows(handle.table, state_dict[name])}
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class TableEmbedding(_SavedWhole, torch.nn.Embedding):
     """`nn.Embedding` on a route of its own."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
@@ -158,17 +178,8 @@ class TableEmbedding(torch.nn.Embedding):
         rows, inverse, padding = handle.rows(self.weight, input)
         return F.embedding(inverse, rows, padding)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """The whole table; see `whole`."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        _save(self, destination, prefix)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:  # noqa: ANN401 - torch's
-        """This worker's rows of a whole table."""
-        super()._load_from_state_dict(_own_rows(self, state_dict, prefix), prefix, *rest)
-
-
-class TableEmbeddingBag(torch.nn.EmbeddingBag):
+class TableEmbeddingBag(_SavedWhole, torch.nn.EmbeddingBag):
     """`nn.EmbeddingBag` on a route of its own."""
 
     def forward(
@@ -188,15 +199,6 @@ class TableEmbeddingBag(torch.nn.EmbeddingBag):
             include_last_offset=self.include_last_offset,
             padding_idx=padding,
         )
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """The whole table; see `whole`."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        _save(self, destination, prefix)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:  # noqa: ANN401 - torch's
-        """This worker's rows of a whole table."""
-        super()._load_from_state_dict(_own_rows(self, state_dict, prefix), prefix, *rest)
 
 
 def route_module(module: Embeddings, handle: Handle) -> None:
@@ -219,16 +221,3 @@ def handle_of(module: torch.nn.Module) -> Handle | None:
     """What ties a module to a table; None for a module like any other."""
     handle = module.__dict__.get(ATTRIBUTE)
     return handle if isinstance(handle, Handle) else None
-
-
-def _save(module: Embeddings, destination: dict[str, Any], prefix: str) -> None:
-    handle = handle_of(module)
-    if handle is not None and handle.table.is_sharded:
-        destination[f"{prefix}weight"] = whole(handle.tables, handle.table, module.weight.detach(), -handle.copy)
-
-
-def _own_rows(module: Embeddings, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
-    handle, name = handle_of(module), f"{prefix}weight"
-    if handle is None or not handle.table.is_sharded or name not in state_dict:
-        return state_dict
-    return state_dict | {name: own_rows(handle.table, state_dict[name])}

@@ -1,8 +1,8 @@
 """Fragments in turn (streaming DiLoCo): each has the rounds of a whole model, at steps of its own and merged late.
 
-In every round of `pace` steps each fragment is sent once and merged `when.late_steps` steps later, at the place that
-`topo.strategies.fragments.round_ends` gives it; one is merged before the next is sent, and all before the round ends.
-Which one that is follows from the step alone, so all workers run the same operations in the same order.
+In every round of `pace` steps each fragment is sent once and merged `when.late_steps` steps later, at the places that
+`topo.strategies.fragments.moves` gives it. Which one that is follows from the step alone, so all workers run the same
+operations in the same order, also where several are in flight: what was sent first is merged first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, ParameterRunner, Run
 from partreduce.runtime.strategies.group_means import GroupMeans
-from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.strategies.fragments import Move, moves
 
 
 class FragmentMeans(ParameterRunner):
@@ -25,23 +25,24 @@ class FragmentMeans(ParameterRunner):
     def __init__(self, run: Run, parts: Sequence[GroupMeans]) -> None:
         super().__init__(run)
         self._parts, self._late = parts, run.schedule.strategy.when.late_steps
-        ends = round_ends(len(parts), run.pace)
-        self._merges = dict(zip(ends, parts, strict=True))
-        self._sends = {end - self._late: part for end, part in self._merges.items()}
+        self._moves: dict[int, list[Move]] = {}
+        for move in moves(len(parts), run.pace, self._late):
+            self._moves.setdefault(move.taken, []).append(move)
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - a run may be loaded inside a round
         for part in self._parts:
             part.begin(step, round_, first=True)
 
     def end_step(self, step: int) -> None:
-        """Send the fragment whose turn it is, merge the one that is in flight, each where it is due."""
+        """Merge and send the fragments that are due; what was never sent, or by a worker that rests, merges nothing."""
         round_, before = divmod(step, self.run.pace)
-        taken = before + 1
-        if (part := self._sends.get(taken)) is not None:
+        for move in self._moves.get(before + 1, ()):
+            part = self._parts[move.fragment]
+            if move.merges:
+                part.merge()
+                continue
             self.begin(step, round_, first=True)  # all at once, as with the workers that take steps
             part.send(step, round_, early=self._late > 0)
-        if (part := self._merges.get(taken)) is not None:
-            part.merge()
 
     def settle(self) -> None:
         for part in self._parts:
@@ -58,7 +59,7 @@ class FragmentMeans(ParameterRunner):
         return ADDS_PROGRESS if is_sent else self._parts[0].harm_of_loading(round_, first=first)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Of every fragment anchor and momentum, and the sums of the one that is in flight."""
+        """Of every fragment anchor and momentum, and the sums of those that are in flight."""
         found: dict[str, torch.Tensor] = {}
         for number, part in enumerate(self._parts):
             found |= {f"{number}/{name}": tensor for name, tensor in part.state().items()}

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
+from partreduce.runtime.transport.coded_sums import FlatCodedStages
 from partreduce.runtime.transport.communicators import Communicator, first_line
-from partreduce.runtime.transport.eight_bit_sums import FlatEightBitStages
 from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.notes import deaths_of
 from partreduce.runtime.transport.own_host import has_address, own_host
@@ -77,7 +77,7 @@ class GlooWorld(GroupTable):
         communicator = self._groups[members]
         if communicator.eight_bits is None:
             beside = self.create(members, name=IN_EIGHT_BITS)
-            communicator.eight_bits = StagedSums(FlatEightBitStages(beside))
+            communicator.eight_bits = StagedSums(FlatCodedStages(beside))
 
     def parts(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The members of each gloo group that this worker joins for one group."""

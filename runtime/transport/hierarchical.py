@@ -14,14 +14,23 @@ A codec is for everything, or for what crosses the nodes only; what came across 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import torch
 
 from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs.frames import unit_of
+from partreduce.runtime.transport.coded_sums import (
+    Bounds,
+    CodedStages,
+    Stage,
+    block_bounds,
+    code_size,
+    in_parts,
+    num_coded_parts,
+)
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.eight_bit_sums import Bounds, EightBitStages, Stage, block_bounds, code_size
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.staged import StagedSums, Stages
 from partreduce.runtime.transport.through_servers import shard_bounds
@@ -34,7 +43,7 @@ from partreduce.topo.strategies.axes import CodecScope, Form
 SMALL_BYTES = 1024
 """Shorter tensors, such as tags, go around the ring of the whole group: three stages would only add latencies."""
 PART_BYTES = 8 * 2**20
-"""A longer tensor goes in parts of at most about this size; one array of this size is kept for each group."""
+"""A longer tensor without a codec goes in parts of at most about this size; one array of it is kept for each group."""
 
 
 def chosen_form(form: Form | str, device: torch.device) -> Form:
@@ -171,102 +180,74 @@ class _Levels(Stages):
     def __init__(self, inside: Communicator, across: Communicator) -> None:
         super().__init__()
         self.inside, self.across = inside, across
-        self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._eight_bits = EightBitStages(self.wait)
+        self._coded = CodedStages(self.wait)
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
-        """A part crosses the nodes while the next one is exchanged inside."""
-        if coding is not None and coding.in_eight_bits:
-            self._in_parts(tensor, coding.how.block, lambda part, index: self._in_eight_bits(part, index, coding))
-            return
-        dtype = None if coding is None else coding.dtype
-        if dtype is None or coding is None or coding.how.where is CodecScope.ACROSS_NODES:
-            self._in_parts(tensor, 1, lambda part, _index: self._plain(part, dtype or part.dtype))
-            return
-        short = tensor.to(dtype)
-        self._in_parts(short, 1, lambda part, _index: self._plain(part, dtype))
-        tensor.copy_(short)
+        """A part crosses the nodes while others are exchanged inside, encoded and decoded."""
+        if coding is None:
+            in_parts(tensor, -(-tensor.nbytes // PART_BYTES), 1, lambda part, _index: self._plain(part))
+        else:
+            number = num_coded_parts(tensor.nbytes, self.inside.size * self.across.size)
+            in_parts(tensor, number, unit_of(coding), lambda part, index: self._in_codes(part, index, coding))
 
-    def _in_parts(
-        self, tensor: torch.Tensor, block: int, begin: Callable[[torch.Tensor, int], Callable[[], None]]
-    ) -> None:
-        """`begin` each part, and end it when the next one has begun."""
-        end_last: Callable[[], None] | None = None
-        for index, (start, end) in enumerate(block_bounds(len(tensor), -(-tensor.nbytes // PART_BYTES), block)):
-            if start == end:
-                continue
-            end_this = begin(tensor[start:end], index)
-            if end_last is not None:
-                end_last()
-            end_last = end_this
-        assert end_last is not None, "there is at least one part"
-        end_last()
-
-    def _plain(self, part: torch.Tensor, dtype: torch.dtype) -> Callable[[], None]:
-        """Three stages, of which the second, and what it hands out, may have a shorter dtype than the part."""
+    def _plain(self, part: torch.Tensor) -> Iterator[None]:
         bounds = shard_bounds(len(part), self.inside.size)
-        own = self._added_inside(part, bounds)
-        crossing_sum = own.to(dtype)
-        crossing = self.across.all_reduce(crossing_sum)
+        own = self._added(part, bounds, *self._collected(part, bounds, "rows"))
+        crossing = self.across.all_reduce(own)
+        yield
+        self.wait(crossing)
+        rows = self._rows(own, "rows")
+        rows.copy_(own.expand_as(rows))
+        self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
-        def end() -> None:
-            self.wait(crossing)
-            if dtype is part.dtype:
-                self._hand_out(part, crossing_sum, bounds)
-            else:
-                short = torch.empty_like(part, dtype=dtype)
-                self._hand_out(short, crossing_sum, bounds)
-                part.copy_(short)
+    def _collected(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, RunningWork]:
+        """This worker's shard of a part on its way from all of the node, [members, numbers]."""
+        start, end = bounds[self.inside.place]
+        rows = self._rows(part[start:end], room)
+        sizes = [end - start] * self.inside.size
+        return rows, self.inside.all_to_all(rows.view(-1), part, sizes, lengths_of(bounds))
 
-        return end
-
-    def _added_inside(self, part: torch.Tensor, bounds: Bounds) -> torch.Tensor:
-        """This worker's shard of a part, summed over the node."""
+    def _added(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: RunningWork) -> torch.Tensor:
+        """The same, summed in order of places where it stands in the part."""
+        self.wait(work)
         start, end = bounds[self.inside.place]
         own = part[start:end]
-        rows = self._rows(own)
-        work = self.inside.all_to_all(rows.view(-1), part, [len(own)] * self.inside.size, lengths_of(bounds))
-        self.wait(work)
         torch.add(rows[0], rows[1], out=own)
         for row in rows[2:]:
             own.add_(row)
         return own
 
-    def _hand_out(self, part: torch.Tensor, own: torch.Tensor, bounds: Bounds) -> None:
-        """Give this worker's shard to its node, and take the others'."""
-        rows = self._rows(own)
-        rows.copy_(own.expand_as(rows))
-        self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
-
-    def _in_eight_bits(self, part: torch.Tensor, index: int, coding: Coding) -> Callable[[], None]:
+    def _in_codes(self, part: torch.Tensor, index: int, coding: Coding) -> Iterator[None]:
         """Codes cross the nodes, and are handed out inside as they came: nobody rounds once more."""
-        stages, block, inside, across = self._eight_bits, coding.how.block, self.inside, self.across
-        bounds = block_bounds(len(part), inside.size, block)
-        # At most two parts are under way at the same time.
-        within, crosses = (Stage(f"{where} {index}", f"{where} {index % 2}") for where in ("inside", "across"))
+        stages, unit, inside, across = self._coded, unit_of(coding), self.inside, self.across
+        within, crosses = Stage.of("inside", index), Stage.of("across", index)
+        bounds = block_bounds(len(part), inside.size, unit)
         if coding.how.where is CodecScope.ACROSS_NODES:
-            own = self._added_inside(part, bounds)
+            collected = self._collected(part, bounds, f"{within.room} rows")
+            yield
+            own = self._added(part, bounds, *collected)
         else:
-            own = stages.total(stages.scatter(inside, part, coding, within), block)
+            scatter = stages.scatter(inside, part, coding, within)
+            yield
+            own = stages.total(scatter, coding)
         crossing = stages.scatter(across, own, coding, crosses)
+        yield
+        finer = [block_bounds(end - start, across.size, unit) for start, end in bounds]
+        size = max(code_size(shard, coding) for shard in finer)
+        code = stages.own_code(stages.total(crossing, coding), size, coding, crosses)
+        gather = stages.gather(across, code, crosses)
+        yield
+        row = stages.gathered(gather)  # [nodes, bytes]
+        gather = stages.gather(inside, row.view(-1), within)
+        yield
+        codes = stages.gathered(gather).view(inside.size, across.size, size)
+        for (start, stop), shard, mine in zip(bounds, finer, codes, strict=True):
+            stages.decode(shard, list(mine), part[start:stop], coding)
 
-        def end() -> None:
-            finer = [block_bounds(end - start, across.size, block) for start, end in bounds]
-            size = max(code_size(shard, block) for shard in finer)
-            code = stages.own_code(stages.total(crossing, block), size, coding, crosses)
-            row = stages.gather(across, code, crosses)  # [nodes, bytes]
-            codes = stages.gather(inside, row.view(-1), within).view(inside.size, across.size, size)
-            for (start, stop), shard, mine in zip(bounds, finer, codes, strict=True):
-                stages.decode(shard, list(mine), part[start:stop], block)
-
-        return end
-
-    def _rows(self, own: torch.Tensor) -> torch.Tensor:
+    def _rows(self, own: torch.Tensor, room: str) -> torch.Tensor:
         """Room for one shard of each member of the node; used again by every stage."""
-        needed = self.inside.size * own.nbytes
-        if self._scratch.nbytes < needed:
-            self._scratch = torch.empty(needed, dtype=torch.uint8)
-        return self._scratch[:needed].view(own.dtype).view(self.inside.size, len(own))
+        rows = self._coded.room(room, self.inside.size * own.nbytes)
+        return rows.view(own.dtype).view(self.inside.size, len(own))
 
 
 def lengths_of(bounds: Bounds) -> list[int]:

@@ -32,7 +32,7 @@ class Engine(ABC, Generic[AnyRunner]):
     ) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
         self._has_tables = bool(run.tables)
-        self._steps = 0
+        self._progress = run.progress
         self.skipped = 0
         """Steps that were not taken because the worker skipped ahead to its neighbours."""
         self._batches_to_drop = 0
@@ -42,12 +42,12 @@ class Engine(ABC, Generic[AnyRunner]):
 
     @property
     def steps(self) -> int:
-        return self._steps
+        return self._progress.step
 
     @property
     def round(self) -> int:
         """The round that this worker is in: steps div pace."""
-        return self._steps // self.run.pace
+        return self._progress.step // self.run.pace
 
     @property
     @abstractmethod
@@ -101,7 +101,7 @@ class Engine(ABC, Generic[AnyRunner]):
 
         Without `apply` what it takes to come there is dropped: other parameters are about to be loaded.
         """
-        self._count(self._steps + self.runner.gather(apply=apply))
+        self._count(self._progress.step + self.runner.gather(apply=apply))
 
     def strategy_state(self, guard: Callable[[Callable[[], State]], State]) -> State:
         """What an optimizer's state holds of the strategy's: gradients still to be applied, an outer momentum."""
@@ -165,8 +165,7 @@ class Engine(ABC, Generic[AnyRunner]):
         return not self.run.tables or self.run.tables.serve(changes_means=after_averaging is not None)
 
     def _count(self, steps: int) -> None:
-        self._steps = steps
-        self.run.progress.step = steps
+        self._progress.step = steps
         self.run.reducer.heartbeat.now = f"computes step {steps}", ()
 
     def _refuse_changes(self, *, first: bool) -> None:

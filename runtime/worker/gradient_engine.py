@@ -120,16 +120,16 @@ class GradientEngine(Engine[GradientRunner]):
         own_gradients(self.run.flat.slots())
         self._in_place = True  # for functions that average unless that is done, such as clip_grad_norm_
         try:
-            self._arrived = self.runner.average(self._steps)
+            self._arrived = self.runner.average(self._progress.step)
         except BaseException:
             self._in_place = False
             raise
         if self._arrived.more:
-            self._count(self._steps + self._arrived.more)
+            self._count(self._progress.step + self._arrived.more)
 
     def _take(self) -> None:
         """Step with the means that are in place."""
-        step = self._steps
+        step = self._progress.step
         if self.run.applier.scaled or self._arrived.scaled:
             self.run.applier.step(check_finite=True)
         else:
@@ -145,7 +145,7 @@ class GradientEngine(Engine[GradientRunner]):
         self.optimizer.zero_grad(set_to_none=False)
         if not self._serves_tables(after_averaging):
             return False
-        self._arrived = self.runner.average(self._steps)
+        self._arrived = self.runner.average(self._progress.step)
         if after_averaging is not None:
             self._means.begin()
             with self._means_in_place():

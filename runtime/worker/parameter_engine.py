@@ -27,7 +27,7 @@ class ParameterEngine(Engine[ParameterRunner]):
         found_inf: torch.Tensor | None,
         scale: torch.Tensor | None,
     ) -> Any:  # noqa: ANN401 - what the closure returns
-        step, pace, loss = self._steps, self.run.pace, None
+        step, pace, loss = self._progress.step, self.run.pace, None
         round_, first = step // pace, step % pace == 0
         self._refuse_changes(first=first)
         if skip or found_inf is not None or scale is not None:
@@ -51,7 +51,7 @@ class ParameterEngine(Engine[ParameterRunner]):
         if self._has_tables:
             self.run.tables.stepped()
         self.runner.end_step(step)
-        if self._steps % pace == 0:
+        if self._progress.step % pace == 0:
             self._end_round(step, round_)
         return loss
 
@@ -67,18 +67,18 @@ class ParameterEngine(Engine[ParameterRunner]):
         """End a round; steps of rounds that the runner went further than it count as taken."""
         further = self.runner.end_round(step, round_)
         skipped = further.skipped * self.run.pace
-        self._count(self._steps + further.rounds * self.run.pace)  # what it does now, though it is no further
+        self._count(self._progress.step + further.rounds * self.run.pace)  # what it does now, though it is no further
         self.skipped += skipped
         self._batches_to_drop += skipped
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
         """A round with the parameters as they are."""
-        step, round_ = self._steps, self.round
+        step, round_ = self._progress.step, self.round
         if self._has_tables and not self._serve_tables_of_round(after_averaging):
             return False
-        while self._steps < (round_ + 1) * self.run.pace:
-            self._count(self._steps + 1)
-            self.runner.end_step(self._steps - 1)
+        while self._progress.step < (round_ + 1) * self.run.pace:
+            self._count(self._progress.step + 1)
+            self.runner.end_step(self._progress.step - 1)
         self._end_round(step, round_)
         return True
 
@@ -87,13 +87,13 @@ class ParameterEngine(Engine[ParameterRunner]):
 
         Whether any step of the round was taken, here or before: else nobody does the round.
         """
-        for _ in range(self.run.pace - self._steps % self.run.pace):
+        for _ in range(self.run.pace - self._progress.step % self.run.pace):
             self.optimizer.zero_grad(set_to_none=True)
             if not self._serves_tables(after_averaging):
-                return self._steps % self.run.pace > 0
+                return self._progress.step % self.run.pace > 0
             if after_averaging is not None:
                 after_averaging()
             self.run.applier.plain_step()
-            self._count(self._steps + 1)
-            self.runner.end_step(self._steps - 1)
+            self._count(self._progress.step + 1)
+            self.runner.end_step(self._progress.step - 1)
         return True

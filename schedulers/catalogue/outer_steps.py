@@ -32,7 +32,7 @@ OUTER_STEPS = (
             ),
             *OUTER,
         ),
-        condition="fragments ≤ every, late < every / fragments",
+        condition="fragments ≤ every, late < every",
         degree="n − 1",
         period="1",
         figures="those of local-sgd where alpha is 0",

@@ -20,7 +20,7 @@ from partreduce.topo.document.model import unknown
 from partreduce.topo.document.place import child, shown
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.document.yaml_reader import parse_yaml
-from partreduce.topo.errors import DocumentError, MissingFeatureError, RefutedError, ScheduleError
+from partreduce.topo.errors import DocumentError, RefutedError, ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import LOCKSTEP, Merge
@@ -146,17 +146,11 @@ class Settings:
 
         Raises:
             RefutedError: a claim about the settings is false.
-            MissingFeatureError: two fragments are in flight at once.
             DocumentError: the number of replicas is neither in the file nor given by a cluster.
         """
         for finding in self.findings():
             if finding.status == "refuted":
                 raise RefutedError(f"{source}: {finding.claim} is refuted: {finding.why}")
-        if self.delay >= self.spacing:
-            raise MissingFeatureError(
-                f"{source}: fragments are sent every {self.spacing} steps and merged {self.delay} steps later: a "
-                f"schedule merges one before it sends the next; import settings with a delay below {self.spacing}"
-            )
         if cluster is None and self.num_replicas < 2:
             raise DocumentError("document", "does not say how many replicas there are; give a cluster", source)
         cluster = Cluster.regular(self.num_replicas, 1) if cluster is None else cluster
@@ -170,7 +164,7 @@ def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) ->
 
     Raises:
         DocumentError: a value that MaxText refuses, too, or DiLoCo is off.
-        RefutedError, MissingFeatureError: as `Settings.schedule`.
+        RefutedError: as `Settings.schedule`.
     """
     return _imported(_maxtext(_Members(_parsed(data, source), MAXTEXT, source)), source, cluster)
 
@@ -180,7 +174,7 @@ def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) ->
 
     Raises:
         DocumentError: a value that torchft refuses, too.
-        RefutedError, MissingFeatureError: as `Settings.schedule`.
+        RefutedError: as `Settings.schedule`.
     """
     members = _Members(_parsed(data, source), TORCHFT, source)
     members.refuse_unknown()
@@ -192,7 +186,7 @@ def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None)
 
     Raises:
         DocumentError: no TOML, a value that torchtitan or torchft refuses, too, or no such method.
-        RefutedError, MissingFeatureError: as `Settings.schedule`.
+        RefutedError: as `Settings.schedule`.
     """
     try:
         table = tomllib.loads(data.decode()).get("fault_tolerance", {})

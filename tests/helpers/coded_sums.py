@@ -96,54 +96,50 @@ def flat_sum(given, block):
     return result
 
 
-def hierarchical_sum(given, block, *, on_each, across_only, parts=1):
-    """The same in three stages, for members that lie on their nodes one after another."""
+def hierarchical_sum(given, codec, block, *, on_each, across_only, parts=1):
+    """The same in three stages, for members that lie on their nodes one after another; 16 bits have blocks of 1."""
     length = given.shape[1]
     result = np.empty(length, np.float32)
     for start, end in cut(length, parts, block):
         if end > start:
-            result[start:end] = _part(given[:, start:end], block, on_each, across_only=across_only)
+            result[start:end] = _part(given[:, start:end], codec, block, on_each, across_only=across_only)
     return result
 
 
-def _part(given, block, on_each, *, across_only):
+def coded(values, codec, block):
+    return in_eight_bits(values, block) if codec == "int8" else SHORT[codec](values)
+
+
+def _part(given, codec, block, on_each, *, across_only):
     members, length = given.shape
     nodes = members // on_each
     shards = cut(length, on_each, block)
-    coded = given.copy()
+    rounded = given.copy()
     if not across_only:
         for member in range(members):
             for start, end in shards:
-                coded[member, start:end] = in_eight_bits(given[member, start:end], block)
+                rounded[member, start:end] = coded(given[member, start:end], codec, block)
     result = np.empty(length, np.float32)
     for start, end in shards:
         finer = cut(end - start, nodes, block)
         sent = np.empty((nodes, end - start), np.float32)
         for node in range(nodes):
-            own = added(coded[node * on_each : (node + 1) * on_each, start:end])
+            own = added(rounded[node * on_each : (node + 1) * on_each, start:end])
             for first, last in finer:
-                sent[node, first:last] = in_eight_bits(own[first:last], block)
+                sent[node, first:last] = coded(own[first:last], codec, block)
         for first, last in finer:
-            result[start + first : start + last] = in_eight_bits(added(sent[:, first:last]), block)
+            result[start + first : start + last] = coded(added(sent[:, first:last]), codec, block)
     return result
 
 
-def short_sums(given, codec, *, on_each=1, across_only=False):
+def short_sums(given, codec):
     """Every sum that a ring of 16-bit numbers can come to: [candidates, numbers].
 
     The backend begins each piece of the ring at another member and goes around in one direction; each addition is
-    rounded. Inside nodes numbers are added in order of places.
+    rounded.
     """
     short = SHORT[codec]
-    rows = given if across_only else short(given)
-    if on_each > 1:
-        nodes = []
-        for first in range(0, len(rows), on_each):
-            total = rows[first]
-            for row in rows[first + 1 : first + on_each]:
-                total = (total + row).astype(np.float32) if across_only else short(total + row)
-            nodes.append(total)
-        rows = short(np.stack(nodes))
+    rows = short(given)
     candidates = []
     with np.errstate(all="ignore"):
         for first in range(len(rows)):
@@ -195,8 +191,8 @@ def sum_error(
     """How far a coded sum may be from the exact sum of what the members gave.
 
     The rounding of every stage is followed in exact fractions: a term that is rounded is off by e·(its size) + t, and
-    an addition by u·(its result), with u that of float32 where codes are decoded before they are added (int8, servers)
-    and the codec's own where the backend adds 16-bit numbers.
+    an addition by u·(its result), with u that of float32 where codes are decoded before they are added, which is
+    everywhere but in a ring of 16-bit numbers.
 
     Args:
         codec: float16, bfloat16 or int8.
@@ -206,22 +202,15 @@ def sum_error(
         through_servers: whether a host adds the decoded numbers.
     """
     float32 = UNIT_ROUNDOFF["float32"]
-    decoded = codec == "int8" or through_servers
-    own = float32 if decoded else UNIT_ROUNDOFF[codec]
+    decoded = codec == "int8" or through_servers or on_each_node > 1
     tracked = _Tracked(rounding_error(codec), UNDERFLOW[codec])
     nodes = num_members // on_each_node
-    if on_each_node > 1:
-        if across_only:
-            tracked.add(on_each_node, float32)
-            tracked.encode(nodes)
-        else:
-            tracked.encode(num_members)
-            tracked.add(on_each_node, own)
-            if codec == "int8":
-                tracked.encode(nodes)
-    else:
+    if not across_only:
         tracked.encode(num_members)
-    tracked.add(nodes, own)
+    if on_each_node > 1:
+        tracked.add(on_each_node, float32)
+        tracked.encode(nodes)
+    tracked.add(nodes, float32 if decoded else UNIT_ROUNDOFF[codec])
     if decoded:
         tracked.encode(1)
     return ErrorBound(*tracked.error)

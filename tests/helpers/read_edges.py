@@ -771,7 +771,12 @@ READ_EDGES = [
         reads(SCHEDULE, f"a merge's {rule}", turns(8, 3, **true), turns(8, 3, **false), f"strategy.{says}")
         for rule, true, false, says in (
             ("steps are not negative", {"steps": 0, "alpha": "1/2"}, {"steps": -1, "alpha": "1/2"}, "when.merge.steps"),
-            ("steps end before the next turn", {"steps": 1}, {"steps": 2}, "when.merge.steps: fewer than lie between"),
+            (
+                "steps end before it is sent again",
+                {"steps": 7},
+                {"steps": 8},
+                "when.merge.steps: merged before it is sent",
+            ),
             ("alpha is below 1", {"alpha": "99/100"}, {"alpha": 1}, "when.merge.alpha: at least 0 and below 1"),
             ("alpha is not negative", {"steps": 1, "alpha": 0}, {"steps": 1, "alpha": "-1/99"}, "when.merge.alpha: at"),
             ("members are these", {"steps": 1}, {"late": 1}, "when.merge: has unknown keys ['late']"),

@@ -51,7 +51,7 @@ def random_run(seed: int) -> StreamingRun:
     count = rng.randint(1, min(4, pace))
     momentum = rng.choice([0, 0.5, 0.9])
     outer = Outer(lr=rng.choice([0.3, 0.7, 1, 1.25]), momentum=momentum, nesterov=momentum > 0 and rng.random() < 0.6)
-    late, alpha = rng.randrange(pace // count), rng.choice(["0", "0", "1/2", "3/4"])
+    late, alpha = rng.randrange(rng.choice([pace // count, pace])), rng.choice(["0", "0", "1/2", "3/4"])
     when = Merge(steps=late, alpha=alpha) if late or alpha != "0" else Lockstep()
     layers = list(LAYERS)
     if rng.random() < 0.5:
@@ -156,7 +156,7 @@ def reference(case: StreamingRun) -> list[torch.Tensor]:
                 for place, one in enumerate(anchor):
                     mean = torch.stack([own[place].detach() for own in fragments[number]]).mean(dim=0)
                     one.grad = one.detach() - mean
-            if (step - turn) % pace == 0 and step >= turn:
+            if (step - turn) % pace == 0 and step > late:  # else it would merge what was never sent
                 optimizer.step()
                 for own in fragments[number]:
                     for mine, one in zip(own, anchor, strict=True):

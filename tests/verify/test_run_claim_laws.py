@@ -82,7 +82,7 @@ def test_each_prover_says_what_a_run_of_a_small_schedule_shows(make):
         assert (age.status is Status.FOLLOWS) == (keeps and gap is not None)
         if age.status is Status.FOLLOWS:
             late, pace = int(schedule.strategy.overlap), int(schedule.paces().max())
-            oldest = runs.oldest_age(matrices, late=bool(late))
+            oldest = runs.oldest_age(matrices, late=late)
             assert age.numbers == {"late": late, "steps": late * pace, "reach": gap, "age": oldest,
                                    "age_steps": oldest * pace}  # fmt: skip
             assert ("late average" in age.explanation) == bool(late)

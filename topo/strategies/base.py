@@ -120,7 +120,7 @@ class Strategy(Closed, ABC):
             )
 
     def _check_turns(self) -> None:
-        """Refuse fragments that do not all have a turn in each round, one after the other, each merged before the next.
+        """Refuse fragments that do not all have a turn in each round, each merged before it is sent again.
 
         And merging that drives the anchor and what is left of the workers' mean apart. With e = mean - anchor and the
         outer momentum b a round without gradients maps (e, b) linearly; by Jury's criterion its spectral radius is
@@ -136,10 +136,10 @@ class Strategy(Closed, ABC):
             )
         if count > self.pace:
             raise ScheduleError(f"what.fragments: are {count}, and each has its turn in a round of {self.pace} steps")
-        if when.late_steps >= self.pace // count:
+        if when.late_steps >= self.pace:
             raise ScheduleError(
-                f"when.merge.steps: is {when.late_steps}; the turns of {count} fragments in {self.pace} steps may be "
-                f"{self.pace // count} steps apart, and one is merged before the next is sent; take fewer"
+                f"when.merge.steps: is {when.late_steps}; what is averaged every {self.pace} steps is merged before "
+                "it is sent again; take fewer"
             )
         if isinstance(when, Merge):
             factor = self.what.outer.momentum

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
+from typing import NamedTuple
 
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.fields import Count, Title
@@ -27,6 +28,31 @@ def round_ends(num_fragments: int, pace: int) -> tuple[int, ...]:
     With P <= pace they ascend, and at least pace div P steps lie between two of them.
     """
     return tuple((number + 1) * pace // num_fragments for number in range(num_fragments))
+
+
+class Move(NamedTuple):
+    """What all workers do to a fragment after `taken` steps of every round: they send it, or merge what they sent."""
+
+    taken: int
+    fragment: int
+    merges: bool
+
+
+def moves(num_fragments: int, pace: int, late: int) -> tuple[Move, ...]:
+    """What a round does to its fragments, in the one order of all workers; each is merged `late` < `pace` steps late.
+
+    A fragment may be sent in the round before the one that merges it; the first round has nothing to merge then. So up
+    to ceil(late * P / pace) are in flight at once: a merge makes room before the next is sent.
+    """
+    ends = round_ends(num_fragments, pace)
+    merges = [Move(end, number, merges=True) for number, end in enumerate(ends)]
+    sends = [Move((end - late - 1) % pace + 1, number, merges=False) for number, end in enumerate(ends)]
+    return tuple(sorted(sends + merges, key=lambda move: (move.taken, move.merges is (late == 0))))
+
+
+def most_in_flight(num_fragments: int, pace: int, late: int) -> int:
+    """Fragments that are on their way at one time, at most."""
+    return max(1, -(-late * num_fragments // pace))
 
 
 def check_fragments(fragments: Fragments) -> None:

@@ -1,8 +1,8 @@
 """What a codec makes of a sum: fewer bytes on the wire, another way to add them up, and seconds of its own.
 
-16 bits are added up by the backend's own all-reduce and halve every byte of it. 8 bits cannot be added up in 8 bits, so
-a sum is quantise → all_to_all → exact sum → quantise → all_gather (`topo.timing.traffic`): a byte for each number and
-4 bytes of scale for each block.
+Around a ring 16 bits are added up by the backend's own all-reduce and halve every byte of it. 8 bits cannot be added up
+in 8 bits, so a sum is quantise → all_to_all → exact sum → quantise → all_gather (`topo.timing.traffic`): a byte for
+each number and 4 bytes of scale for each block. Stages inside and across nodes do the same with 16 bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from partreduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
 from partreduce.topo.hardware import CodecSeconds, Hardware
 from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending
 from partreduce.topo.strategies.base import Strategy
-from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.strategies.fragments import Move, moves
 
 FREE = CodecSeconds()
 """No time."""
@@ -34,8 +34,8 @@ LAYERS = 8
 class Coding:
     """How the numbers of a sum are written: `wire` bytes for every byte of float32.
 
-    `exchanged` sums go by all_to_all and all_gather rather than by a ring; `across_only` ones are coded only where they
-    cross from node to node. `seconds` are those of encoding and decoding.
+    `exchanged` sums go by all_to_all and all_gather also where there are no stages; `across_only` ones are
+    coded only where they cross from node to node. `seconds` are those of encoding and decoding.
     """
 
     wire: float = 1.0
@@ -68,14 +68,14 @@ class Travel:
     """How a sum travels: its form, its coding, and the shares of the payload that are sent one after the other.
 
     Segment j of L is ready when the share `ready[j]` of a step's computing is done. With `turns` each is sent and
-    merged where these shares of a round's computing are done, and computing waits for it there.
+    merged where these shares of a round's computing are done, and computing waits for it where it is merged.
     """
 
     form: Form
     coding: Coding = PLAIN
     shares: tuple[float, ...] = (1.0,)
     ready: tuple[float, ...] = (1.0,)
-    turns: tuple[tuple[float, float], ...] = ()
+    turns: tuple[tuple[float, Move], ...] = ()
 
     @classmethod
     def of_strategy(cls, strategy: Strategy, hardware: Hardware, form: Form | None = None) -> Travel:
@@ -85,7 +85,7 @@ class Travel:
             return travel
         pace, late = strategy.pace, strategy.when.late_steps
         assert isinstance(pace, int), "the strategy's check says so"
-        turns = tuple(((end - late) / pace, end / pace) for end in round_ends(count, pace))
+        turns = tuple((move.taken / pace, move) for move in moves(count, pace, late))
         return replace(travel, shares=(1 / count,) * count, turns=turns)
 
     @classmethod

@@ -196,10 +196,10 @@ def _howard(
 ) -> tuple[npt.NDArray[np.float64], tuple[int, ...]]:
     """Largest cycle mean per period that reaches each worker, and the workers of one cycle that attains the largest.
 
-    A state is a worker that begins a round or, in a pipeline, one of the operations that it has under way: the newest
-    first, K−1 of them, each with the states of all workers behind the former's.
+    A state is a worker that begins a round or one of the operations that it has under way, each with the states of all
+    workers behind the former's: in a pipeline the newest first, K−1 of them; of fragments in turn the oldest first.
     """
-    count = len(compute) * (1 + when.lag if when.delays_gradients else 1)
+    count = len(compute) * (1 + (when.lag if when.delays_gradients else stages[0].carried))
     means, values = np.full(count, -np.inf), np.zeros(count)
     origin, weight = np.arange(count), np.zeros(count)
     for _ in range(MAX_ITERATIONS):
@@ -248,12 +248,14 @@ def _forward(
     now, *under_way = states
     before = 0.0
     for turn in stage.turns:
-        begin = potential.ready(stage, _Ways(now.origin, now.weight + compute * (turn.begins - before)))
-        end = _Ways(begin.origin, begin.weight + stage.seconds_of(turn))
-        now = potential.later(_Ways(now.origin, now.weight + compute * (turn.ends - before)), end)
-        before = turn.ends
+        now, before = _Ways(now.origin, now.weight + compute * (turn.at - before)), turn.at
+        if turn.is_awaited:
+            now = potential.later(now, under_way.pop(0))
+            continue
+        begin = potential.ready(stage, potential.later(now, under_way[-1]) if under_way else now)
+        under_way.append(_Ways(begin.origin, begin.weight + stage.seconds_of(turn)))
     if stage.turns:
-        return [now]
+        return [now, *under_way]
     computed = _Ways(now.origin, now.weight + compute)
     sent = computed if stage.segments is None else _Ways(now.origin, now.weight + stage.before(compute))
     if under_way:  # the operation begins behind the newest one, and the round ends with the oldest

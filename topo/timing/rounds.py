@@ -12,8 +12,8 @@ Late, an operation begins when the round begins, on the parameters that are ther
 gradient is there, and the round ends without it: K−1 rounds later somebody waits. With K = 2 both are one recursion, in
 which the operation of a pipeline belongs to the round before; they differ in the first round, which waits for nothing
 in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to wait for.
-Merged late, an operation begins where the share w of a round is computed; fragments that take turns are so many such
-rounds, each with the share of computing that lies between two turns.
+Merged late, an operation begins where the share w of a round is computed. Fragments that take turns are so many
+operations, begun and awaited where their moves are (`topo.strategies.fragments`), perhaps a round later.
 Warm-up rounds of a pipeline are in lockstep and leave nothing under way.
 
 Operations of one worker run one after the other, in order. One that is sent layer by layer begins as soon as a segment
@@ -55,6 +55,7 @@ class Rounds:
         self.now: Floats = np.zeros(shape)
         self._last_end: Floats = np.zeros(shape)
         self._under_way: deque[Floats] = deque()
+        self._parts: dict[int, Floats] = {}  # when each fragment's operation ends that is not awaited yet
 
     def next(self, stage: Stage, compute: Floats) -> Moments:
         """One round, with seconds of computing of shape (..., num_workers). O(workers) for each run."""
@@ -83,18 +84,21 @@ class Rounds:
         return Moments(start, computed, begin, end, self.now)
 
     def _in_turns(self, stage: Stage, compute: Floats) -> Moments:
-        start, first, end, before = self.now, self.now, self.now, 0.0
-        for place, turn in enumerate(stage.turns):
-            begin = stage.ready(self.now + compute * (turn.begins - before))
-            end = begin + stage.seconds_of(turn)
-            self.now = np.maximum(self.now + compute * (turn.ends - before), end)
-            first, before = (first if place else begin), turn.ends
+        start, before, begins, end = self.now, 0.0, [], self.now
+        for turn in stage.turns:
+            self.now, before = self.now + compute * (turn.at - before), turn.at
+            if not turn.is_awaited:
+                begins.append(stage.ready(np.maximum(self.now, self._last_end)))
+                self._last_end = self._parts[turn.part] = begins[-1] + stage.seconds_of(turn)
+            elif turn.part in self._parts:  # the first round may await what no round has begun
+                end = self._parts.pop(turn.part)
+                self.now = np.maximum(self.now, end)
         self.count += 1
-        return Moments(start, start + compute, first, end, self.now)
+        return Moments(start, start + compute, begins[0], end, self.now)
 
     def drained(self) -> Floats:
-        """When all is over: behind the last round, what a pipeline still has under way is awaited.
+        """When all is over: behind the last round, what is still under way is awaited.
 
         Also where it is then dropped: operations that have begun end, and nobody leaves before.
         """
-        return np.maximum(self.now, self._under_way[-1]) if self._under_way else self.now
+        return np.maximum(self.now, self._last_end)

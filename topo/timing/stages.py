@@ -30,13 +30,14 @@ class Segments:
 
 
 class Turn(NamedTuple):
-    """A part of a round's operation that begins and is waited for where these shares of its computing are done.
+    """A part of a round's operation that begins, or is waited for, where a share of the round's computing is done.
 
     It takes cell c `seconds[c]`.
     """
 
-    begins: float
-    ends: float
+    at: float
+    part: int
+    is_awaited: bool
     seconds: npt.NDArray[np.float64]
 
 
@@ -54,7 +55,7 @@ class Stage:
 
     `cell_of` (num_workers,) is the cell that a worker takes part in, −1 for none. The cells are the groups of a phase,
     or one for each worker and its in-neighbours. With `segments` an operation begins while its round computes; with
-    `turns` it is several, each of which computing goes on beside.
+    `turns` it is several, each of which computing goes on beside, if need be into the next round.
     """
 
     sources: npt.NDArray[np.int64]
@@ -76,6 +77,15 @@ class Stage:
         if not len(self.seconds):
             return np.zeros(len(self.cell_of))
         return np.where(self.cell_of >= 0, self.seconds[self.cell_of], 0.0)
+
+    @property
+    def carried(self) -> int:
+        """Parts that are on their way from one round to the next: those awaited before they begin."""
+        begun, carried = set(), 0
+        for turn in self.turns:
+            carried += turn.is_awaited and turn.part not in begun
+            begun.add(turn.part)
+        return carried
 
     def seconds_of(self, turn: Turn) -> npt.NDArray[np.float64]:
         """Seconds that each worker communicates in one of its turns, shape (num_workers,)."""
@@ -154,7 +164,7 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
 def in_segments(seconds: npt.NDArray[np.float64], travel: Travel) -> Parts:
     """What an operation consists of, from the seconds of each of its segments, (segments, cells)."""
     if travel.turns:
-        turns = tuple(Turn(*place, each) for place, each in zip(travel.turns, seconds, strict=True))
+        turns = tuple(Turn(at, move.fragment, move.merges, seconds[move.fragment]) for at, move in travel.turns)
         return Parts(seconds.sum(axis=0), turns=turns)
     if travel.ready == (1.0,):
         return Parts(seconds[0])

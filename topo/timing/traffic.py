@@ -14,9 +14,9 @@ pieces of 1/k of the payload.
                                                                                                     (1+w)(l−1)/l
 
 16 bits send half of what the form sends. 8 bits are quantised, exchanged by an all_to_all, added up, quantised again
-and gathered around a ring, with w bytes on the wire for each byte of float32; in the hierarchical form that happens
-among the m nodes to each of the l shards, and before that inside a node as well unless only what crosses nodes is
-coded. What is handed out inside a node at the end has crossed nodes and is coded in any case. Groups to which the
+and gathered around a ring, with w bytes on the wire for each byte of float32. In the hierarchical form that happens to
+16 bits as well, among the m nodes to each of the l shards, and before that inside a node unless only what crosses nodes
+is coded. What is handed out inside a node at the end has crossed nodes and is coded in any case. Groups to which the
 hierarchical form does not apply travel as in flat form, and are coded if they cross nodes.
 
 With 2.19 MB on 16 workers on 4 nodes this says 2.19 MB through each NIC for flat 8 bits and 0.83 MB hierarchical; a
@@ -126,11 +126,11 @@ def of_sum(shape: Shape, form: str, coding: Coding = PLAIN) -> Traffic:
 
 
 def _coded(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
-    """The same sums with a codec: fewer bytes, and for 8 bits an all_to_all in the place of half of the ring."""
+    """The same sums with a codec: fewer bytes, and an all_to_all for half of the ring but where that is of 16 bits."""
     k, few = shape.members, shape.inside
     coded = shape.crosses if coding.across_only else np.ones(len(k), dtype=bool)
     wire = np.where(coded, coding.wire, 1.0)
-    exchanged = coded & coding.exchanged
+    exchanged = coded & (coding.exchanged | split)
     flat_inside = np.where(exchanged, (few - 1) / k + (k - 1) / k, plain.inside)
     # What is added up inside a node before it crosses keeps its precision; what is handed out has crossed.
     first = np.where(split & coding.across_only, 1.0, wire)
@@ -169,16 +169,14 @@ def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
 def _codec_seconds(shape: Shape, split: Flags, coding: Coding) -> Floats:
     """Per byte of the payload, at one worker, if its group is coded.
 
-    16 bits: all is encoded (across nodes only: a shard of 1/l) and all is decoded. 8 bits among p members: all is
-    encoded, the p pieces that a member adds up make a whole again, its sum of 1/p is encoded once more, and all is
-    decoded. Split groups do this to a shard, but decode all at the end; coded inside as well, they encode all and add
-    up decoded pieces of a whole before.
+    A ring of 16 bits: all is encoded and all is decoded. Elsewhere, among p members: all is encoded, the p pieces that
+    a member adds up make a whole again, its sum of 1/p is encoded once more, and all is decoded. Split groups do this
+    to a shard, but decode all at the end; coded inside as well, they encode all and add up decoded pieces before.
     """
     encode, decode, few = coding.seconds.encode, coding.seconds.decode, shape.inside
-    if not coding.exchanged:
-        return np.where(split & coding.across_only, encode / few, encode) + decode
     parts = np.where(split, shape.num_nodes, shape.sizes)
+    summed = encode * (1 + 1 / parts) + decode
     before = 0.0 if coding.across_only else encode + decode
-    return (
-        np.where(split, before + (encode * (1 + 1 / parts) + decode) / few, encode * (1 + 1 / parts) + decode) + decode
-    )
+    flat = summed if coding.exchanged else np.full(len(parts), encode)
+    seconds: Floats = np.where(split, before + summed / few, flat) + decode
+    return seconds

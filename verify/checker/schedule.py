@@ -367,7 +367,7 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> Options:
 
 
 def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Tables) -> None:
-    """Every fragment has a turn in each round, merged before the next is sent; and anchors stay with the workers' mean.
+    """Every fragment has a turn in each round, merged before it is sent again; and anchors stay with the workers' mean.
 
     With e = mean - anchor and the outer momentum b, r the rate, μ the momentum's factor and α what workers keep, a
     round without gradients maps (e, b) to (α·(e - s), b'), where b' = μ·b + e and s = r·b', or Nesterov's r·(e + μ·b').
@@ -384,8 +384,7 @@ def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Ta
     rule = "goes with allreduce or groups, 1 pace for all and plain means, without other lateness"
     require(is_plain, place, rule)
     require(tables.num_fragments <= paces[0], place, "every fragment has a turn in each round")
-    apart = paces[0] // tables.num_fragments
-    require(when.steps < apart, "strategy.when.merge.steps", "fewer than lie between two turns")
+    require(when.steps < paces[0], "strategy.when.merge.steps", "merged before it is sent again")
     _, momentum, nesterov, _ = tables.outer
     pull = when.kept * tables.outer.lr * (1 + 2 * momentum * nesterov)
     is_stable = pull < (1 + when.kept) * (1 + momentum)

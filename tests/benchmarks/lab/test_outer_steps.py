@@ -16,13 +16,13 @@ CLUSTER = Cluster.parse("2x2")
 
 
 class Moving:
-    """Models of three layers with a number each, that move by as much in every step as their worker's number."""
+    """Models of four layers with a number each, that move by as much in every step as their worker's number."""
 
-    named = (("a.weight", 1), ("b.weight", 1), ("c.weight", 1))
+    named = tuple((f"{layer}.weight", 1) for layer in "abcd")
     count = 4
 
     def __init__(self) -> None:
-        self.models = torch.zeros(4, 3, dtype=torch.float64).float()
+        self.models = torch.zeros(4, 4, dtype=torch.float64).float()
 
     def take(self, counts: list[int]) -> None:
         assert counts == [1] * 4
@@ -48,14 +48,21 @@ def test_plain_outer_steps_are_local_sgd():
 def test_two_outer_steps_add_momentum():
     """Workers move by 1.5 a step on average, so by 3 a round; Nesterov's: 1·(3 + ½·3), then 3 + ½·(3 + ½·3)."""
     found = moved(build("diloco", CLUSTER, every=2, lr=1, momentum=0.5), 4)
-    assert torch.allclose(found, torch.full((4, 3), 4.5 + 5.25))
+    assert torch.allclose(found, torch.full((4, 4), 4.5 + 5.25))
 
 
 def test_a_late_fragment_lacks_what_was_learned_meanwhile():
     """Sent after steps 1 (fragment 0) and 3 of four, merged a step later: 1.5 and 4.5 of the mean's movement."""
     schedule = build("diloco", CLUSTER, every=4, fragments=2, late=1, lr=1, momentum=0)
     found = moved(schedule, 4)
-    assert torch.allclose(found.mean(0)[[0, 2]], torch.tensor([1.5 + 2 * 1.5, 4.5]))
+    assert torch.allclose(found.mean(0)[[0, 3]], torch.tensor([1.5 + 2 * 1.5, 4.5]))
+
+
+def test_a_fragment_sent_in_the_round_before_is_merged_in_the_next():
+    """Late by three of four steps: fragment 0 is sent after step 3 with 3·1.5 and merged after 6, 1 after 1 and 4."""
+    schedule = build("diloco", CLUSTER, every=4, fragments=2, late=3, lr=1, momentum=0)
+    assert torch.allclose(moved(schedule, 5).mean(0)[[0, 3]], torch.tensor([5 * 1.5, 1.5 + 1.5]))
+    assert torch.allclose(moved(schedule, 6).mean(0)[0], torch.tensor(3 * 1.5))
 
 
 def test_every_contestant_by_outer_steps_can_be_rehearsed():
@@ -69,4 +76,4 @@ def test_every_contestant_by_outer_steps_can_be_rehearsed():
 @pytest.mark.parametrize("rate", ["40mbit", "10mbit"])
 def test_regions_are_nodes_over_thin_links(rate):
     setting = settings(16)[f"{rate} regions"]
-    assert (setting.rate, setting.task, setting.steps) == (rate, "text", 1008)
+    assert (setting.rate, setting.task, setting.steps) == (rate, "deep text", 1008)

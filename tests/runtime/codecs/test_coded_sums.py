@@ -18,7 +18,7 @@ import torch
 from helpers import coded_sums
 from helpers.driver import Driver
 from partreduce.runtime.codecs.coding import Coding, Leftovers
-from partreduce.runtime.transport import hierarchical
+from partreduce.runtime.transport import coded_sums as module_of_sums
 from partreduce.runtime.transport.hierarchical import formed
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
@@ -109,11 +109,10 @@ def expected(case, index):
     """What the model says of a sum: one row, or the rows among which each number is."""
     how, given = case.how, case.given[index]
     across_only = how.where is CodecScope.ACROSS_NODES
-    if how.codec is not Codec.INT8:
-        return coded_sums.short_sums(given, how.codec.value, on_each=case.on_each, across_only=across_only)
-    if case.on_each == 1:
-        return coded_sums.flat_sum(given, how.block)[None]
-    return coded_sums.hierarchical_sum(given, how.block, on_each=case.on_each, across_only=across_only)[None]
+    codec, block = how.codec.value, how.block if how.codec is Codec.INT8 else 1
+    if case.on_each > 1:
+        return coded_sums.hierarchical_sum(given, codec, block, on_each=case.on_each, across_only=across_only)[None]
+    return coded_sums.flat_sum(given, block)[None] if codec == "int8" else coded_sums.short_sums(given, codec)
 
 
 def check(case, answers):
@@ -219,7 +218,7 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
 
 def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monkeypatch):
     """Five parts of a hierarchical sum: with feedback the mean of many sums comes near the exact sum."""
-    monkeypatch.setattr(hierarchical, "PART_BYTES", 4096)
+    monkeypatch.setattr(module_of_sums, "LARGEST_PART", 4096)
     how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=64, error_feedback=True)
     plain = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=64)
     given = np.random.default_rng(1).standard_normal((4, 4999)).astype(np.float32)
@@ -242,10 +241,54 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
         return once, {name: np.abs(total / 40 - exact).max() for name, total in totals.items()}
 
     answers = ranks.run(4, work)
-    model = coded_sums.hierarchical_sum(given, 64, on_each=2, across_only=False, parts=-(-4999 * 4 // 4096))
+    model = coded_sums.hierarchical_sum(given, "int8", 64, on_each=2, across_only=False, parts=-(-4999 * 4 // 4096))
     for once, errors in answers:
         np.testing.assert_array_equal(once, model)
         assert errors["fed back"] < errors["plain"] / 10
+
+
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.FLOAT16])
+@pytest.mark.parametrize("form", [Form.RING, Form.HIERARCHICAL])
+def test_a_tensor_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, form, codec):
+    """Nine parts, of which several are under way at the same time."""
+    monkeypatch.setattr(module_of_sums, "LARGEST_PART", 4096)
+    block = 64 if codec is Codec.INT8 else 1
+    how = How(form=form, codec=codec, **({"block": block} if codec is Codec.INT8 else {}))
+    given = np.random.default_rng(3).standard_normal((4, 9000)).astype(np.float32)
+
+    def work(world):
+        _, group = flat_groups(world, how, Cluster.regular(2, 2))
+        tensors = [torch.from_numpy(given[world.rank].copy()) for _ in range(2)]
+        for running in [group.all_reduce(tensor, Coding(how)) for tensor in tensors]:
+            running.wait()
+        return [tensor.numpy() for tensor in tensors]
+
+    ranks.fresh()
+    if form is Form.HIERARCHICAL:
+        model = coded_sums.hierarchical_sum(given, codec.value, block, on_each=2, across_only=False, parts=9)[None]
+    elif codec is Codec.INT8:
+        parts = coded_sums.cut(9000, 9, block)
+        model = np.concatenate([coded_sums.flat_sum(given[:, start:end], block) for start, end in parts])[None]
+    else:
+        model = coded_sums.short_sums(given, codec.value)
+    for tensors in ranks.run(4, work):
+        for tensor in tensors:
+            assert (tensor == model).any(axis=0).all()
+
+
+def test_while_one_part_is_on_its_way_the_next_ones_are_worked_on():
+    """At most as many are under way as have stages, and all members do the same in the same order."""
+    said = []
+
+    def stages(part, index):
+        for stage in range(3):
+            said.append((index, stage))
+            yield
+        said.append((index, 3))
+
+    module_of_sums.in_parts(torch.arange(10), 5, 2, stages)
+    steps = [[(newest - stage, stage) for stage in range(4) if 0 <= newest - stage < 5] for newest in range(8)]
+    assert said == [one for step in steps for one in step]
 
 
 def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):

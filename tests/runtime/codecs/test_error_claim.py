@@ -85,6 +85,28 @@ def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bi
     assert part.max() >= 0.5, "attained up to a small factor"
 
 
+@pytest.mark.parametrize("how", [how for how in IN_16 if how.form is Form.HIERARCHICAL], ids=str)
+def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, how):
+    """Beside a 1 each of the others would vanish: they add up to what counts before anybody rounds."""
+    unit = float(coded_sums.UNIT_ROUNDOFF[how.codec.value])
+    cluster = Cluster.regular(2, 4)
+    small = np.float32(unit * (1 - 2.0**-6))
+    given = np.repeat(np.array([1.0, small, small, small, *[small / 4] * 4], np.float32)[:, None], LENGTH, axis=1)
+
+    def work(world):
+        ours = formed(world, how.form, cluster)
+        ours.prepare(Schedule("coded", cluster, AllReduce(how=how)))
+        total = torch.from_numpy(given[world.rank].copy())
+        ours.everyone().all_reduce(total, Coding(how)).wait()
+        return total.numpy().astype(np.float64)
+
+    errors = np.abs(np.array(ranks.run(8, work)) - given.astype(np.float64).sum(0)) / np.abs(given).sum(0)
+    assert errors.max() <= 2 * unit * (1 + 2.0**-6), "a rounding of the node's sum and one of the whole"
+    proofs = [prove(Schedule("coded", Cluster.regular(*shape), AllReduce(how=how))) for shape in ((2, 2), (16, 16))]
+    claims = [Fraction(proof["codec-error"].numbers["relative"]) for proof in proofs]
+    assert claims[1] - claims[0] <= 40 * coded_sums.UNIT_ROUNDOFF["float32"], "only what float32 takes grows"
+
+
 def rounds_of(world, schedule, pushes):
     """The parameters of one worker after every round, each of which moves it by one of its pushes."""
     weight = torch.nn.Parameter(torch.full((LENGTH,), 3.0))

@@ -15,7 +15,7 @@ from helpers.outer_training import Training
 from helpers.streaming_runs import StreamingRun, Worker, complaint, random_run, random_run_of_groups, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.strategies import _means_of_whole, fragment_means
+from partreduce.runtime.strategies import _means_of_whole
 from partreduce.runtime.strategies.fragment_means import FragmentMeans
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.runtime.strategies.outer_means import OuterMeans
@@ -38,12 +38,15 @@ from partreduce.topo.strategies import (
     Server,
     Static,
 )
-from partreduce.topo.strategies.fragments import assign, round_ends
+from partreduce.topo.strategies import fragments as fragments_of_topo
+from partreduce.topo.strategies.fragments import assign, most_in_flight, moves, round_ends
 
 RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "48"))
 CHUNK = 24
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 DILOCO = Outer(lr=0.7, momentum=0.9, nesterov=True)
+CROWDED = AllReduce(pace=6, when=Merge(steps=5, alpha="1/2"), what=Routes(outer=DILOCO, fragments=3))
+"""Turns end after 2, 4 and 6 of 6 steps, and what they merge was sent after 3, 5 and 1: up to three are in flight."""
 STREAMING = AllReduce(pace=7, when=Merge(steps=1, alpha="1/2"), what=Routes(outer=DILOCO, fragments=3))
 
 
@@ -78,20 +81,22 @@ def test_random_runs_cover_what_they_claim():
     assert {(type(one.when), one.what.outer.is_plain) for one in strategies} >= {(Merge, True), (Merge, False)}
     assert any(one.pace % one.what.num_fragments for one in strategies), "turns that are not evenly spaced"
     assert any(one.pace == 1 for one in strategies)
+    flying = [most_in_flight(one.what.num_fragments, one.pace, one.when.late_steps) for one in strategies]
+    assert {1, 2, 3, 4} <= set(flying)
     assert any(len(set(case.steps)) > 1 for case in cases), "uneven data"
     assert any(steps % case.pace for case in cases for steps in case.steps), "data that ends inside a round"
 
 
 @pytest.mark.parametrize("fault", ["a step early", "merged whole", "in another order", "one forgotten"])
 def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
-    begin, make = GroupMeans.send, fragment_means.round_ends
+    begin, make = GroupMeans.send, fragments_of_topo.round_ends
     if fault == "merged whole":
         monkeypatch.setattr(AllReduce, "_relax", 1)
     elif fault == "one forgotten":
         monkeypatch.setattr(GroupMeans, "send", lambda self, *a, **k: "2" in self.name or begin(self, *a, **k))
     else:
         wrong = {"a step early": lambda ends: [end - 1 or end for end in ends], "in another order": lambda e: e[::-1]}
-        monkeypatch.setattr(fragment_means, "round_ends", lambda *a: wrong[fault](make(*a)))
+        monkeypatch.setattr(fragments_of_topo, "round_ends", lambda *a: wrong[fault](make(*a)))
     for seed in range(40):
         case = random_run(seed)
         if fault == "one forgotten" and len(case.turns) < 3:
@@ -156,10 +161,17 @@ def test_plain_fragments_in_each_step_of_their_turn_are_averaged_parameters(rank
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.INT8])
-@pytest.mark.parametrize("saved", [1, 4, 6, 7, 10])
-def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks, tmp_path, saved, codec):
-    """Of the turns in 2, 4 and 7 of 7 steps one is in flight after 1, 3 and 6, two of which are among these."""
-    strategy = replace(STREAMING, how=How(codec=codec))
+@pytest.mark.parametrize(
+    "saved_run",
+    [
+        *((STREAMING, saved, flying) for saved, flying in {1: {0}, 4: set(), 6: {2}, 7: set(), 10: {1}}.items()),
+        *((CROWDED, saved, flying) for saved, flying in {3: {0, 2}, 5: {0, 1, 2}, 6: {0, 1}, 9: {0, 1, 2}}.items()),
+    ],
+)
+def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks, tmp_path, saved_run, codec):
+    """Of `STREAMING` in 2, 4 and 7 of 7 steps one is in flight after 1, 3 and 6, two of which are among these."""
+    strategy, saved, flying = saved_run
+    strategy = replace(strategy, how=How(codec=codec))
 
     def whole(world):
         training = training_of(world, strategy, batch_norm=True)
@@ -176,7 +188,6 @@ def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks
     for (one, buffers, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
         assert torch.equal(one, other)
         assert all(torch.equal(mine, its) for mine, its in zip(buffers, theirs, strict=True))
-        flying = {1: {0}, 10: {1}, 6: {2}}.get(saved, set())
         assert {int(name[0]) for name in kept if "flight" in name} == flying
 
 
@@ -245,9 +256,32 @@ def test_all_workers_run_one_order_of_fragments_and_only_one_at_a_time(ranks):
         assert all(first[4] <= second[3] for first, second in pairwise(done))
 
 
-def test_the_mean_model_may_be_looked_at_in_mid_flight(ranks):
+def test_several_fragments_are_in_flight_and_no_more_than_the_claim_says(ranks):
+    """They are sent in one order; the first round merges fragment 2 alone, whose turn alone it sent."""
+
+    def work(world):
+        training, flying = training_of(world, CROWDED), []
+        for _ in range(18):
+            training.steps(1)
+            kept = training.optimizer.runner.state()
+            flying.append({int(name[0]) for name in kept if "flight" in name})
+        done = training.optimizer.run.reducer.recorder.last()
+        return flying, [(one.kind[-1], one.step, one.round) for one in done if "fragment" in one.kind]
+
+    first = [{2}, {2}, {0, 2}, {0, 2}, {0, 1, 2}, {0, 1}]
+    later = [{0, 1, 2}, {1, 2}, {0, 1, 2}, {0, 2}, {0, 1, 2}, {0, 1}]
+    sent = [
+        (str(number), 6 * round_ + step, round_) for round_ in range(3) for number, step in ((2, 0), (0, 2), (1, 4))
+    ]
+    for flying, order in ranks.run(3, work):
+        assert flying == first + later + later
+        assert order == sent
+
+
+@pytest.mark.parametrize("strategy", [STREAMING, CROWDED])
+def test_the_mean_model_may_be_looked_at_in_mid_flight(ranks, strategy):
     def work(world, looks):
-        training = training_of(world, STREAMING)
+        training = training_of(world, strategy)
         for _ in range(16):
             values = training.steps(1)
             if looks:
@@ -323,6 +357,29 @@ def test_turns_are_each_once_in_a_round_apart_and_the_last_at_its_end():
     assert round_ends(19, 36)[:3] == (1, 3, 5), "MaxText's 36 steps in 19 turns, each once"
 
 
+def test_moves_are_those_of_turns_counted_through_all_rounds_and_as_few_are_in_flight_as_claimed():
+    for pace, count in [(most, count) for most in range(1, 25) for count in range(1, most + 1)]:
+        for late in range(pace):
+            listed = moves(count, pace, late)
+            flying, worst, sent, merged = [], 0, [], []
+            for step in range(1, 4 * pace + 1):
+                for move in listed:
+                    if move.taken != (step - 1) % pace + 1:
+                        continue
+                    if not move.merges:
+                        flying.append(move.fragment)
+                        sent.append((step, move.fragment))
+                    elif move.fragment in flying:
+                        assert flying.pop(0) == move.fragment, "merged in the order in which they are sent"
+                        merged.append((step, move.fragment))
+                    worst = max(worst, len(flying))
+            turns = [(end + round_ * pace, p) for round_ in range(5) for p, end in enumerate(round_ends(count, pace))]
+            assert sent == [(end - late, p) for end, p in turns if 0 < end - late <= 4 * pace]
+            assert merged == [(end, p) for end, p in turns if late < end <= 4 * pace]
+            assert len({step for step, _ in sent}) == len(sent), "at most one a step"
+            assert worst == most_in_flight(count, pace, late)
+
+
 def test_a_parameter_in_no_fragment_or_in_two_is_refused_by_name():
     for patterns, words in {
         (("0.*",), ("1.weight",)): "parameter '1.bias' is in no fragment",
@@ -357,8 +414,8 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
         "when.merge: goes with one pace for all workers and plain means": AllReduce(
             pace=4, when=Merge(steps=1), averaging=Averaging.STEP_NORMALISED
         ),
-        "when.merge.steps: is 2; the turns of 2 fragments in 5 steps": AllReduce(pace=5, when=Merge(steps=2), what=two),
-        "when.merge.steps: is 1; the turns of 1 fragments in 1 steps": AllReduce(when=Merge(steps=1)),
+        "when.merge.steps: is 5; what is averaged every 5 steps": AllReduce(pace=5, when=Merge(steps=5), what=two),
+        "when.merge.steps: is 1; what is averaged every 1 steps": AllReduce(when=Merge(steps=1)),
         "when.merge.alpha: is 1; a worker keeps at least 0": AllReduce(pace=2, when=Merge(alpha=1)),
         "which is lockstep; leave it out": AllReduce(pace=2, when=Merge()),
         "when: strategy 'static' has no late averaging": Static(phases=everybody, pace=2, when=Merge(steps=1)),

@@ -59,6 +59,7 @@ def test_what_is_written_is_read_as_the_same_schedule(tmp_path, program, seed):
         ("maxtext", {"fragments": (("0.*",), ("1.*",))}, "its what.fragments"),
         ("maxtext", {"outer": Outer(lr="0.7", momentum="0.9")}, "its what.outer, which is outer SGD 0.7, momentum 0.9"),
         ("torchft", {"pace": 20, "fragments": 3}, "a multiple of the 3 fragments"),
+        ("torchft", {"fragments": 4, "steps": 5}, "torchft asks for less than 20 / 4 steps"),
         ("torchft", {"alpha": "1/3"}, "its when, which is 0.333333 of its own"),
         ("torchtitan", {"outer": Outer(lr="0.5")}, "its what.outer, which is outer SGD 0.5"),
         ("torchtitan", {"how": How(codec=Codec.INT8)}, "its how.codec, which is int8"),

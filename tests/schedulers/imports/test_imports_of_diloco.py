@@ -175,9 +175,11 @@ def test_maxtexts_fragments_become_turns_in_its_order(maxtext):
     assert [step for step, _ in sent_by_maxtext(36, 6, 36)] == list(round_ends(6, 36))
 
 
-def test_a_fragment_that_is_sent_while_another_is_on_its_way_is_explained_and_not_written(maxtext):
-    late = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 6}
-    with pytest.raises(MissingFeatureError, match="sent every 6 steps and merged 6 steps later: a schedule merges one"):
+def test_a_fragment_may_be_sent_while_others_are_on_their_way_and_not_while_it_is_itself(maxtext):
+    late = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 35}
+    assert import_schedule(maxtext(**late)).strategy.when == Merge(steps=35)
+    late["num_communication_overlapping_steps"] = 36
+    with pytest.raises(RefutedError, match="merged 36 steps after it is sent, and sent again after 36"):
         import_schedule(maxtext(**late))
 
 

@@ -31,19 +31,18 @@ their m) sum up to A + E at most. So rounding n terms adds e·(A + E) + n·t to 
 conversion of double precision), then:
 
 * ring, 16 bits: round k terms; add k in 16 bits.  Ring, int8: round k; add k in float32; round 1.
-* hierarchical, l members on each of h nodes (k = l·h), `where` all, 16 bits: round k; add l, then h, in 16 bits.
-  int8: round k; add l in float32; round h; add h in float32; round 1.
-* hierarchical, `where` across-nodes: add l in float32; round h; then 16 bits: add h in 16 bits. int8: add h in float32;
-  round 1.
+* hierarchical, l members on each of h nodes (k = l·h), `where` all: round k; add l in float32; round h; add h in
+  float32; round 1.
+* hierarchical, `where` across-nodes: add l in float32; round h; add h in float32; round 1.
 * A group that does not have the same number l ≥ 2 on each of h ≥ 2 nodes goes as a ring, and with `where` across-nodes
   a group inside one node as it is: add k in float32.
 
 The largest p and q over all groups, the prologue's included, are rounded up: `relative` is a multiple of 2⁻³², and
 `absolute` a power of 2. `roundings` is the most by codecs that a number goes through, 16-bit additions counted.
 
-*Assumed of the arithmetic:* parameters are float32 or float64, a backend rounds each 16-bit addition once and to the
-nearest, and float32 keeps subnormal numbers. Parameters besides are rounded once more in float32 where the reference is
-added again.
+*Assumed of the arithmetic:* parameters are float32 or float64, a backend's ring rounds each 16-bit addition once and to
+the nearest, and float32 keeps subnormal numbers. Parameters besides are rounded once more in float32 where the
+reference is added again.
 """
 
 from __future__ import annotations
@@ -118,22 +117,21 @@ def coded_sum(how: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
     if nodes == 1:
         result.add(size, SINGLE)
         return result
-    terms = size
-    if how["where"] == "across-nodes":
-        result.add(inside, SINGLE)
-        inside, terms = 1, nodes
-    result.round(terms, relative, absolute)
-    if codec != "int8":
-        result.add(inside, relative)
-        result.add(nodes, relative)
-        result.roundings = inside + nodes - 1
+    if inside == 1 and codec != "int8":
+        result.round(size, relative, absolute)
+        result.add(size, relative)
+        result.roundings = size
         return result
-    result.add(inside, SINGLE)
-    if inside > 1:
-        result.round(nodes, relative, absolute)
-    result.add(nodes, SINGLE)
+    stages = [inside, nodes] if inside > 1 else [nodes]
+    if how["where"] == "across-nodes" and inside > 1:
+        result.add(inside, SINGLE)
+        stages, size = [nodes], nodes
+    for added in stages:
+        result.round(size, relative, absolute)
+        result.add(added, SINGLE)
+        size //= added
     result.round(1, relative, absolute)
-    result.roundings = 2 + int(inside > 1)
+    result.roundings = len(stages) + 1
     return result
 
 

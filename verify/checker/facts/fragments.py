@@ -2,23 +2,29 @@
 
 The model is cut into P fragments, every parameter in one. Of every H steps, H being the pace, fragment p = 0 … P − 1
 has its turn after e_p = ⌊(p + 1)·H / P⌋: what all workers hold of it after e_p − τ steps is summed, and after e_p it is
-merged: x ← α·x + (1 − α)·g, where g is the anchor that an outer step makes of the mean. A model that is merged τ steps
-late is one fragment.
+merged: x ← α·x + (1 − α)·g, where g is the anchor that an outer step makes of the mean. Where e_p ≤ τ it is sent so
+many steps before its round begins, and has no turn in the first round. A worker that has both to do after a step merges
+first, unless τ is 0. A model that is merged τ steps late is one fragment.
 
-*Theorem*, for P ≤ H and τ < ⌊H / P⌋, which every schedule that can be read obeys. (a) Every fragment has exactly one
-turn in each round of H steps, at the same place of it. (b) All workers send fragments in one order, and merge each
-before the next is sent, all inside the round: at most one is in flight, and no step sends two. (c) Between two turns
-lie at least `apart` = ⌊H / P⌋ steps. (d) What a worker holds of the others' fragment is at most `age` = H + τ steps
-old. (e) Where α is 0 a fragment is equal on all workers after its turn (`equal`).
+*Theorem*, for P ≤ H and τ < H, which every schedule that can be read obeys. (a) Every fragment has exactly one turn in
+each round of H steps, at the same place of it. (b) All workers send fragments in one order, at most one a step, and
+merge them in the same order, each before it is sent again. At most `flying` = ⌈τ·P / H⌉ are in flight at any time, and
+one where τ is 0. (c) Between two turns lie at least `apart` = ⌊H / P⌋ steps. (d) What a worker holds of the others'
+fragment is at most `age` = H + τ steps old. (e) Where α is 0 a fragment is equal on all workers after its turn
+(`equal`).
 
 (d) and (e) are of sums over all workers. Where rounds have groups, τ and α are 0: a fragment's turn in round k is an
 operation of the groups of round k, so it meets all of the period's groups in `period` = H · T steps, T being their
 number, and (a), (b) and (c) hold. Of each fragment alone everything is as of a whole model, a part of a round earlier.
 
-*Proof.* As H / P ≥ 1, e_p ascends from ⌊H / P⌋ by ⌊H / P⌋ or one more to e_(P−1) = H: that is (a) and (c). A turn
-begins at e_p − τ > e_p − ⌊H / P⌋ ≥ e_(p−1), with e_(−1) = 0, which is (b): where it begins follows from the step
-alone. Just before a turn ends, what came with the last one is H steps after its merging and H + τ after its sending.
-For (e) all compute g from the same anchor, momentum and mean, as `equal-replicas` says of whole models.
+*Proof.* As H / P ≥ 1, e_p ascends from ⌊H / P⌋ by ⌊H / P⌋ or one more to e_(P−1) = H: that is (a) and (c). Count turns
+through all rounds: turn j ends after E_j = ⌊(j + 1)·H / P⌋ steps of the run and is sent after E_j − τ, so both ascend
+with j, and which turn it is follows from the step alone; τ < H is the rest of the first half of (b). After t steps, and
+what is due then, those turns are in flight that have been sent and not merged: t < E_j ≤ t + τ. E_j ≤ s says that
+(j + 1)·H / P < s + 1, so ⌈(s + 1)·P / H⌉ − 1 turns end by s, and between t and t + τ end ⌈(t + τ + 1)·P / H⌉ −
+⌈(t + 1)·P / H⌉ ≤ ⌈τ·P / H⌉. Before what is due then, those are in flight with t ≤ E_j < t + τ: no more, and a merge
+comes before a send. Just before a turn ends, what came with the last one is H steps after its merging and H + τ after
+its sending. For (e) all compute g from the same anchor, momentum and mean, as `equal-replicas` says of whole models.
 
 *Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
 data ended in every turn of a round that anybody begins), and it refuses a model of which a parameter is in no fragment,
@@ -36,11 +42,12 @@ if TYPE_CHECKING:
 
 
 def numbers(schedule: Schedule, _: Work) -> Numbers | None:
-    """`fragments`, `every` so many steps, `apart`, `late`; `age` and `equal` of sums over all, `period` of groups."""
+    """`fragments`, `every`, `apart`, `late`, `flying`; `age` and `equal` of sums over all, `period` of groups."""
     if not schedule.takes_turns:
         return None
     count, every, late = schedule.tables.num_fragments, schedule.paces[0], schedule.late_steps
     found = {"fragments": count, "every": every, "apart": every // count, "late": late}
+    found["flying"] = max(1, -(-late * count // every))
     relax = schedule.averages_of_all().get(0)
     if relax is not None and schedule.period == 1:
         return {**found, "age": every + late, "equal": relax == 1}
