@@ -301,14 +301,15 @@ def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
 def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
     """Start the store on a free port, which is returned beside it.
 
-    It is given a socket that listens at this address only: by itself it would on all addresses, for anybody.
+    For this machine alone it is given a socket that listens there only: by itself it would on all addresses, for
+    anybody. For other hosts, which reach it at `address`, it does, so that this process needs no network to ask it.
     """
     from partreduce.runtime.transport.torch_api import store_on
 
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, 0), family=family, backlog=4096)
+    here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
+    listening = socket.create_server((here if here == address else "", 0), family=family, backlog=4096)
     port = listening.getsockname()[1]
-    return store_on(listening), port
+    return store_on(listening, here), port
 
 
 def let_go(workers: Sequence[Child], port: int) -> None:

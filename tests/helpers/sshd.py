@@ -27,7 +27,7 @@ class Hosts:
     """Hosts `a` and `b`, on a bridge with this machine; `ssh` is the command that knows their addresses and keys."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._servers = folder, []
+        self.folder, self._servers, self.runs = folder, [], []
         self.mark = f"pr{os.getpid() % 10**6:06d}"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
         shutil.copy(folder / "key.pub", folder / "authorized")
@@ -87,9 +87,10 @@ class Hosts:
         return {pid: line for pid, line in lines.items() if "sshd" not in line}
 
     def close(self):
-        for server in self._servers:
-            server.kill()
-            server.wait()
+        """End `runs`, what is left of them on the hosts, and these."""
+        for process in [*self.runs, *self._servers]:
+            process.kill()
+            process.wait()
         for name in "ab":
             for pid in self.processes(name):
                 with contextlib.suppress(OSError):

@@ -17,13 +17,13 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.generated import Generated
 
-LIMIT = 240
+LIMIT = 500
 TRAIN = """
 import os, signal, sys, torch, partreduce
 rank, rounds = int(os.environ["RANK"]), int(sys.argv[1])
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["PARTREDUCE_SCHEDULE"])
+optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["PARTREDUCE_SCHEDULE"], timeout=60)
 for step in range(rounds):
     optimizer.zero_grad()
     model(torch.randn(8, 4)).square().mean().backward()
@@ -60,14 +60,12 @@ def begun(hosts, folder, schedule, *arguments):
         "--schedule",
         str(schedule),
     ]
-    return subprocess.Popen(
-        [*command, "train.py", *arguments],
-        cwd=folder,
-        env=children.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    command += ["train.py", *arguments]
+    both, environment = subprocess.PIPE, children.environment()
+    hosts.runs.append(
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=both, stderr=both, text=True),
     )
+    return hosts.runs[-1]
 
 
 def wait_until(condition):
@@ -117,6 +115,7 @@ def test_hosts_that_do_not_fit_are_refused_in_one_line(tmp_path, lines, num_work
 
 
 @pytest.mark.lab
+@pytest.mark.timeout(600)
 @pytest.mark.processes
 def test_a_worker_of_another_host_that_is_killed_is_named_and_the_others_go_on_where_the_kind_can(hosts, tmp_path):
     schedule = tmp_path / "generated.json"
@@ -130,6 +129,7 @@ def test_a_worker_of_another_host_that_is_killed_is_named_and_the_others_go_on_w
 
 
 @pytest.mark.lab
+@pytest.mark.timeout(600)
 @pytest.mark.processes
 def test_the_workers_of_a_host_that_is_cut_off_are_named_and_end_there_by_themselves(hosts, tmp_path):
     schedule = tmp_path / "all.json"
