@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
 
 UNMINDED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=UNMINDED)
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50, suppress_health_check=UNMINDED)
 settings.load_profile("steady")
 
 

@@ -6,21 +6,19 @@ solves X = F(X) + ε·I in floats, with an ε that rounding X to integers does n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.figures.rate import NEVER
+from partreduce.topo.figures.sectors import Sectors, adjoint
+from partreduce.topo.figures.steady_state import after_period, noise_traces
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved
 from partreduce.verify.steady_state import (
     GUARD,
     MAX_BITS,
     MAX_ENTRIES,
-    ClassMotion,
-    Motion,
     as_integers,
     bits_for,
     motion_of,
@@ -28,7 +26,8 @@ from partreduce.verify.steady_state import (
     shown,
 )
 
-Matrix = npt.NDArray[np.float64]
+Stack = npt.NDArray[np.float64]
+"""(classes, size, size)."""
 
 NAME = "consensus-distance"
 NEGLIGIBLE = 1e-18
@@ -44,74 +43,55 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
     motion = motion_of(schedule)
     if isinstance(motion, str):
         return not_proved(NAME, motion)
-    if len(motion.classes) * motion.size * (motion.size + 1) // 2 > MAX_ENTRIES:
+    (batch,) = motion.batches
+    size = batch.size
+    if len(batch.multiplicity) * size * (size + 1) // 2 > MAX_ENTRIES:
         return not_proved(NAME, "the covariances of all classes are too many numbers for a certificate.")
-    states, slacks = [], []
-    for part in motion.classes:
-        if np.abs(np.linalg.eigvals(part.product)).max() >= NEVER:
-            return not_proved(NAME, "it is infinite: workers never agree.")
-        noise = _after_period(motion, part, np.zeros((motion.size, motion.size)))
-        sources = np.stack([noise, np.eye(motion.size)])
-        steady = lyapunov.steady_state(part.product, sources, negligible=NEGLIGIBLE)
-        if not np.abs(steady.remainder).max(initial=0.0) <= NEGLIGIBLE:
-            return not_proved(NAME, "workers agree too slowly for this check.")
-        states.append(steady.covariance[0])
-        slacks.append(steady.covariance[1])
-    value = _bound(motion, states)
-    cost = _bound(motion, [a + b for a, b in zip(states, slacks, strict=True)]) - value
-    epsilon = max((TIGHT if motion.size <= SMALL else LOOSE) * value, 2.0**-20) / max(cost, 1.0)
-    start = bits_for(epsilon / (8 * motion.size))
+    if motion.radius >= NEVER:
+        return not_proved(NAME, "it is infinite: workers never agree.")
+    noise = after_period(batch, np.zeros_like(batch.matrices[0]), overlap=motion.overlap)
+    sources = np.stack([noise, np.broadcast_to(np.eye(size), noise.shape)])  # (2, classes, size, size)
+    steady = lyapunov.steady_state(batch.product(), sources, negligible=NEGLIGIBLE)
+    if not np.abs(steady.remainder).max(initial=0.0) <= NEGLIGIBLE:
+        return not_proved(NAME, "workers agree too slowly for this check.")
+    state, slack = steady.covariance
+    value = _bound(motion, state)
+    cost = _bound(motion, state + slack) - value
+    epsilon = max((TIGHT if size <= SMALL else LOOSE) * value, 2.0**-20) / max(cost, 1.0)
+    start = bits_for(epsilon / (8 * size))
     for bits in range(start, min(start + 9, MAX_BITS + 1), 2):
-        rounded = [np.rint(np.ldexp(a + epsilon * b, bits)) for a, b in zip(states, slacks, strict=True)]
-        if all(_shrinks(motion, part, x, bits) for part, x in zip(motion.classes, rounded, strict=True)):
+        rounded = np.rint(np.ldexp(state + epsilon * slack, bits))
+        if _shrinks(motion, rounded, bits):
             break
     else:
         return not_proved(NAME, "workers agree too slowly for a certificate in integers.")
-    units = motion.period * (motion.size + 1) * 2.0 ** -(bits + GUARD)
-    exact = _bound(motion, [np.ldexp(x, -bits) for x in rounded])
-    at_most = rounded_up(exact * (1 + FLOATS) + motion.size * units)
+    units = batch.period * (size + 1) * 2.0 ** -(bits + GUARD)
+    exact = _bound(motion, np.ldexp(rounded, -bits))
+    at_most = rounded_up(exact * (1 + FLOATS) + size * units)
     text = (
         f"consensus distance ≤ {shown(at_most)}: a covariance of the workers is listed that one period with its noise "
         "makes smaller, and what averaging does keeps that order; so no period that starts with equal workers leads "
         "above it, nor does the steady state."
     )
-    lower = np.tril_indices(motion.size)
+    lower = np.tril_indices(size)
     covariance = [as_integers(x[lower], 0) for x in rounded]
     return proved(NAME, text, at_most=str(at_most), bits=bits, covariance=covariance)
 
 
-def _after_period(motion: Motion, part: ClassMotion, covariance: Matrix) -> Matrix:
-    """F(Σ): what one period with its noise makes of a covariance."""
-    for matrix, noise in zip(part.matrices, motion.noise, strict=True):
-        covariance = _after_phase(motion, part, matrix, np.diag(noise), covariance)
-    return covariance
-
-
-def _after_phase(motion: Motion, part: ClassMotion, matrix: Matrix, noise: Matrix, covariance: Matrix) -> Matrix:
-    if not motion.is_late:
-        return np.asarray(matrix @ (covariance + noise) @ matrix.T)
-    return np.asarray(matrix @ covariance @ matrix.T + part.off_mean(part.off_mean(noise).T))
-
-
-def _bound(motion: Motion, starts: Sequence[Matrix]) -> float:
+def _bound(motion: Sectors, start: Stack) -> float:
     """The mean over all instants of tr Σ / n that these covariances at the start of a period lead to."""
-    made = sum(int(motion.made(s).sum()) for s in range(1, motion.instants))
-    total = 0.0
-    for part, start in zip(motion.classes, starts, strict=True):
-        inside = made * (1.0 if part.digits else 1 - 1 / motion.size)
-        covariance = part.off_mean(part.off_mean(start).T)
-        for matrix, noise in zip(part.matrices, motion.noise, strict=True):
-            total += part.count * ((motion.instants - 1) * float(np.trace(covariance)) + inside)
-            covariance = _after_phase(motion, part, matrix, np.diag(noise), covariance)
-            total += part.count * float(np.trace(covariance))
-    return total / motion.num_instants
+    (batch,) = motion.batches
+    inside = adjoint(batch.off_mean(adjoint(batch.off_mean(start))))
+    return noise_traces(batch, inside, overlap=motion.overlap) / motion.num_workers
 
 
-def _shrinks(motion: Motion, part: ClassMotion, rounded: Matrix, bits: int) -> bool:
+def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
     """Whether rows show X ≻ F(X), with room for what the checker adds in its rounding and floats lose here."""
+    (batch,) = motion.batches
     start = np.ldexp(rounded, -bits)
-    difference = start - _after_period(motion, part, start)
-    beside = np.abs(difference).sum(axis=1) - np.abs(np.diag(difference))
-    room = 2.0 ** -(bits + GUARD) * motion.period * motion.size * 4
-    room += motion.size * 1e-14 * float(np.abs(start).max(initial=0.0))
-    return bool((np.diag(difference) - beside > room).all())
+    difference = start - after_period(batch, start, overlap=motion.overlap)
+    diagonal = np.diagonal(difference, axis1=-2, axis2=-1)  # (classes, size)
+    beside = np.abs(difference).sum(axis=-1) - np.abs(diagonal)
+    room = 2.0 ** -(bits + GUARD) * batch.period * batch.size * 4
+    room = room + batch.size * 1e-14 * np.abs(start).max(axis=(-2, -1), initial=0.0)[:, None]
+    return bool((diagonal - beside > room).all())

@@ -5,7 +5,6 @@ What is computed here is not trusted: it is rounded to integers, which the check
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from math import frexp, prod
 
@@ -13,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
-from partreduce.topo.figures.round_steps import group_paces
-from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic, mixing_matrix
+from partreduce.topo.figures.classes import steps_of_ranks
+from partreduce.topo.figures.decomposition import dense_sectors
+from partreduce.topo.figures.sectors import Batch, Sectors
+from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView, distinct_classes, every_class
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.base import Averaging
 from partreduce.verify.base import fraction_above
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE
 from partreduce.verify.contraction import common_factor
@@ -42,116 +42,53 @@ GUARD = 16
 MAX_BITS = 48
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassMotion:
-    """One class of characters: how many there are, and W of every phase on it, the mean taken out, shape (T, g, g)."""
-
-    digits: tuple[int, ...]
-    count: int
-    matrices: Matrix
-
-    @property
-    def product(self) -> Matrix:
-        return _product(self.matrices)
-
-    def off_mean(self, columns: Matrix) -> Matrix:
-        """Columns (g, k) without the mean, which the class without digits holds."""
-        return columns if self.digits else columns - columns.mean(axis=0)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Motion:
-    """All classes of a schedule, and what its places (workers, or local ranks of a rule) add.
-
-    `paces` has the shape (g,), and `push`, the progress that each round averages, (T, g): the paces, or with
-    step-normalised averages the mean pace of a place's group.
-    """
-
-    num_workers: int
-    classes: tuple[ClassMotion, ...]
-    paces: npt.NDArray[np.int64]
-    push: Matrix
-    is_late: bool
-
-    @property
-    def size(self) -> int:
-        """g, the size of the matrices."""
-        return len(self.paces)
-
-    @property
-    def period(self) -> int:
-        return len(self.classes[0].matrices)
-
-    @property
-    def instants(self) -> int:
-        return int(self.paces.max())
-
-    def made(self, s: int) -> npt.NDArray[np.int64]:
-        """The steps that every place has made at instant s of a round, shape (g,)."""
-        return s * self.paces // self.instants
-
-    @property
-    def noise(self) -> Matrix:
-        """The variance that each round averages, shape (T, g)."""
-        return np.asarray(self.push**2 / self.paces)
-
-    @property
-    def num_instants(self) -> int:
-        """Instants of a period times workers: what a sum over them is divided by."""
-        return self.num_workers * self.period * self.instants
-
-
-def motion_of(schedule: Schedule) -> Motion | str:
-    """The schedule for this claim, or why it is not made for it."""
-    rule, paces = rule_view(schedule), None
-    if rule is not None:
-        paces = _paces_of_ranks(schedule, rule.workers_per_node)
-    found = _by_workers(schedule) if rule is None or paces is None else _by_classes(rule, paces, schedule.period)
+def motion_of(schedule: Schedule) -> Sectors | str:
+    """The schedule as one batch for this claim, of all workers or of a rule's classes; or why it is not made for it."""
+    rule = rule_view(schedule)
+    paces = None if rule is None else _paces_of_ranks(schedule, rule.workers_per_node)
+    found = _by_workers(schedule) if rule is None or paces is None else _by_classes(schedule, rule, paces)
     if isinstance(found, str):
         return found
-    classes, paces = found
-    if schedule.period * int(paces.max()) * len(classes) > MAX_INSTANTS:
+    (batch,) = found.batches
+    if batch.period * batch.round_steps.instants * len(batch.multiplicity) > MAX_INSTANTS:
         return "a period has too many instants, or a rule too many classes, for this check."
-    push = np.tile(paces.astype(np.float64), (schedule.period, 1))
-    if schedule.mixing.averaging is Averaging.STEP_NORMALISED and (paces != paces[0]).any():
-        if rule is None or len(paces) > rule.workers_per_node:
-            push = group_paces(schedule.steps(), paces)
-        else:
-            for t, block in ((t, block) for t, phase in enumerate(rule.phases) for block in phase):
-                push[t, list(block.local)] = paces[list(block.local)].mean()
-    return Motion(schedule.num_workers, classes, paces, push, schedule.mixing.mixes_late)
+    return found
 
 
-Classes = tuple["tuple[ClassMotion, ...]", "npt.NDArray[np.int64]"]
-"""Classes, and the paces of their places."""
-
-
-def _by_workers(schedule: Schedule) -> Classes | str:
-    paces = schedule.paces()
+def _by_workers(schedule: Schedule) -> Sectors | str:
     if schedule.num_workers > MAX_WORKERS:
         return f"groups of over {MAX_WORKERS} workers that no rule describes, or of different paces, are not checked."
-    if schedule.period * int(paces.max()) * schedule.num_workers**2 > MAX_STEPS:
+    if schedule.period * int(schedule.paces().max()) * schedule.num_workers**2 > MAX_STEPS:
         return "the schedule is too large for a check that multiplies it out; write a rule."
     steps = schedule.steps()
     if not all(map(_lengthens_nothing, set(steps))):
         return "a phase may lengthen differences."
     if max(common_factor(step).bit_length() for step in steps) > MAX_FACTOR_BITS:
         return "the factors of a phase have too long denominators for this check."
-    return (ClassMotion((), 1, _off_mean(np.stack([mixing_matrix(step) for step in steps]))),), paces
+    return dense_sectors(schedule)
 
 
-def _by_classes(rule: RuleView, paces: npt.NDArray[np.int64], period: int) -> Classes | str:
-    if rule.num_digits > MAX_DIGITS or len(paces) > MAX_SIZE:
+def _by_classes(schedule: Schedule, rule: RuleView, paces: npt.NDArray[np.int64]) -> Sectors | str:
+    size, instants = len(paces), schedule.period * int(paces.max())
+    if rule.num_digits > MAX_DIGITS or size > MAX_SIZE:
         return f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node."
     if any(not 0 <= block.relax <= 2 for phase in rule.phases for block in phase if block.makes_groups):
         return "a phase may lengthen differences."
     listed = distinct_classes(rule)
-    entries = len(listed) * len(paces) ** 2
-    is_large = entries > MAX_ENTRIES or entries * period * int(paces.max()) > MAX_STEPS
-    if is_large or len(listed) * period > MAX_ENTRIES // 64:
+    entries = len(listed) * size**2
+    is_large = entries > MAX_ENTRIES or entries * instants > MAX_STEPS
+    if is_large or len(listed) * schedule.period > MAX_ENTRIES // 64:
         return f"the rule has {len(listed)} different classes, too many for this check."
     counts = _class_counts(rule)
-    return tuple(ClassMotion(digits, counts[digits], _class_matrices(rule, digits)) for digits in listed), paces
+    mean = np.array([np.full(size, 0.0 if digits else size**-0.5) for digits in listed])
+    batch = Batch(
+        np.array([float(counts[digits]) for digits in listed]),
+        np.stack([_class_matrices(rule, digits) for digits in listed], axis=1),
+        mean,
+        steps_of_ranks(schedule, rule, paces.tolist(), range(size)),
+        None,
+    )
+    return Sectors(schedule.num_workers, [batch], schedule.mixing.mixes_late, "")
 
 
 def rounded_up(value: float) -> Fraction:
@@ -172,13 +109,6 @@ def as_integers(matrix: Matrix, bits: int) -> list[int]:
 def bits_for(step: float) -> int:
     """The bits after the point with which a unit is at most `step`; at least 1."""
     return max(1, 1 - frexp(step)[1] + 1) if step > 0 else MAX_BITS + 1
-
-
-def _product(matrices: Matrix) -> Matrix:
-    result: Matrix = matrices[0]
-    for matrix in matrices[1:]:
-        result = np.asarray(matrix @ result)
-    return result
 
 
 def _off_mean(matrices: Matrix) -> Matrix:

@@ -22,10 +22,8 @@ from benchmarks.kit import parser
 from partreduce.schedulers.protocols.hop import Hop
 
 PROTOCOLS = {
-    "Hop": ((*hop_cases.SMALL, *hop_cases.MILLION), hop_cases.LARGE, hop_cases.FACTORS),
-    "group generator": (
-        (*generator_cases.SMALL, *generator_cases.MILLION), generator_cases.LARGE, generator_cases.FACTORS,
-    ),
+    "Hop": (hop_cases.SMALL, hop_cases.LARGE, hop_cases.FACTORS),
+    "group generator": (generator_cases.SMALL, generator_cases.LARGE, generator_cases.FACTORS),
     "AD-PSGD": ((), (), pairing.FACTORS),
     "partial all-reduce": (partial_cases.SMALL, partial_cases.LARGE, partial_cases.FACTORS),
     "quorum of groups": (partial_groups_cases.SMALL, partial_groups_cases.LARGE, None),

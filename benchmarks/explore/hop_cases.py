@@ -89,21 +89,18 @@ SMALL = (
     hop("tokens max_ig 2, undirected ring of 3", both_ways(3), Gap(max_ig=2)),
     hop("skips up to 2, staleness 1, tokens max_ig 2, ring of 3", ring(3),
         Gap(staleness=1, max_ig=2, skip=Skip(limit=2))),
-)  # fmt: skip
-
-MILLION = (
-    hop("tokens max_ig 2, ring of 5", ring(5), Gap(max_ig=2)),
-    hop("tokens max_ig 1, ring of 6", ring(6), Gap(max_ig=1)),
-    hop("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), Gap(backup=1, max_ig=2)),
     hop("skips up to 2, staleness 1, tokens max_ig 3, ring of 3", ring(3),
         Gap(staleness=1, max_ig=3, skip=Skip(limit=2))),
     hop("tokens max_ig 1, undirected ring of 4", both_ways(4), Gap(max_ig=1)),
     hop("staleness 1, ring of 5", ring(5), Gap(staleness=1)),
     hop("NOTIFY-ACK, ring of 5", ring(5), Gap(notify_ack=True)),
-    hop("tokens max_ig 3, ring of 10, at once", ring(10), Gap(max_ig=3), AT_ONCE),
 )  # fmt: skip
 
 LARGE = (
+    hop("tokens max_ig 2, ring of 5", ring(5), Gap(max_ig=2)),
+    hop("tokens max_ig 1, ring of 6", ring(6), Gap(max_ig=1)),
+    hop("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), Gap(backup=1, max_ig=2)),
+    hop("tokens max_ig 3, ring of 10, at once", ring(10), Gap(max_ig=3), AT_ONCE),
     hop("tokens max_ig 3, ring of 12, at once", ring(12), Gap(max_ig=3), AT_ONCE),
     hop("tokens max_ig 2, undirected ring of 4, folded", both_ways(4), Gap(max_ig=2), symmetry=True),
     hop("tokens max_ig 3, ring of 5, folded", ring(5), Gap(max_ig=3), symmetry=True),

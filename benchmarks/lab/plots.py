@@ -70,17 +70,23 @@ def _loss(axis: Any, rows: list[Row], target: float) -> None:  # noqa: ANN401 - 
     name_ends(axis, ends)
 
 
-def name_ends(axis: Any, ends: Sequence[tuple[str, float, float, str]]) -> None:  # noqa: ANN401 - as above
+def name_ends(
+    axis: Any,  # noqa: ANN401 - as above
+    ends: Sequence[tuple[str, float, float, str]],
+    *,
+    line: float = 0.045,
+) -> None:
     """The name of each line beside the axes, at the height of its end or as near as the others' names leave it.
 
     Args:
         axis: with its final scales and limits.
         ends: name, x, y and colour of each line.
+        line: height of a line of text, as a share of the axis.
     """
     axis.get_xlim(), axis.get_ylim()  # settles the limits, on which the transformation depends
     to_axes = axis.transData + axis.transAxes.inverted()
     named = sorted((float(to_axes.transform((x, y))[1]), fill(name, 26), (x, y), colour) for name, x, y, colour in ends)
-    needed = [0.045 * (1 + text.count("\n")) for _, text, *_ in named]
+    needed = [line * (1 + text.count("\n")) for _, text, *_ in named]
     middles: list[float] = []
     for (height, *_), size in zip(named, needed, strict=True):
         lowest = middles[-1] + (needed[len(middles) - 1] + size) / 2 if middles else size / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.plots import LINES, MOST_LINES, name_ends, pyplot
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.papers.rows import Curve, Results, Row
+
+
+WIDTH = 5.6
+"""Inches of every picture: its type can then be read on a telephone, where a picture is 4 inches wide."""
+DPI = 120
 
 
 def draw(found: Results, folder: Path = RESULTS) -> list[Path]:
@@ -46,15 +52,11 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
     panels: dict[str, list[Row]] = {}
     for row in rows:
         panels.setdefault(row.setting.partition(": ")[0], []).append(row)
-    sizes = [len(shown) for shown in panels.values()]
-    heights = [0.25 * max(sizes[place : place + 2]) + 0.8 for place in range(0, len(sizes), 2)]
+    heights = [0.25 * len(shown) + 0.8 for shown in panels.values()]
     drawn, axes = plt.subplots(
-        len(heights), 2, figsize=(13, 0.5 + sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+        len(heights), 1, figsize=(WIDTH, 0.5 + sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
     )
-    drawn.suptitle(figure)
-    for axis in axes.flat[len(panels) :]:
-        axis.axis("off")
-    for axis, (where, shown) in zip(axes.flat, panels.items(), strict=False):
+    for axis, (where, shown) in zip(axes.flat, panels.items(), strict=True):
         places = list(range(len(shown)))
         values = [row.measured for row in shown]
         ends = [[row.measured - row.low for row in shown], [row.high - row.measured for row in shown]]
@@ -64,20 +66,22 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
             axis.plot([at for _, at in known], [place for place, _ in known], "k|", markersize=9, label="predicted")
         axis.set(yticks=places, yticklabels=[row.setting.partition(": ")[2] for row in shown], title=where)
         axis.invert_yaxis()
+    axes.flat[-1].set_xlabel(figure)
     drawn.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
-    drawn.savefig(path, dpi=80)
+    drawn.savefig(path, dpi=DPI)
     plt.close(drawn)
 
 
 def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
-    """All of the run on the left. On the right the same over steps where they are known, else its last third."""
+    """All of the run above. Below, the same over steps where they are known, else its last third."""
     plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(15, 5), layout="constrained")
-    figure.suptitle(plot)
+    figure, axes = plt.subplots(2, 1, figsize=(WIDTH, 7.5), layout="constrained")
+    figure.suptitle(fill(plot, 60), fontsize=11)
     by_steps = all(curve.steps for curve in curves)
     shown, left_out = _shown(curves)
     if left_out:
-        axes[0].set_title(f"not drawn, but in the table: {', '.join(left_out)}", fontsize=9, color=PALE, loc="left")
+        missing = fill(f"not drawn, but in the table: {', '.join(left_out)}", 64)
+        axes[0].set_title(missing, fontsize=9, color=PALE, loc="left")
     labels = _labels(plot)
     for axis, label in zip(axes, labels.over, strict=True):
         drawn = [replace(curve, at=curve.steps) for curve in shown] if by_steps and axis is axes[1] else shown
@@ -97,8 +101,9 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
                 (_contestant(curve), curve.at[-1], curve.losses[-1], colour)
                 for curve, (colour, _) in zip(drawn, LINES, strict=False)
             ],
+            line=0.062,
         )
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=DPI)
     plt.close(figure)
 
 

@@ -76,24 +76,26 @@ def cell(optimizer: Optimizer, slower: float, bandwidth: float) -> dict[str, Any
 
 def draw(cells: list[dict[str, Any]], path: Path) -> None:
     """A panel for each optimizer: a field is coloured by the kind recommended, and names the best of the others."""
-    figure = new_figure(11, 4.2)
-    panels = figure.subplots(1, len(Optimizer), sharey=True)
+    figure = new_figure(5.6, 3.4 * len(Optimizer))
+    panels = figure.subplots(len(Optimizer), 1)
     for axis, optimizer in zip(panels, Optimizer, strict=True):
         for one in (one for one in cells if one["optimizer"] == optimizer):
             x, y = BANDWIDTHS.index(one["bandwidth"]), SLOWER.index(one["slower"])
             axis.bar(x, 0.96, 0.96, y - 0.48, color=COLOURS[one["kind"]], alpha=0.45)
             axis.text(
-                x, y + 0.12, one["kind"].replace(", ", ",\n"), ha="center", va="center", fontsize=7, weight="bold"
+                x, y + 0.12, one["kind"].replace(", ", ",\n"), ha="center", va="center", fontsize=9, weight="bold"
             )
             said = f"{one['second']}\n{one['times']:.2f} times"
-            axis.text(x, y - 0.28, said, ha="center", va="center", fontsize=6, color=INK)
+            axis.text(x, y - 0.28, said, ha="center", va="center", fontsize=8, color=INK)
         axis.set_xticks(range(len(BANDWIDTHS)), [f"{rate / 1e6:g}" for rate in BANDWIDTHS])
         axis.set_yticks(range(len(SLOWER)), [f"{factor:g}x" for factor in SLOWER])
         axis.set(xlim=(-0.6, len(BANDWIDTHS) - 0.4), ylim=(-0.6, len(SLOWER) - 0.4))
         axis.set_title(str(optimizer), color=INK)
-        quiet(axis, across="a NIC's MB/s", up="slowest worker" if axis is panels[0] else "")
+        quiet(axis, across="a NIC's MB/s", up="slowest worker")
     figure.suptitle(
-        "What is recommended, and the best of the other kinds: 2x4 workers, 100 MB, 50 ms a step", color=INK
+        "What is recommended, and the best of the other kinds\n2x4 workers, 100 MB, 50 ms a step",
+        color=INK,
+        fontsize=11,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)

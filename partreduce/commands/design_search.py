@@ -39,6 +39,7 @@ def search(
     from partreduce.planner.hybrid import plan_hybrid
     from partreduce.planner.plan import plan
     from partreduce.report.front import draw_front
+    from partreduce.report.picture import save
     from partreduce.schedulers.synthesis.problem import Status
     from partreduce.topo.document.writer import write_schedule
     from partreduce.topo.errors import InfeasibleError, UnknownError
@@ -60,7 +61,7 @@ def search(
         proof = planned.proof if hybrid is None else hybrid.proof
         write_schedule(output, schedule.with_certificate(proof.certificate))
     if plot is not None:
-        draw_front(planned, job.data, plot)
+        save(draw_front(planned, job.data), plot)
     if as_json:
         emit_json(document | ({"output": str(output)} if output else {}))
         return

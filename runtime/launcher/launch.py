@@ -203,6 +203,14 @@ def _fork(
         os._exit(code & 0xFF)
 
 
+_left: list[object] = []
+"""The names of the script that ended, or the exception that ended it, whose frames have them.
+
+Nothing of it is destroyed while Python runs, as in a program of its own: the destructor of a gloo group keeps the
+interpreter's lock while it waits for a thread, which may need it to let go of the last sum (torch 2.13).
+"""
+
+
 def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str], variables: Mapping[str, str]) -> int:
     """What a forked child does; returns its exit code."""
     import runpy
@@ -222,25 +230,31 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
             draw_anew()
             sys.argv = [str(target), *args]
             sys.path.insert(0, str(Path(target).resolve().parent))
-            runpy.run_path(str(target), run_name="__main__")
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if stop.code is not None and not isinstance(stop.code, int):
-            sys.stderr.write(f"{stop.code}\n")
-    except KeyboardInterrupt:
-        code = 130
-    except PartreduceError as error:
-        sys.last_value = error
-        code = error.exit_code
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            _left.append(runpy.run_path(str(target), run_name="__main__"))
     except BaseException as error:  # noqa: BLE001 - the script's own error
-        sys.last_value = error
-        code = 1
-        _say(error)
+        _left.append(error)
+        code = _code_of(error)
     if code == 0 and not callable(target):
         _say_if_schedule_unused(target, variables)
     end_as_python_does()
     return code
+
+
+def _code_of(error: BaseException) -> int:
+    """Say what ended the script, as Python does, and with which exit code."""
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")
+            return 1
+        return error.code or 0
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    sys.last_value = error
+    if isinstance(error, PartreduceError):
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return error.exit_code
+    _say(error)
+    return 1
 
 
 def _say_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -> None:

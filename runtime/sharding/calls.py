@@ -47,6 +47,7 @@ class Call:
     copy: int = 0
     """Which copy of the model, such as that of moving averages: 0 is the one that is trained."""
     trains: bool = False
+    """Whether a lookup is to train, or the end of a step begins with clipping."""
     has_problem: bool = False
     value: float = 0.0
 
@@ -75,7 +76,7 @@ class Call:
         return {
             Kind.ANY: "has no data left",
             Kind.REDUCE: "exchanges the gradients of a backward pass",
-            Kind.STEP: "has finished its backward passes",
+            Kind.STEP: "clips gradients" if self.trains else "has finished its backward passes",
             Kind.NORM: "clips gradients",
             Kind.WHOLE: f"saves or spreads the rows of {name!r}",
         }[self.kind] + f" in step {self.step}"

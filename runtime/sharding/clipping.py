@@ -36,9 +36,10 @@ def clip_grad_norm_(
     """As `torch.nn.utils.clip_grad_norm_`, with the norm of one device that has the whole batch and the whole model.
 
     All workers call it, between `backward()` and `step()`. Where the schedule averages gradients they are averaged
-    first (see `average_gradients`). The norms of the rows that each worker owns are added up in one message of one
-    number; what all workers have alike counts once. Where a schedule averages parameters, dense gradients differ
-    between workers: then the mean of their norms (to the power of `norm_type`) counts, so that all clip alike.
+    first (see `average_gradients`). The norms of the rows that each worker owns are added up in the message that ends
+    the backward passes of a step, or in one of its own where that has gone already; what all workers have alike counts
+    once. Where a schedule averages parameters, dense gradients differ between workers: then the mean of their norms (to
+    the power of `norm_type`) counts, so that all clip alike.
 
     Args:
         parameters: whose gradients; of one DistributedOptimizer, or of none.
@@ -61,19 +62,22 @@ def clip_grad_norm_(
     owners = {owner for owner in kept if owner is not None}
     if len(owners) > 1:
         raise InputError("clip_grad_norm_: these parameters belong to several DistributedOptimizers; clip each's own")
-    tables: Tables | None = None
-    if owners:
-        (optimizer,) = owners
+    optimizer = next(iter(owners), None)
+    tables = None if optimizer is None else optimizer.run.tables
+    has_equal_means = optimizer is None or optimizer.run.schedule.strategy.averages_gradients
+    if tables:
+        _check(norm_type)
+    apart = _Apart(given, tables, float(norm_type), alike=has_equal_means)
+    said = tables.close_step(apart.share) if tables else None
+    if optimizer is not None:
         optimizer.average_gradients()
-        tables = optimizer.run.tables
     is_sparse = any(parameter.grad is not None and parameter.grad.is_sparse for parameter in given)
     if not tables and not is_sparse:
         return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
-    if not float(norm_type) > 0:
-        raise InputError(f"clip_grad_norm_: norm_type is {norm_type}; of rows that lie apart it is above 0, or inf")
-    if tables:
-        tables.close_step()
-    total = _norm_over_all(given, tables, float(norm_type))
+    _check(norm_type)
+    if tables and said is None:
+        said = tables.said_by_all(apart.share())
+    total = apart.norm(said or [])
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(f"The total norm of order {norm_type} for gradients is non-finite, so it cannot be clipped")
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
@@ -84,28 +88,49 @@ def clip_grad_norm_(
     return total.to(given[0].device)
 
 
-def _norm_over_all(parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float) -> torch.Tensor:
+def _check(norm_type: float) -> None:
+    if not float(norm_type) > 0:
+        raise InputError(f"clip_grad_norm_: norm_type is {norm_type}; of rows that lie apart it is above 0, or inf")
+
+
+class _Apart:
     """The norm of all gradients, of which each worker has some rows, in the widest of their types (float32 at least).
 
     Without tables it is the norm of this worker's gradients, of which torch's function takes dense ones only.
+
+    Args:
+        parameters: whose gradients.
+        tables: of which each worker has some rows.
+        norm_type: p of the p-norm.
+        alike: whether all workers have the same dense gradients once these are averaged.
     """
-    everywhere: list[torch.Tensor] = []
-    here: list[torch.Tensor] = []
-    dtype = torch.float32
-    for parameter in parameters:
-        if parameter.grad is not None:
-            dtype = torch.promote_types(dtype, parameter.grad.dtype)
-            table = tables.of(parameter) if tables else None
-            (here if table is not None and table.is_sharded else everywhere).append(_numbers(parameter.grad))
-    if norm_type == torch.inf:
-        # Torch's max, unlike Python's, keeps a NaN.
-        own = [float(part.abs().max()) for part in everywhere + here if part.numel()]
-        largest = float(torch.tensor([0.0, *own], dtype=torch.float64).max())
-        said = tables.said_by_all(largest) if tables else [largest]
-        return torch.tensor(said, dtype=torch.float64).max().to(dtype)
-    share = _powers(everywhere, norm_type) / (tables.num_workers if tables else 1) + _powers(here, norm_type)
-    powers = tables.said_by_all(share) if tables else [share]
-    return torch.tensor(sum(powers) ** (1.0 / norm_type), dtype=dtype)
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float, *, alike: bool
+    ) -> None:
+        self._norm_type, self._num_workers = norm_type, tables.num_workers if tables else 1
+        sharded = {id(table.parameter) for table in tables or () if table.is_sharded}
+        self._rows = [one for one in parameters if id(one) in sharded]
+        dense = [one for one in parameters if id(one) not in sharded]
+        self._differing, self._known = ([], dense) if alike else (dense, [])
+
+    def share(self) -> float:
+        """What this worker says to all: the largest number, or a sum of powers, of what only it has."""
+        if self._norm_type == torch.inf:
+            return _largest([*self._rows, *self._differing])
+        return _powers(self._rows, self._norm_type) + _powers(self._differing, self._norm_type) / self._num_workers
+
+    def norm(self, said: Sequence[float]) -> torch.Tensor:
+        """The norm of all, from what all workers said and from the gradients that they have alike."""
+        dtype = torch.float32
+        for parameter in (*self._rows, *self._differing, *self._known):
+            if parameter.grad is not None:
+                dtype = torch.promote_types(dtype, parameter.grad.dtype)
+        if self._norm_type == torch.inf:
+            # Torch's max, unlike Python's, keeps a NaN.
+            return torch.tensor([*said, _largest(self._known)], dtype=torch.float64).max().to(dtype)
+        total = sum(said) + _powers(self._known, self._norm_type)
+        return torch.tensor(total ** (1.0 / self._norm_type), dtype=dtype)
 
 
 def _numbers(gradient: torch.Tensor) -> torch.Tensor:
@@ -113,7 +138,15 @@ def _numbers(gradient: torch.Tensor) -> torch.Tensor:
     return plain.coalesce().values() if plain.is_sparse else plain
 
 
-def _powers(parts: Sequence[torch.Tensor], norm_type: float) -> float:
-    """The sum of all numbers' absolute values to a power."""
+def _largest(parameters: Sequence[torch.Tensor]) -> float:
+    """The largest absolute number of these gradients."""
+    parts = [_numbers(one.grad) for one in parameters if one.grad is not None]
+    largest = [float(one.abs().max()) for one in parts if one.numel()]
+    return float(torch.tensor([0.0, *largest], dtype=torch.float64).max())
+
+
+def _powers(parameters: Sequence[torch.Tensor], norm_type: float) -> float:
+    """The sum of all absolute numbers of these gradients to a power."""
+    parts = [_numbers(one.grad) for one in parameters if one.grad is not None]
     norms = [float(torch.linalg.vector_norm(part, norm_type, dtype=torch.float64)) for part in parts]
     return float(sum(norm**norm_type for norm in norms))

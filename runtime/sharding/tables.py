@@ -259,23 +259,34 @@ class Tables:
         for index, part in (outcome.parts or {}).items():
             self.tables[index].add(part)
 
-    def close_step(self) -> None:
+    def close_step(self, value: Callable[[], float] | None = None) -> list[float] | None:
         """Called before dense gradients are averaged, or the optimizer steps: no lookup of this step comes any more.
 
         A worker of whose backward pass no lookup was a part takes part in the exchange here.
+
+        Args:
+            value: what this worker says to all besides, such as its part of a norm; called once gradients are there.
+
+        Returns:
+            What each worker says; None where that takes another message, since the step was closed before, or a
+            worker without data does not know yet what to say.
 
         Raises:
             InputError: workers do different things.
             PeerLostError: a worker is gone.
         """
         if not self.tables or self._closed:
-            return
+            return None
         if not self._reduced:
             self._reduce()
         self._step = self._begun()
-        ended = self._perform(Call(Kind.STEP, self._step)).met.without_data
+        self.clips = self.clips or value is not None
+        told = 0.0 if value is None else value()
+        met = self._perform(Call(Kind.STEP, self._step, trains=value is not None, value=told)).met
+        ended = met.without_data
         self._without_clipping = [rank for rank, call in ended.items() if not call.value]
         self._reduced, self._closed = False, True
+        return None if ended or value is None else [call.value for call in met.calls.values()]
 
     def stepped(self) -> None:
         """The optimizer has stepped: another step begins."""

@@ -1,6 +1,6 @@
 """Synthesis: schedules searched for a cluster, with lower bounds proved for whatever could have been searched.
 
-`front.synthesise` is the entry. `problem` says what can be asked and what comes back. Then, in the order of the work:
+`front.search` is the entry. `problem` says what can be asked and what comes back. Then, in the order of the work:
 
 * `cluster_shape`: what evenness, speeds and cuts of the cluster imply before any search;
 * `alphabet`: the phases to choose among, listed by `rule_alphabet` (even clusters) or `explicit_alphabet` (any, with
@@ -15,7 +15,7 @@
 * `candidates`: what is left as schedules with figures of `topo`, and the choice among them.
 """
 
-from partreduce.schedulers.synthesis.front import synthesise as synthesise
+from partreduce.schedulers.synthesis.front import search as search
 from partreduce.schedulers.synthesis.problem import Candidate as Candidate
 from partreduce.schedulers.synthesis.problem import Front as Front
 from partreduce.schedulers.synthesis.problem import Limits as Limits

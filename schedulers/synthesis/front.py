@@ -20,7 +20,7 @@ from partreduce.schedulers.synthesis.candidates import (
     preferred,
     primitive,
 )
-from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cluster_shape import (
     crossing_bound,
     derived_paces,
@@ -38,7 +38,6 @@ from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective,
 from partreduce.schedulers.synthesis.refinement import refine
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.schedulers.synthesis.schedule_model import decided_schedules
-from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
 T = TypeVar("T")
@@ -61,43 +60,6 @@ PER_CANDIDATE, PER_ENTRY = 1.2e-2, 1e-8
 """Nominal seconds of one candidate's figures, and of each of its n³ · period entries where those are dense."""
 
 
-def synthesise(
-    problem: Problem,
-    *,
-    time_limit: float | None = None,
-    effort: float | None = None,
-    seed: int = 0,
-    progress: Callable[[SearchStage], None] | None = None,
-) -> Front:
-    """Search for the schedules of a cluster that trade communication against consensus distance (or drift) best.
-
-    Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's pace chosen from
-    `problem.paces` or derived from the slowdowns. The time limit is kept (the last evaluation may overrun it a little).
-
-    Args:
-        problem: cluster, objective and limits.
-        time_limit: seconds, > 0; without it the effort alone ends the search.
-        effort: nominal seconds of counted work, > 0: with the same seed the same answer, as long as the time limit does
-            not end the search. Without it the time limit alone does, and how much is tried depends on the machine.
-        seed: the same seed tries the same candidates in the same order.
-        progress: called now and then; nothing is ever printed.
-
-    Returns:
-        The front. Its status is infeasible only with a named bound in `reason`, unknown where the time ran out first.
-
-    Raises:
-        InputError: neither a time limit nor an effort, or one that is not positive.
-        MissingFeatureError: OR-Tools is not installed.
-    """
-    for name, value in (("time_limit", time_limit), ("effort", effort)):
-        if value is not None and not 0 < value < float("inf"):
-            raise InputError(f"{name}: is {value}; give a finite number > 0")
-    if time_limit is None and effort is None:
-        raise InputError("time_limit: neither it nor an effort is given; give one of them")
-    clock = Clock(seconds=MANY_SECONDS if time_limit is None else time_limit, effort=effort)
-    return search(problem, clock, clock.limit, seed=seed, progress=progress)
-
-
 def search(
     problem: Problem,
     clock: Clock,
@@ -106,7 +68,25 @@ def search(
     seed: int,
     progress: Callable[[SearchStage], None] | None = None,
 ) -> Front:
-    """The same on a clock that others use too, until its position `until`."""
+    """Search for the schedules of a cluster that trade communication against consensus distance (or drift) best.
+
+    Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's pace chosen from
+    `problem.paces` or derived from the slowdowns. The time is kept (the last evaluation may overrun it a little).
+
+    Args:
+        problem: cluster, objective and limits.
+        clock: what may still be spent. With an effort the same seed gives the same answer, as long as the clock's
+            seconds do not end the search; without one how much is tried depends on the machine.
+        until: the position of the clock at which the search ends.
+        seed: the same seed tries the same candidates in the same order.
+        progress: called now and then; nothing is ever printed.
+
+    Returns:
+        The front. Its status is infeasible only with a named bound in `reason`, unknown where the time ran out first.
+
+    Raises:
+        MissingFeatureError: OR-Tools is not installed.
+    """
     begun = clock.elapsed
     if reason := impossible(problem):
         return _without_search(Status.INFEASIBLE, reason, clock.elapsed - begun, seed)

@@ -612,7 +612,7 @@ EDGES = [
         "a different label for every worker",
         (groups(4, *CUBE), labels(0, [2, 2], [0, 2, 1, 3])),
         (groups(4, *CUBE), labels(0, [2, 2], [0, 2, 0, 2])),
-        "a different label",
+        '.labels is "\\u2026"; expected a different label for every worker',
     ),
     Edge(
         EXACT,

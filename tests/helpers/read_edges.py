@@ -742,6 +742,7 @@ READ_EDGES = [
             ("are a number or lists", 2, "2", "must be an integer"),
             ("are 2 where they are listed", [["a"], ["b"]], [["a"]], "has 2 or more, each with a pattern"),
             ("have a pattern each", [["a"], ["b"]], [["a"], []], "has 2 or more, each with a pattern"),
+            ("are lists of patterns", [["a"], ["b"]], [["a"], "b"], "must be a list"),
             ("have patterns that are texts", [["a"], ["b"]], [["a"], [1]], "must be a text"),
             ("have patterns of a letter or more", [["a"], ["b"]], [["a"], [""]], "a pattern has 1 to 1000 characters"),
             (
@@ -779,8 +780,16 @@ READ_EDGES = [
             ),
             ("alpha is below 1", {"alpha": "99/100"}, {"alpha": 1}, "when.merge.alpha: at least 0 and below 1"),
             ("alpha is not negative", {"steps": 1, "alpha": 0}, {"steps": 1, "alpha": "-1/99"}, "when.merge.alpha: at"),
+            ("alpha is a number", {"alpha": "1/2"}, {"alpha": "half"}, "when.merge.alpha: must be an integer or"),
             ("members are these", {"steps": 1}, {"late": 1}, "when.merge: has unknown keys ['late']"),
         )
+    ),
+    reads(
+        AXES,
+        "a merge's steps are below 2^53",
+        turns(300, 1, steps=200),
+        turns(300, 1, steps=2**53),
+        "strategy.when.merge.steps: must be an integer 0..9007199254740991",
     ),
     reads(
         SCHEDULE,

@@ -41,14 +41,14 @@ def test_parse_refuses_in_one_line(text):
     assert caught.value.exit_code == 65
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_shorthand_round_trips(sizes):
     cluster = Cluster.parse(",".join(map(str, sizes)))
     assert Cluster.parse(str(cluster)) == cluster
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.data())
 def test_node_and_local_rank_say_the_same_as_the_listing(data):
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))

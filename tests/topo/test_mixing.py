@@ -25,7 +25,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Static
 
 FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
-FEW = settings(max_examples=80)
+FEW = settings(max_examples=30)
 
 
 @st.composite

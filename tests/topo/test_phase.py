@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group, Phase
 
-laws = settings(max_examples=200)
+laws = settings(max_examples=60)
 relaxes = st.one_of(st.just(Fraction(1)), st.fractions(-2, 3, max_denominator=12))
 
 

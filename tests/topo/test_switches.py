@@ -127,7 +127,7 @@ def costs(schedule, hardware, form):
     ])  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(schedules(), st.sampled_from(list(Form)), st.data())
 def test_a_slower_uplink_never_makes_anything_faster(case, form, data):
     schedule, hardware = case
@@ -141,7 +141,7 @@ def test_a_slower_uplink_never_makes_anything_faster(case, form, data):
     assert (before >= costs(schedule, replace(hardware, switches=()), form)).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(schedules(), st.sampled_from(list(Form)))
 def test_a_switch_over_all_nodes_and_free_uplinks_change_nothing(case, form):
     schedule, hardware = case
@@ -152,7 +152,7 @@ def test_a_switch_over_all_nodes_and_free_uplinks_change_nothing(case, form):
     assert (costs(schedule, replace(hardware, switches=(*free, root)), form) == bare).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(switches_over(5), st.data(), st.sampled_from(list(Form)))
 def test_groups_inside_a_rack_do_not_load_its_uplink(switches, data, form):
     """Every group of a phase lies below one lowest switch: neither bytes nor latency of any uplink above count."""
@@ -172,7 +172,7 @@ def test_groups_inside_a_rack_do_not_load_its_uplink(switches, data, form):
     assert (inside == group_seconds(phase, cluster, replace(hardware, switches=()), form=form)).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(schedules(), st.sampled_from(list(Form)))
 def test_the_simulator_takes_the_seconds_of_the_cost_model(case, form):
     schedule, hardware = case
@@ -199,7 +199,7 @@ def test_switches_that_do_not_nest_are_refused_in_one_line():
         communication(Schedule("a", CLUSTER, AllReduce()), replace(HARDWARE, switches=(Switch((3, 4)),)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(switches_over(6))
 def test_every_switch_lies_in_one_level_above_those_below_it(switches):
     rows = above(switches, 6)

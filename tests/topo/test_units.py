@@ -75,7 +75,7 @@ def test_refuse(parse, text, words):
     assert len(str(caught.value)) < 300
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.integers(0, 10**6), st.sampled_from(sorted(units.TIMES)))
 def test_formatted_times_read_back_exactly(number, unit):
     value = units.parse_time(f"{number}{unit}")

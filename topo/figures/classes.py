@@ -145,7 +145,7 @@ def _even_batch(
         np.array([float(merged.multiplicity) for merged in classes]),
         matrices,
         mean,
-        _round_steps(schedule, rule, paces, [lump[0] for lump in lumps]),
+        steps_of_ranks(schedule, rule, paces, [lump[0] for lump in lumps]),
         np.broadcast_to(roots[:, None], (len(classes), len(lumps), 1)),
     )
 
@@ -166,14 +166,14 @@ def _odd_batches(
                 np.array([float(rule.num_nodes * (len(lump) - 1))]),
                 factors.reshape(-1, 1, 1, 1),
                 np.zeros((1, 1)),
-                _round_steps(schedule, rule, paces, [lump[0]]),
+                steps_of_ranks(schedule, rule, paces, [lump[0]]),
                 np.zeros((1, 1, 1)),
             )
         )
     return result
 
 
-def _round_steps(schedule: Schedule, rule: RuleView, of_rank: Sequence[int], ranks: Sequence[int]) -> RoundSteps:
+def steps_of_ranks(schedule: Schedule, rule: RuleView, of_rank: Sequence[int], ranks: Sequence[int]) -> RoundSteps:
     """The steps of some local ranks, given every local rank's pace; rules of one pace need no group means."""
     paces = np.array(of_rank, dtype=np.int64)
     group: npt.NDArray[np.float64] = np.tile(paces[list(ranks)].astype(np.float64), (len(rule.phases), 1))

@@ -7,6 +7,7 @@ out. Stacks have the shape (C, g, g) or (C, g, k) for the C sectors of size g of
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -30,18 +31,21 @@ def consensus_distance_of(sectors: Sectors) -> float:
     """
     if radius_of(sectors) >= NEVER:
         return math.inf
-    total = sum(_noise_traces(batch, overlap=sectors.overlap) for batch in sectors.batches)
+    total = 0.0
+    for batch in sectors.batches:
+        made = after_period(batch, np.zeros_like(batch.matrices[0]), overlap=sectors.overlap)
+        steady = lyapunov.steady_state(batch.product(), made, negligible=NEGLIGIBLE)
+        assert np.abs(steady.remainder).max() <= NEGLIGIBLE, "the radius was checked to be below 1"
+        total += noise_traces(batch, steady.covariance, overlap=sectors.overlap)
     return max(0.0, total) / sectors.num_workers  # rounding may leave a mean square a hair below 0
 
 
-def _noise_traces(batch: Batch, *, overlap: bool) -> float:
-    """Σ over sectors of multiplicity · (average over instants of tr Σ)."""
-    noises = [batch.off_mean_diagonal(batch.round_steps.noise[t]) for t in range(batch.period)]
-    covariance = _first_covariance(batch, noises, overlap=overlap)
+def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, overlap: bool) -> float:
+    """The mean over a period's instants of tr Σ, over all sectors, from a Σ before phase 0, (C, g, g), off the mean."""
     inner = _traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants
     total = np.zeros(len(batch.multiplicity))
-    for matrix, noise in zip(batch.matrices, noises, strict=True):
+    for matrix, noise in zip(batch.matrices, _noises(batch), strict=True):
         # Inside the round W has not acted yet: its instants have the covariance before it plus the steps made so far.
         total += (instants - 1) * _traces(covariance) + inner
         covariance = _after_noise(covariance, matrix, noise, overlap=overlap)
@@ -49,14 +53,16 @@ def _noise_traces(batch: Batch, *, overlap: bool) -> float:
     return float(batch.multiplicity @ total) / (batch.period * instants)
 
 
-def _first_covariance(batch: Batch, noises: list[npt.NDArray[Any]], *, overlap: bool) -> npt.NDArray[Any]:
-    """The covariance at the start of phase 0 that one period reproduces, shape (C, g, g)."""
-    covariance = np.zeros_like(noises[0])
-    for matrix, noise in zip(batch.matrices, noises, strict=True):
+def after_period(batch: Batch, covariance: npt.NDArray[Any], *, overlap: bool) -> npt.NDArray[Any]:
+    """What one period with its noise makes of a covariance (C, g, g) before phase 0."""
+    for matrix, noise in zip(batch.matrices, _noises(batch), strict=True):
         covariance = _after_noise(covariance, matrix, noise, overlap=overlap)
-    steady = lyapunov.steady_state(batch.product(), covariance, negligible=NEGLIGIBLE)
-    assert np.abs(steady.remainder).max() <= NEGLIGIBLE, "the radius was checked to be below 1"
-    return steady.covariance
+    return covariance
+
+
+def _noises(batch: Batch) -> Iterator[npt.NDArray[Any]]:
+    """The covariance that each round adds, off the mean."""
+    return map(batch.off_mean_diagonal, batch.round_steps.noise)
 
 
 def _after_noise(

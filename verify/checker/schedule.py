@@ -375,8 +375,8 @@ def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Ta
     radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r
     > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
     """
-    is_late = when.is_late or when.steps or when.kept or when.quorum
-    is_of_groups = raw["kind"] == "static" and not (is_late or tables.outer.has_own_anchors)
+    is_merged = when.steps or when.kept
+    is_of_groups = raw["kind"] == "static" and not (is_merged or when.quorum or tables.outer.has_own_anchors)
     is_known = raw["kind"] == "allreduce" or is_of_groups
     is_alike = is_known and len(paces) == 1 and raw.get("averaging", "mean") == "mean"
     is_plain = is_alike and not when.is_late  # a pipeline and a quorum of all go with pace 1, which has no turns

@@ -135,7 +135,7 @@ def _read_outer(what: dict[str, Any], place: str) -> Outer:
     outer = Outer(**numbers, nesterov=bool(nesterov), has_own_anchors=anchor == "own")
     require(outer.momentum > 0 or not nesterov, f"{place}.nesterov", "goes with a momentum")
     require(not (outer.is_plain and outer.has_own_anchors), f"{place}.anchor", "plain averaging goes on from none")
-    members |= {name: shortest(numbers[name]) for name in numbers if name in members}
+    members |= {name: shortest(numbers[name]) for name in numbers}
     _drop_defaults(members, OUTER)
     if not members:
         what.pop("outer", None)

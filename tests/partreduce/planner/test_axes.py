@@ -38,7 +38,7 @@ SLOW = replace(HARDWARE, slowdown=((1, 1.7), (4, 1.2)), node_nic=((0, Link.of_ba
 
 
 def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=2.0, time_limit=3600.0, **options)
+    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options)
 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(HARDWARE, num_nics=4, model_bytes=100_000_000)])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from partreduce.types import Option
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
-JOB = Job(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), effort=2.0)
+JOB = Job(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), effort=1.0)
 
 
 @pytest.fixture(scope="module")

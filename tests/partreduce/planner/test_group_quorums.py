@@ -41,7 +41,7 @@ STEADY = replace(THIN, slowdown=((3, 5.0),))
 
 def job(cluster="2x3", hardware=ONE_SLOW, **options):
     place = replace(Cluster.parse(cluster), hardware=hardware)
-    return Job(**{"cluster": place, "effort": 4.0, "quorum": True} | options)
+    return Job(**{"cluster": place, "effort": 2.0, "quorum": True} | options)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ FAST = Hardware(inside=Link.of_bandwidth(50e9), nic=Link.of_bandwidth(50e9), mod
 
 
 def job(hardware: Hardware = THIN, cluster: str = "4x4", **options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=2.0, time_limit=3600.0, **options)  # type: ignore[arg-type]
+    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options)  # type: ignore[arg-type]
 
 
 def test_every_coded_option_is_what_its_file_says_and_may_run() -> None:

@@ -39,7 +39,7 @@ def job(cluster: str = "4x4", **options: object) -> Job:
     return Job(
         cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware),
         limits=limits,
-        **{"effort": 2.0, "time_limit": 3600.0} | options,
+        **{"effort": 1.0, "time_limit": 3600.0} | options,
     )
 
 

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import partreduce
+from partreduce.planner.job import Job
+from partreduce.planner.plan import plan
 from partreduce.report import palette
 from partreduce.report.axes import logarithmic
 from partreduce.report.curves import draw_curves, draw_operations
+from partreduce.report.front import draw_front
 from partreduce.report.graph import draw_rounds
 from partreduce.report.grid import grid_of
 from partreduce.report.picture import draw_schedule, new_figure
@@ -153,3 +156,22 @@ def test_no_text_leaves_its_picture():
             assert not text.get_text() or (
                 box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1
             ), (name, text.get_text())
+
+
+def test_a_name_in_the_picture_of_the_front_covers_no_point_and_no_other_name():
+    hardware = partreduce.Hardware(
+        inside=partreduce.Link.of_bandwidth(10e9), nic=partreduce.Link.of_bandwidth(5e9), model_bytes=100_000_000,
+        compute=0.05,
+    )  # fmt: skip
+    job = Job(cluster=partreduce.Cluster.regular(2, 4, hardware=hardware), effort=0.1)
+    planned = plan(job)
+    figure = draw_front(planned, job.data)
+    figure.canvas.draw()
+    axis = figure.axes[0]
+    names = {text.get_text(): text.get_window_extent() for text in axis.texts if text.get_text()}
+    assert planned.recommendation.name in names
+    assert len(names) >= 3
+    assert not any(one.overlaps(other) for one, other in combinations(names.values(), 2))
+    points = np.concatenate([axis.transData.transform(line.get_xydata()) for line in axis.lines])
+    assert not any(box.contains(*point) for box in names.values() for point in points)
+    assert all(axis.bbox.containsx(box.x0) and axis.bbox.containsx(box.x1) for box in names.values())

@@ -18,7 +18,7 @@ from partreduce.runtime.averaging import reducer as reduction
 from partreduce.runtime.strategies import group_means
 from partreduce.runtime.transport.gloo import GlooWorld
 
-CASES = int(os.environ.get("PARTREDUCE_TEST_CASES", "500"))
+CASES = int(os.environ.get("PARTREDUCE_TEST_CASES", "200"))
 """A seeded fault shows within 60; set the variable to 2000 after changes to the runtime."""
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 """Set the variable for other cases. A failure names its seed."""

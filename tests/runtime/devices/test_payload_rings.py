@@ -33,7 +33,7 @@ def receive(rings, layout, source, step, arrays=None):
     return [rings.receive(source, step, part, payload) for part, payload in parts][-1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=3), st.integers(128, 512))
 def test_a_layout_cuts_every_number_once_in_order_and_no_part_is_larger_than_asked(sizes, part_bytes):
     arrays = flat(*sizes)
@@ -46,7 +46,7 @@ def test_a_layout_cuts_every_number_once_in_order_and_no_part_is_larger_than_ask
     assert len(layout) <= 2 * sum(-(-array.nbytes // (part_bytes // 2)) for array in arrays) + 1
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.integers(1, 5), st.booleans(), st.data())
 def test_what_is_taken_is_what_was_sent_whatever_the_order_of_sends_reduces_and_late_ones(capacity, newest, data):
     """Against dictionaries: a sender within its bound, a receiver that takes some, reads some, and retires steps."""

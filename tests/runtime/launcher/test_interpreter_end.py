@@ -1,5 +1,6 @@
 """A forked worker ends as a Python program does, and cleans up only after itself."""
 
+import gzip
 import multiprocessing
 import os
 import subprocess
@@ -43,7 +44,7 @@ partreduce.load_schedule(os.environ["PARTREDUCE_SCHEDULE"])
 """
 )
 LATE_WORDS = """
-import atexit, concurrent.futures, logging.handlers, sys, tempfile, threading, time
+import atexit, concurrent.futures, gzip, logging.handlers, sys, tempfile, threading, time
 
 def say(words):
     print(words, flush=True)
@@ -55,11 +56,25 @@ atexit.register(say, "exit function")
 kept = logging.handlers.MemoryHandler(100, target=logging.StreamHandler(sys.stdout))
 logging.getLogger().addHandler(kept)
 logging.warning("log")
+log = open(sys.argv[1], "w")
+log.write("never closed")
+packed = gzip.open(sys.argv[1] + ".gz", "wt")
+packed.write("nor this")
 folder = tempfile.TemporaryDirectory()
 say("folder " + folder.name)
 ends.set()
 sys.exit(5)
 """
+WAITS = """
+import ctypes, os, threading, weakref
+
+reading, writing = os.pipe()
+threading.Timer(1, os.write, (writing, b"x")).start()
+left = threading.Event()
+read = ctypes.PyDLL(None).read  # it keeps the interpreter's lock, as the destructor of a gloo group does
+weakref.finalize(left, read, reading, ctypes.create_string_buffer(1), 1).atexit = False
+"""
+"""No function, so that nothing keeps its names but the module itself."""
 
 
 ENDS_BADLY = """
@@ -99,14 +114,26 @@ def test_the_first_worker_to_end_leaves_the_run_s_schedule_to_the_others(tmp_pat
 def test_a_worker_ends_as_a_python_program_does(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(LATE_WORDS)
-    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=60)
-    worker = run("--workers", "1", script)
+    of_alone, of_worker = tmp_path / "alone", tmp_path / "worker"
+    alone = subprocess.run([sys.executable, script, of_alone], capture_output=True, text=True, check=False, timeout=60)
+    worker = run("--workers", "1", script, of_worker)
     assert worker.returncode == alone.returncode == 5
     folders = []
     for lines in ([line.removeprefix("[0] ") for line in worker.stdout.splitlines()], alone.stdout.splitlines()):
         folders.append(Path(lines[0].removeprefix("folder ")))
         assert lines[1:] == ["pool", "thread", "exit function", "log"]
     assert not any(folder.exists() for folder in folders)
+    for place in (of_alone, of_worker):
+        assert place.read_text() == "never closed"
+        assert gzip.decompress(Path(f"{place}.gz").read_bytes()) == b"nor this"
+
+
+@pytest.mark.parametrize("ends", ["", "raise SystemExit"])
+def test_a_script_may_leave_what_waits_for_a_thread_when_it_is_destroyed(tmp_path, ends):
+    """As a script of DistributedDataParallel does, whose groups end with it."""
+    script = tmp_path / "script.py"
+    script.write_text(WAITS + ends)
+    assert run("--workers", "1", script).returncode == 0
 
 
 def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_nobody(tmp_path):

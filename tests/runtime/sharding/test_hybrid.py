@@ -21,6 +21,7 @@ from helpers.hybrid_runs import (
     start,
     train,
 )
+from partreduce.runtime.sharding.wire import Wire
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
@@ -264,6 +265,36 @@ def test_clipping_keeps_the_precision_of_the_gradients(ranks, norm_type):
         assert said.dtype == torch.float64
         assert torch.allclose(said, wanted, rtol=1e-14, atol=0)
         assert torch.allclose(gradient, model.last.weight.grad, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("clips", ["no", "first", "behind the average"])
+def test_workers_agree_four_times_in_a_step_with_two_tables_whether_it_clips_or_not(ranks, monkeypatch, clips):
+    """The norm goes with the word that ends the backward passes, and by itself where that has gone already."""
+    case, said = Case("sgd"), [[] for _ in range(4)]
+    meet = Wire.meet
+
+    def counted(wire, group, call, *arguments, **named):
+        if group is not wire.node:
+            said[wire.rank].append(call.kind.name)
+        return meet(wire, group, call, *arguments, **named)
+
+    monkeypatch.setattr(Wire, "meet", counted)
+
+    def act(world):
+        model, optimizer = start(case, world)
+        words, bags, targets = (array[0, 0] for array in part_of(data_of(case), world.rank))
+        said[world.rank].clear()
+        ((model(words, bags) * targets).sum() / 16).backward()
+        if clips == "behind the average":
+            optimizer.average_gradients()
+        norm = partreduce.clip_grad_norm_(model.parameters(), 0.25) if clips != "no" else None
+        optimizer.step()
+        return norm
+
+    norms = ranks.run(4, act)
+    assert all(norm == norms[0] for norm in norms)
+    alone = ["NORM"] if clips == "behind the average" else []
+    assert said == [["LOOKUP", "LOOKUP", "REDUCE", "STEP", *alone]] * 4
 
 
 def test_a_script_that_runs_alone_may_clip_sparse_gradients():

@@ -116,7 +116,7 @@ GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00"
 RAW = st.builds(lambda *parts: b"".join(parts), st.sampled_from([b"", GREETING[:10], GREETING]), BYTES, BYTES)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(messages=st.lists(FRAMES, max_size=3), raw=st.lists(RAW, max_size=3), held=st.integers(0, 3))
 def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
     """Messages without the password, bytes that are no ZeroMQ, connections that stay half-open."""
@@ -130,7 +130,7 @@ def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
     assert all(message.kind == "hello" for message in pair.heard)
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(frames=FRAMES, sealed=st.booleans())
 def test_any_frames_of_somebody_with_the_password_are_dropped(pair, frames, sealed):
     """Without the header's key nothing is parsed; with it, what is no header is dropped without a word."""

@@ -67,7 +67,7 @@ def ignore(message):
 SIZES = st.integers(0, 50)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     st.integers(1, 5),
     st.lists(st.tuples(st.sampled_from(["send", "deliver", "grant", "old grant"]), SIZES), max_size=80),

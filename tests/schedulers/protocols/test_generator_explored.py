@@ -4,7 +4,7 @@ from math import factorial
 
 import pytest
 
-from benchmarks.explore.generator_cases import MILLION, SMALL, divided, random, smart
+from benchmarks.explore.generator_cases import SMALL, divided, random, smart
 from helpers.group_draw_laws import broken_law
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled
@@ -13,25 +13,10 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
 
-TESTED = (*SMALL, *MILLION)
 
-
-@pytest.fixture(scope="module")
-def counted():
-    return {}
-
-
-@pytest.mark.parametrize("configuration", TESTED, ids=lambda c: c.name)
-def test_every_property_holds_in_every_state(configuration, counted):
-    found = configuration.run().require()
-    assert found.holds
-    counted[configuration.name] = found.states
-
-
-def test_more_than_a_million_distinct_states_were_visited(counted):
-    if len(counted) < len(TESTED):
-        pytest.skip("needs all configurations in one run of this file")
-    assert sum(counted.values()) > 1_000_000
+@pytest.mark.parametrize("configuration", SMALL, ids=lambda c: c.name)
+def test_every_property_holds_in_every_state(configuration):
+    assert configuration.run().require().holds
 
 
 DRAWS = [

@@ -6,7 +6,8 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status, scoring, synthesise
+from helpers.synthesis import synthesise
+from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status, scoring
 from partreduce.schedulers.synthesis.age_bound import age_tables, cycle_mean_bound, dual_bound
 from partreduce.schedulers.synthesis.candidates import TOLERANCE
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet

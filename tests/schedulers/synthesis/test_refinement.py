@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from partreduce.schedulers.synthesis import Limits, Objective, Problem, scoring, synthesise
+from helpers.synthesis import synthesise
+from partreduce.schedulers.synthesis import Limits, Objective, Problem, scoring
 from partreduce.schedulers.synthesis.alphabet_search import within_limits
 from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock

@@ -6,7 +6,8 @@ from itertools import product
 import networkx as nx
 import pytest
 
-from partreduce.schedulers.synthesis import Limits, Problem, Status, synthesise
+from helpers.synthesis import synthesise
+from partreduce.schedulers.synthesis import Limits, Problem, Status
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cp_sat import new_model, solve
 from partreduce.schedulers.synthesis.explicit_alphabet import partition_cost, partitions

@@ -122,7 +122,7 @@ def equipped_clusters(draw):
     return Cluster(cluster.num_nodes, cluster.workers_per_node, cluster.nodes, draw(st.one_of(st.none(), hardware)))
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(equipped_clusters())
 def test_load_is_the_inverse_of_dump(cluster):
     assert equal(cluster_of(dump_cluster(cluster)), cluster)
@@ -307,7 +307,7 @@ def outcome_of(data):
 texts = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs"]), max_size=8)
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-1e300, 1e300) | texts,

@@ -467,7 +467,7 @@ def test_strict_reader_agrees_with_the_standard_one_on_clean_json(value, ensure_
     assert parse_json(data) == json.loads(data)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.sampled_from(list(GOOD.values())), st.data())
 def test_mutated_documents_load_or_are_refused_in_one_line(base, data):
     document = copy.deepcopy(base)
@@ -489,7 +489,7 @@ def test_mutated_documents_load_or_are_refused_in_one_line(base, data):
         refused(text)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.sampled_from(list(GOOD.values())), st.data())
 def test_documents_with_damaged_bytes_load_or_are_refused_in_one_line(base, data):
     text = bytearray(text_of(base))

@@ -42,7 +42,7 @@ from partreduce.topo.strategies import (
 SUMS = (Form.RING, Form.HIERARCHICAL)
 WHENS = (Lockstep(), Late())
 
-laws = settings(max_examples=150)
+laws = settings(max_examples=50)
 
 fractions = st.fractions(min_value=-3, max_value=3, max_denominator=10**6)
 relaxes = st.one_of(st.just(Fraction(1)), fractions)

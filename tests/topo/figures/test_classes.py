@@ -268,7 +268,7 @@ def explicit_schedules(draw: st.DrawFn, relaxed: bool = True) -> Schedule:
     return Schedule("h", Cluster.regular(n, 1), strategy)
 
 
-FEW = settings(max_examples=40)
+FEW = settings(max_examples=20)
 
 
 @FEW

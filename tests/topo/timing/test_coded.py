@@ -67,7 +67,7 @@ def placed_groups(draw):
     return Cluster.irregular(nodes), sorted(members)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(placed_groups(), st.integers(1, 3))
 def test_an_all_to_all_is_what_its_messages_are(placed, below):
     """Every ordered pair of members exchanges 1/k; each message is put on the links that lie between the two."""

@@ -162,7 +162,7 @@ def rules(draw):
     return Schedule("r", cluster, Static(phases=RulePhases(radices, tuple(phases)))), hardware
 
 
-@settings(max_examples=250)
+@settings(max_examples=80)
 @given(rules(), st.sampled_from(list(Form)))
 def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, form):
     schedule, hardware = case
@@ -175,7 +175,7 @@ def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, form):
     assert rule_cost.nic_bytes_per_step == pytest.approx(explicit_cost.nic_bytes_per_step)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from(list(Form)), st.integers(1, 3))
 def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics):
     cluster = Cluster.parse(",".join(map(str, sizes))) if sum(sizes) > 1 else Cluster.regular(1, 2)
@@ -188,7 +188,7 @@ def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics)
     assert every == explicit
 
 
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(rules())
 def test_no_phase_costs_more_hierarchical_than_as_rings(case):
     schedule, hardware = case

@@ -82,13 +82,13 @@ def gradients(draw):
     return Schedule("s", cluster, AllReduce(when=when, how=how)), hardware, compute
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(cases())
 def test_cycle_time_equals_the_virtual_engine(case):
     check_against_the_virtual_engine(*case)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(gradients())
 def test_cycle_time_of_gradients_equals_the_virtual_engine(case):
     check_against_the_virtual_engine(*case)

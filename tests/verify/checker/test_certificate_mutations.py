@@ -26,7 +26,7 @@ from partreduce.topo.document.schedule import dump_schedule, load_schedule, pars
 from partreduce.topo.errors import InputError
 from partreduce.verify import checker
 
-COUNT = int(os.environ.get("PARTREDUCE_TEST_FORGERIES", "300"))
+COUNT = int(os.environ.get("PARTREDUCE_TEST_FORGERIES", "120"))
 """Of every kind; `python -m benchmarks.forgery` makes as many of the same corruptions as one likes."""
 CASES = entries_by_kind()
 PAYLOADS = ("pipeline", "coded-rule", "coded", "tables", "tables-apart")

@@ -1,4 +1,4 @@
-"""Hop's worker through every interleaving: all properties hold, every bound is attained, a million states."""
+"""Hop's worker through every interleaving: all properties hold, every bound is attained."""
 
 from __future__ import annotations
 
@@ -7,37 +7,31 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.explore.explorer import Network, NoDeadlock, Progress, explore
-from benchmarks.explore.hop_cases import MILLION, SMALL, both_ways, is_tight, ring
+from benchmarks.explore.hop_cases import LARGE, SMALL, both_ways, is_tight, ring
 from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.verify.gaps.exact import exact_bounds
 
-EXPECTED_MILLION = {
-    "tokens max_ig 2, ring of 5": 314_976,
-    "tokens max_ig 1, ring of 6": 204_436,
-    "backup 1, tokens max_ig 2, undirected ring of 3": 202_883,
+STATES = {
     "skips up to 2, staleness 1, tokens max_ig 3, ring of 3": 39_499,
     "tokens max_ig 1, undirected ring of 4": 41_152,
     "staleness 1, ring of 5": 105_464,
     "NOTIFY-ACK, ring of 5": 53_856,
-    "tokens max_ig 3, ring of 10, at once": 72_403,
 }
 
 
-def test_every_configuration_has_its_expected_number_and_they_exceed_a_million():
-    assert {c.name for c in MILLION} == set(EXPECTED_MILLION)
-    assert sum(EXPECTED_MILLION.values()) > 1_000_000
-    assert len({c.name for c in SMALL + MILLION}) == len(SMALL + MILLION)
-
-
-@pytest.mark.parametrize("configuration", SMALL + MILLION, ids=lambda c: c.name)
+@pytest.mark.parametrize("configuration", SMALL, ids=lambda c: c.name)
 def test_all_properties_hold_and_the_bound_is_attained(configuration, record_property):
     found = configuration.run()
     record_property("states", found.states)
     assert found.holds, found
     assert is_tight(configuration, found)
-    if configuration.name in EXPECTED_MILLION:
-        assert found.states == EXPECTED_MILLION[configuration.name]
+    assert found.states == STATES.get(configuration.name, found.states)
+
+
+def test_configurations_have_names_of_their_own():
+    assert len({c.name for c in SMALL + LARGE}) == len(SMALL + LARGE)
+    assert {c.name for c in SMALL} >= set(STATES)
 
 
 @pytest.mark.parametrize("setting", [Gap(), Gap(max_ig=2), Gap(staleness=1, max_ig=1)], ids=str)
