@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from partreduce.runtime.codecs.blocks import BlockCodec
 from partreduce.runtime.codecs.coding import DTYPES, Coding
-from partreduce.runtime.codecs.eight_bits import EightBits
-from partreduce.topo.codec_numbers import int8_bytes
+from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.strategies.axes import Codec
 
 
@@ -23,17 +23,18 @@ def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     dtype = coding.dtype
     if dtype is not None:
         return values.to(dtype).view(torch.uint8)
-    code = torch.zeros(int8_bytes(len(values), coding.how.block), dtype=torch.uint8)
-    EightBits(coding.how.block).encode(values, code)
+    how = coding.how
+    code = torch.zeros(block_bytes(how.codec, len(values), how.block), dtype=torch.uint8)
+    BlockCodec(how.codec, how.block).encode(values, code)
     if coding.leftovers is not None:
-        coding.leftovers.keep(place, values, decoded(code, len(values), coding.how.codec, coding.how.block))
+        coding.leftovers.keep(place, values, decoded(code, len(values), how.codec, how.block))
     return code
 
 
 def decoded(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
     """The numbers of a code, in float32."""
-    if codec is not Codec.INT8:
+    if not codec.has_blocks:
         return code.view(DTYPES[codec]).to(torch.float32)
     values = torch.empty(count)
-    EightBits(block).decode(code, values)
+    BlockCodec(codec, block).decode(code, values)
     return values

@@ -20,8 +20,8 @@ from datetime import timedelta
 import torch
 
 from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.transport.block_sums import BlockStages, Bounds, Stage, block_bounds, code_size
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.eight_bit_sums import Bounds, EightBitStages, Stage, block_bounds, code_size
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.staged import StagedSums, Stages
 from partreduce.runtime.transport.through_servers import shard_bounds
@@ -172,12 +172,12 @@ class _Levels(Stages):
         super().__init__()
         self.inside, self.across = inside, across
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._eight_bits = EightBitStages(self.wait)
+        self._blocks = BlockStages(self.wait)
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
         """A part crosses the nodes while the next one is exchanged inside."""
-        if coding is not None and coding.in_eight_bits:
-            self._in_parts(tensor, coding.how.block, lambda part, index: self._in_eight_bits(part, index, coding))
+        if coding is not None and coding.in_blocks:
+            self._in_parts(tensor, coding.how.block, lambda part, index: self._in_blocks(part, index, coding))
             return
         dtype = None if coding is None else coding.dtype
         if dtype is None or coding is None or coding.how.where is CodecScope.ACROSS_NODES:
@@ -238,26 +238,26 @@ class _Levels(Stages):
         rows.copy_(own.expand_as(rows))
         self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
-    def _in_eight_bits(self, part: torch.Tensor, index: int, coding: Coding) -> Callable[[], None]:
+    def _in_blocks(self, part: torch.Tensor, index: int, coding: Coding) -> Callable[[], None]:
         """Codes cross the nodes, and are handed out inside as they came: nobody rounds once more."""
-        stages, block, inside, across = self._eight_bits, coding.how.block, self.inside, self.across
-        bounds = block_bounds(len(part), inside.size, block)
+        stages, how, inside, across = self._blocks, coding.how, self.inside, self.across
+        bounds = block_bounds(len(part), inside.size, how.block)
         # At most two parts are under way at the same time.
         within, crosses = (Stage(f"{where} {index}", f"{where} {index % 2}") for where in ("inside", "across"))
         if coding.how.where is CodecScope.ACROSS_NODES:
             own = self._added_inside(part, bounds)
         else:
-            own = stages.total(stages.scatter(inside, part, coding, within), block)
+            own = stages.total(stages.scatter(inside, part, coding, within), how)
         crossing = stages.scatter(across, own, coding, crosses)
 
         def end() -> None:
-            finer = [block_bounds(end - start, across.size, block) for start, end in bounds]
-            size = max(code_size(shard, block) for shard in finer)
-            code = stages.own_code(stages.total(crossing, block), size, coding, crosses)
+            finer = [block_bounds(end - start, across.size, how.block) for start, end in bounds]
+            size = max(code_size(shard, how) for shard in finer)
+            code = stages.own_code(stages.total(crossing, how), size, coding, crosses)
             row = stages.gather(across, code, crosses)  # [nodes, bytes]
             codes = stages.gather(inside, row.view(-1), within).view(inside.size, across.size, size)
             for (start, stop), shard, mine in zip(bounds, finer, codes, strict=True):
-                stages.decode(shard, list(mine), part[start:stop], block)
+                stages.decode(shard, list(mine), part[start:stop], how)
 
         return end
 

@@ -12,7 +12,7 @@ import torch
 
 from helpers.scenarios import everyone, main, rank, report, reporting, weights
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.eight_bit_sums import EightBitStages
+from partreduce.runtime.transport.block_sums import BlockStages
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.strategies import Codec, Form, How
 
@@ -37,7 +37,7 @@ def killed_in_stage(form, stage) -> None:
         return call
 
     for name in ("scatter", "total", "own_code", "gather"):
-        setattr(EightBitStages, name, counted(getattr(EightBitStages, name)))
+        setattr(BlockStages, name, counted(getattr(BlockStages, name)))
     model = torch.nn.Linear(100, 50, bias=False)
     torch.nn.init.zeros_(model.weight)
     how = How(form=form, codec=Codec.INT8)

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from partreduce.topo.codec_numbers import UNDERFLOW, UNIT_ROUNDOFF, rounding_error
+from partreduce.topo.codec_numbers import LEVELS, UNDERFLOW, UNIT_ROUNDOFF, rounding_error
 
 ZERO_BELOW = np.float32(2.0**-119)
 
@@ -39,22 +39,22 @@ def peaks_of(values, block):
     return np.repeat(np.maximum.reduceat(values, starts), np.diff([*starts, len(values)])) if len(values) else values
 
 
-def quantised(values, block):
-    """(levels, the scale of each number) of int8."""
+def quantised(values, block, top=127):
+    """(levels, the scale of each number) of int8; of int4 with 7 for the top."""
     values = np.asarray(values, np.float32)
     peaks = peaks_of(values, block).astype(np.float32)
     plain = (peaks >= ZERO_BELOW) & np.isfinite(peaks)
     with np.errstate(all="ignore"):
-        factors = np.where(plain, np.float32(127) / peaks, np.float32(0)).astype(np.float32)
-        scales = np.where(plain, peaks / np.float32(127), np.where(peaks < ZERO_BELOW, 0, np.nan)).astype(np.float32)
+        factors = np.where(plain, np.float32(top) / peaks, np.float32(0)).astype(np.float32)
+        scales = np.where(plain, peaks / np.float32(top), np.where(peaks < ZERO_BELOW, 0, np.nan)).astype(np.float32)
         scaled = values * factors
         levels = np.rint(scaled)
     return np.where(plain, levels + 0.0, 0).astype(np.float32), scales  # whole numbers have one zero
 
 
-def in_eight_bits(values, block):
-    """The numbers that come out of int8's code."""
-    levels, scales = quantised(values, block)
+def in_blocks(values, block, top=127):
+    """The numbers that come out of int8's code, or int4's."""
+    levels, scales = quantised(values, block, top)
     with np.errstate(invalid="ignore"):
         return levels * scales
 
@@ -75,7 +75,7 @@ def added(rows):
     return total
 
 
-def flat_sum(given, block):
+def flat_sum(given, block, top=127):
     """Quantise, add each shard in order of places, quantise: what all members have."""
     members, length = given.shape
     coded = np.empty_like(given)
@@ -83,23 +83,23 @@ def flat_sum(given, block):
     result = np.empty(length, np.float32)
     for member in range(members):
         for start, end in bounds:
-            coded[member, start:end] = in_eight_bits(given[member, start:end], block)
+            coded[member, start:end] = in_blocks(given[member, start:end], block, top)
     for start, end in bounds:
-        result[start:end] = in_eight_bits(added(coded[:, start:end]), block)
+        result[start:end] = in_blocks(added(coded[:, start:end]), block, top)
     return result
 
 
-def hierarchical_sum(given, block, *, on_each, across_only, parts=1):
+def hierarchical_sum(given, block, top=127, *, on_each, across_only, parts=1):
     """The same in three stages, for members that lie on their nodes one after another."""
     length = given.shape[1]
     result = np.empty(length, np.float32)
     for start, end in cut(length, parts, block):
         if end > start:
-            result[start:end] = _part(given[:, start:end], block, on_each, across_only=across_only)
+            result[start:end] = _part(given[:, start:end], block, top, on_each, across_only=across_only)
     return result
 
 
-def _part(given, block, on_each, *, across_only):
+def _part(given, block, top, on_each, *, across_only):
     members, length = given.shape
     nodes = members // on_each
     shards = cut(length, on_each, block)
@@ -107,7 +107,7 @@ def _part(given, block, on_each, *, across_only):
     if not across_only:
         for member in range(members):
             for start, end in shards:
-                coded[member, start:end] = in_eight_bits(given[member, start:end], block)
+                coded[member, start:end] = in_blocks(given[member, start:end], block, top)
     result = np.empty(length, np.float32)
     for start, end in shards:
         finer = cut(end - start, nodes, block)
@@ -115,9 +115,9 @@ def _part(given, block, on_each, *, across_only):
         for node in range(nodes):
             own = added(coded[node * on_each : (node + 1) * on_each, start:end])
             for first, last in finer:
-                sent[node, first:last] = in_eight_bits(own[first:last], block)
+                sent[node, first:last] = in_blocks(own[first:last], block, top)
         for first, last in finer:
-            result[start + first : start + last] = in_eight_bits(added(sent[:, first:last]), block)
+            result[start + first : start + last] = in_blocks(added(sent[:, first:last]), block, top)
     return result
 
 
@@ -188,18 +188,18 @@ def sum_error(
     """How far a coded sum may be from the exact sum of what the members gave.
 
     The rounding of every stage is followed in exact fractions: a term that is rounded is off by e·(its size) + t, and
-    an addition by u·(its result), with u that of float32 where codes are decoded before they are added (int8, servers)
-    and the codec's own where the backend adds 16-bit numbers.
+    an addition by u·(its result), with u that of float32 where codes are decoded before they are added (int8, int4,
+    servers) and the codec's own where the backend adds 16-bit numbers.
 
     Args:
-        codec: float16, bfloat16 or int8.
+        codec: float16, bfloat16, int8 or int4.
         num_members: of the group.
         on_each_node: l, for a hierarchical sum over num_members / l nodes; 1 for one stage over all.
         across_only: whether numbers are added inside the nodes before they are rounded.
         through_servers: whether a host adds the decoded numbers.
     """
     float32 = UNIT_ROUNDOFF["float32"]
-    decoded = codec == "int8" or through_servers
+    decoded = codec in LEVELS or through_servers
     own = float32 if decoded else UNIT_ROUNDOFF[codec]
     tracked = _Tracked(rounding_error(codec), UNDERFLOW[codec])
     nodes = num_members // on_each_node
@@ -210,7 +210,7 @@ def sum_error(
         else:
             tracked.encode(num_members)
             tracked.add(on_each_node, own)
-            if codec == "int8":
+            if codec in LEVELS:
                 tracked.encode(nodes)
     else:
         tracked.encode(num_members)

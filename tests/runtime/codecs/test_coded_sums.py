@@ -21,6 +21,7 @@ from partreduce.runtime.codecs.coding import Coding, Leftovers
 from partreduce.runtime.transport import hierarchical
 from partreduce.runtime.transport.hierarchical import formed
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import LEVELS
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -75,10 +76,10 @@ def draw(seed):
     nodes, on_each = rng.choice([(1, 2), (1, 3), (1, 5), (2, 2), (3, 2), (2, 3), (4, 2), (2, 4)])
     cluster = Cluster.regular(int(nodes), int(on_each))
     staged = nodes > 1 and rng.random() < 0.5
-    codec = Codec(rng.choice(["int8", "int8", "float16", "bfloat16"]))
+    codec = Codec(rng.choice(["int8", "int4", "float16", "bfloat16"]))
     where = CodecScope.ACROSS_NODES if staged and rng.random() < 0.5 else CodecScope.ALL
     options = {}
-    if codec is Codec.INT8:
+    if codec.has_blocks:
         options = {
             "block": int(rng.choice([1, 3, 16, 64, 256])),
         }
@@ -109,11 +110,12 @@ def expected(case, index):
     """What the model says of a sum: one row, or the rows among which each number is."""
     how, given = case.how, case.given[index]
     across_only = how.where is CodecScope.ACROSS_NODES
-    if how.codec is not Codec.INT8:
+    if not how.codec.has_blocks:
         return coded_sums.short_sums(given, how.codec.value, on_each=case.on_each, across_only=across_only)
+    top = LEVELS[how.codec]
     if case.on_each == 1:
-        return coded_sums.flat_sum(given, how.block)[None]
-    return coded_sums.hierarchical_sum(given, how.block, on_each=case.on_each, across_only=across_only)[None]
+        return coded_sums.flat_sum(given, how.block, top)[None]
+    return coded_sums.hierarchical_sum(given, how.block, top, on_each=case.on_each, across_only=across_only)[None]
 
 
 def check(case, answers):
@@ -131,7 +133,7 @@ def check(case, answers):
         candidates = expected(case, index)
         assert (mine.view(np.uint32) == candidates.view(np.uint32)).any(axis=0).all(), "not what the model says"
         sizes = np.abs(given.astype(np.float64))
-        if case.how.codec is Codec.INT8:
+        if case.how.codec.has_blocks:
             sizes = np.stack([coded_sums.peaks_of(row, case.how.block) for row in sizes])
         limit = float(bound.relative) * sizes.sum(0) + float(bound.absolute)
         assert (np.abs(mine - given.astype(np.float64).sum(0)) <= limit * (1 + 1e-9)).all(), "beyond the bound"
@@ -196,7 +198,7 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
 
     def work(world):
         ours, group = flat_groups(world, how, Cluster.regular(1, 3))
-        assert ours.has(group.members, name="int8"), "a second communicator of the same members"
+        assert ours.has(group.members, name="blocks"), "a second communicator of the same members"
         work = group.all_reduce(torch.ones(5000), Coding(how))
         work.wait()
         if world.rank == 2:

@@ -1,4 +1,4 @@
-"""Sums in eight bits: quantise, all-to-all, add in float32, quantise again, all-gather.
+"""Sums in eight bits or four: quantise, all-to-all, add in float32, quantise again, all-gather.
 
 Each member adds up one shard, in order of places, and hands out its code; it takes the decoded numbers itself, too, so
 that all members end with the same bits. Two roundings at any number of members; a ring would round at every hop.
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
+from partreduce.runtime.codecs.blocks import BlockCodec
 from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.codecs.eight_bits import EightBits
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.staged import Stages
 from partreduce.runtime.transport.waiting import RunningWork
-from partreduce.topo.codec_numbers import int8_bytes
+from partreduce.topo.codec_numbers import block_bytes
+from partreduce.topo.strategies.axes import How
 
 Bounds = list[tuple[int, int]]
 
@@ -30,9 +31,14 @@ def block_bounds(length: int, num_parts: int, block: int) -> Bounds:
     return list(itertools.pairwise(cuts))
 
 
-def code_size(bounds: Bounds, block: int) -> int:
+def bytes_of(count: int, how: How) -> int:
+    """Of the code of so many numbers."""
+    return block_bytes(how.codec, count, how.block)
+
+
+def code_size(bounds: Bounds, how: How) -> int:
     """Bytes of the longest part's code."""
-    return max(int8_bytes(end - start, block) for start, end in bounds)
+    return max(bytes_of(end - start, how) for start, end in bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class Scatter:
     """Numbers of this member's shard."""
 
 
-class EightBitStages:
+class BlockStages:
     """The stages, for the thread that carries them out; it keeps the arrays that they need.
 
     Args:
@@ -72,13 +78,13 @@ class EightBitStages:
 
     def __init__(self, wait: Callable[[RunningWork], None]) -> None:
         self._wait = wait
-        self._codecs: dict[int, EightBits] = {}
+        self._codecs: dict[How, BlockCodec] = {}
         self._rooms: dict[str, torch.Tensor] = {}
 
     def scatter(self, group: Communicator, values: torch.Tensor, coding: Coding, stage: Stage) -> Scatter:
         """Start sending each member the code of its shard of `values`, which are one-dimensional."""
         bounds = block_bounds(len(values), group.size, coding.how.block)
-        sizes = [int8_bytes(end - start, coding.how.block) for start, end in bounds]
+        sizes = [bytes_of(end - start, coding.how) for start, end in bounds]
         sent = self._room(f"{stage.room} sent", sum(sizes))
         self.encode(values, bounds, list(torch.split(sent, sizes)), coding=coding, place=stage.place)
         received = self._room(f"{stage.room} received", sizes[group.place] * group.size)
@@ -86,13 +92,13 @@ class EightBitStages:
         work = group.all_to_all(received, sent, [sizes[group.place]] * group.size, sizes) if len(values) else None
         return Scatter(group, work, sent, received, end - start)
 
-    def total(self, scatter: Scatter, block: int) -> torch.Tensor:
+    def total(self, scatter: Scatter, how: How) -> torch.Tensor:
         """The sum of this member's shard, in float32, added in order of places."""
         if scatter.work is not None:
             self._wait(scatter.work)
-        codec, count = self._codec(block), scatter.count
+        codec, count = self._codec(how), scatter.count
         total, part = torch.empty(count), torch.empty(count)
-        for index, code in enumerate(scatter.received.view(scatter.group.size, int8_bytes(count, block))):
+        for index, code in enumerate(scatter.received.view(scatter.group.size, bytes_of(count, how))):
             codec.decode(code, part if index else total)
             if index:
                 total.add_(part)
@@ -108,26 +114,26 @@ class EightBitStages:
         place: str,
     ) -> None:
         """Write the codes of parts of `values`; with error feedback what was left over goes in and the rest is kept."""
-        codec, left = self._codec(coding.how.block), coding.leftovers
+        codec, left = self._codec(coding.how), coding.leftovers
         if left is not None:
             left.add_to(place, values)
         for (start, end), code in zip(bounds, codes, strict=True):
             codec.encode(values[start:end], code)
         if left is not None:
             decoded = torch.empty_like(values)
-            self.decode(bounds, codes, decoded, coding.how.block)
+            self.decode(bounds, codes, decoded, coding.how)
             left.keep(place, values, decoded)
 
-    def decode(self, bounds: Bounds, codes: list[torch.Tensor], values: torch.Tensor, block: int) -> None:
+    def decode(self, bounds: Bounds, codes: list[torch.Tensor], values: torch.Tensor, how: How) -> None:
         """Write the numbers of the parts' codes into `values`; codes may be followed by unused bytes."""
-        codec = self._codec(block)
+        codec = self._codec(how)
         for (start, end), code in zip(bounds, codes, strict=True):
-            codec.decode(code[: int8_bytes(end - start, block)], values[start:end])
+            codec.decode(code[: bytes_of(end - start, how)], values[start:end])
 
     def own_code(self, total: torch.Tensor, size: int, coding: Coding, stage: Stage) -> torch.Tensor:
         """The code of a shard's sum, at the beginning of an array of `size` bytes, which is the same for all."""
         code = self._room(f"{stage.room} code", size)
-        own = code[: int8_bytes(len(total), coding.how.block)]
+        own = code[: bytes_of(len(total), coding.how)]
         self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum")
         return code
 
@@ -137,10 +143,10 @@ class EightBitStages:
         self._wait(group.all_gather(gathered, code))
         return gathered.view(group.size, -1)
 
-    def _codec(self, block: int) -> EightBits:
-        if block not in self._codecs:
-            self._codecs[block] = EightBits(block)
-        return self._codecs[block]
+    def _codec(self, how: How) -> BlockCodec:
+        if how not in self._codecs:
+            self._codecs[how] = BlockCodec(how.codec, how.block)
+        return self._codecs[how]
 
     def _room(self, name: str, num_bytes: int) -> torch.Tensor:
         """An array that is used again by every sum."""
@@ -149,18 +155,18 @@ class EightBitStages:
         return self._rooms[name][:num_bytes]
 
 
-class FlatEightBitStages(Stages):
+class FlatBlockStages(Stages):
     """Sums over one group that nothing else uses."""
 
     def __init__(self, group: Communicator) -> None:
         super().__init__()
         self.group = group
-        self._eight_bits = EightBitStages(self.wait)
+        self._blocks = BlockStages(self.wait)
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
         assert coding is not None, "what is not coded goes by the group's own reduction"
-        group, stages, block = self.group, self._eight_bits, coding.how.block
-        bounds = block_bounds(len(tensor), group.size, block)
-        total = stages.total(stages.scatter(group, tensor, coding, FLAT), block)
-        code = stages.own_code(total, code_size(bounds, block), coding, FLAT)
-        stages.decode(bounds, list(stages.gather(group, code, FLAT)), tensor, block)
+        group, stages, how = self.group, self._blocks, coding.how
+        bounds = block_bounds(len(tensor), group.size, how.block)
+        total = stages.total(stages.scatter(group, tensor, coding, FLAT), how)
+        code = stages.own_code(total, code_size(bounds, how), coding, FLAT)
+        stages.decode(bounds, list(stages.gather(group, code, FLAT)), tensor, how)
