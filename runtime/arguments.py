@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partreduce.topo.errors import InputError
+from partreduce.topo.errors import InputError, of_type
 
 if TYPE_CHECKING:
     import torch
@@ -36,15 +38,53 @@ def checked_model(model: torch.nn.Module) -> torch.nn.Module:
     """The model, if it is one.
 
     Raises:
-        InputError: something else, such as its parameters.
+        InputError: something else, such as its parameters, or one that averages already.
     """
     import torch
 
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(
-            f"model: is a {type(model).__name__}; pass the torch.nn.Module whose parameters the optimizer trains"
-        )
+    of_type(model, torch.nn.Module, "model", "pass the torch.nn.Module whose parameters the optimizer trains")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise InputError("model: is wrapped in DistributedDataParallel, which averages by itself; pass the bare module")
     return model
+
+
+def checked_number(place: str, value: float | torch.Tensor) -> float:
+    """One number, of Python's or of torch's.
+
+    Raises:
+        InputError: several, or none.
+    """
+    import torch
+
+    try:
+        return float(torch.as_tensor(value).detach())
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{place}: is {str(value)[:40]!r}; give one number, or a tensor that holds one") from None
+
+
+def checked_directory(place: str, path: str | Path | None) -> Path | None:
+    """A directory that may come to be, if one was given.
+
+    Raises:
+        InputError: no path, or that of a file.
+    """
+    if path is None:
+        return None
+    found = Path(of_type(path, (str, os.PathLike), place, "give the path of a directory"))
+    if found.exists() and not found.is_dir():
+        raise InputError(f"{place}: {found} is a file; give the path of a directory")
+    return found
+
+
+def checked_world(world: World | None) -> World | None:
+    """How to reach the others, if it was given.
+
+    Raises:
+        InputError: something that is no world.
+    """
+    if world is not None and not hasattr(world, "next_instance"):
+        raise InputError(f"world: is {str(world)[:40]!r}; leave it out, and the launcher's environment says it")
+    return world
 
 
 def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | None:
@@ -57,8 +97,7 @@ def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | N
 
     if mesh is None:
         return None
-    if not isinstance(mesh, DeviceMesh):
-        raise InputError(f'mesh: is a {type(mesh).__name__}; pass a DeviceMesh\'s dimension, mesh["dp_replicate"]')
+    of_type(mesh, DeviceMesh, "mesh", 'pass a DeviceMesh\'s dimension, mesh["dp_replicate"]')
     if mesh.ndim != 1:
         dims = ", ".join(mesh.mesh_dim_names or ()) or "without names"
         raise InputError(

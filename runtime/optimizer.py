@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from partreduce.runtime.arguments import checked_mesh, checked_model, checked_steps, checked_timeout
+from partreduce.runtime.arguments import (
+    checked_directory,
+    checked_mesh,
+    checked_model,
+    checked_number,
+    checked_steps,
+    checked_timeout,
+    checked_world,
+)
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
@@ -46,7 +54,7 @@ from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
 from partreduce.runtime.worker.parameter_engine import ParameterEngine
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
-from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.topo.errors import InputError, PartreduceError, of_type
 from partreduce.topo.schedule import Schedule
 
 DEFAULT_TIMEOUT = 300.0
@@ -110,9 +118,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Why each table goes its way, where `partreduce.parallelize` chose."""
         end_in_one_line(own_process=world is None)
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
-        self.optimizer = _unwrapped(optimizer)
+        self.optimizer = unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
         self.schedule = read_schedule(schedule)
+        world, trace = checked_world(world), checked_directory("trace", trace)
         policies = Policies.chosen(buffers, optimizer_state, initial)
         policies.refuse_combinations(self.optimizer, self.schedule)
         replica = replica_of(model, checked_mesh(mesh, world), self.schedule, drift_correction)
@@ -219,6 +228,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         by pace already. Where workers skip steps, one batch is left out for each, so that N batches end in step N;
         what is still to be dropped at the end of one loader is dropped from the next. Elsewhere it passes on all.
         """
+        of_type(loader, Iterable, "batches", "give a DataLoader or a list of batches")
         for batch in by_pace(loader, self.schedule, self.rank):
             if not self.engine.drops_batch():
                 yield batch
@@ -334,7 +344,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
         """
         if self.run.reducer.recorder.directory is not None:
-            self.run.reducer.recorder.note(**{name: float(torch.as_tensor(n).detach()) for name, n in numbers.items()})
+            self.run.reducer.recorder.note(**{name: checked_number(f"log: {name}", n) for name, n in numbers.items()})
 
     def stats(self, writer: Writer | None = None) -> Stats:
         """This worker's numbers since the start of the script, which cost nothing; with `writer` they also go there.
@@ -398,6 +408,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
                 `partreduce` holds no step count.
         """
+        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+            raise InputError("load_state_dict: holds no 'state' and 'param_groups'; give what state_dict() returned")
         steps = None if (own := state_dict.get("partreduce")) is None else checked_steps(own)
         if steps is not None:
             self.engine.refuse_load(steps)
@@ -547,11 +559,15 @@ def _engine(
     return ParameterEngine(run, runner, optimizer, uneven_inputs)
 
 
-def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer, if it is one of torch's that follows no schedule yet.
+
+    Raises:
+        InputError: anything else.
+    """
     if isinstance(optimizer, DistributedOptimizer):
         raise InputError("optimizer: is a DistributedOptimizer already; wrap the plain optimizer once")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(f"optimizer: is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+    of_type(optimizer, torch.optim.Optimizer, "optimizer", "it must be one torch.optim.Optimizer")
     if hasattr(optimizer.step, FOLLOWS):
         raise InputError("optimizer: follows a schedule already, by partreduce.attach; use what that returned")
     refuse_foreign_optimizer(optimizer)

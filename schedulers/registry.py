@@ -8,7 +8,7 @@ from partreduce.schedulers.catalogue.rounds import PER_ROUND
 from partreduce.schedulers.catalogue.rules import RULES
 from partreduce.schedulers.entry import Entry, hint
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
+from partreduce.topo.errors import ScheduleError, of_type
 from partreduce.topo.schedule import Schedule
 
 _ENTRIES: dict[str, Entry] = {row.name: row for row in (*RULES, *OUTER_STEPS, *GRAPHS, *PER_ROUND)}
@@ -25,6 +25,7 @@ def entry(name: str) -> Entry:
     Raises:
         ScheduleError: the name is unknown; the message suggests the nearest ones.
     """
+    of_type(name, str, "schedule family", "give a name; partreduce.catalogue() lists them")
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key not in _ENTRIES:
         suggestion = hint(key, _ENTRIES) or "; `partreduce design --list` lists them"

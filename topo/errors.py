@@ -20,7 +20,9 @@ The command line maps each class to its exit code (`exit_code`) and prints `str(
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
+
+Argument = TypeVar("Argument")
 
 
 class PartreduceError(Exception):
@@ -108,3 +110,15 @@ class MissingFeatureError(PartreduceError):
     """An optional dependency or a machine feature that is absent."""
 
     exit_code: ClassVar[int] = 77
+
+
+def of_type(value: Argument, kind: type[Any] | tuple[type[Any], ...], place: str, way_out: str) -> Argument:
+    """An argument, if it is of the type that its place asks for.
+
+    Raises:
+        InputError: it is of another one.
+    """
+    if not isinstance(value, kind):
+        name = type(value).__name__
+        raise InputError(f"{place}: is {'an' if name[0].lower() in 'aeiou' else 'a'} {name}; {way_out}")
+    return value

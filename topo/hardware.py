@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from partreduce.topo.errors import InputError
+from partreduce.topo.errors import InputError, of_type
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
@@ -32,6 +32,7 @@ class Link:
     @classmethod
     def of_bandwidth(cls, bytes_per_second: float, latency: float = 0.0) -> Link:
         """A link of the given bandwidth (> 0) and latency."""
+        of_type(bytes_per_second, (int, float), "link: bandwidth", "give bytes per second, such as 10e9")
         if not bytes_per_second > 0:
             raise InputError(f"link: bandwidth is {bytes_per_second} bytes/s; it must be > 0")
         return cls(latency, 1.0 / bytes_per_second)

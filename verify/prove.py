@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from partreduce.topo.errors import ScheduleError
+from partreduce.topo.errors import ScheduleError, of_type
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Sending
 from partreduce.verify.base import Claim, Proof, not_proved
@@ -50,6 +50,7 @@ def prove(schedule: Schedule) -> Proof:
     Raises:
         ScheduleError: the strategy has neither phases nor conditions that could be checked.
     """
+    of_type(schedule, Schedule, "prove", "give a Schedule; partreduce.load_schedule(path) reads one")
     prover = PROVERS_OF_PROTOCOL.get(schedule.strategy.protocol) or PROVERS.get(schedule.strategy.kind)
     if schedule.strategy.what.outer.has_own_anchors:
         prover = OWN_ANCHORS

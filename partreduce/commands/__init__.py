@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import typer
 
 VERBS = ("design", "verify", "show", "simulate", "measure", "import", "export", "run", "report", "demo")
@@ -33,11 +35,39 @@ EXIT_CODES = {
 """Every exit code of partreduce itself, in the words of the help; docs/command-line.md explains them."""
 
 
+OUTPUTS = ("output", "certificate", "export", "plot")
+"""Parameters of verbs that name a file to write."""
+
+
+def refuse_overwriting(given: Mapping[str, object]) -> None:
+    """Refuse to write over a file that the same command reads, such as the schedule by its certificate.
+
+    Raises:
+        InputError: an output is an input.
+    """
+    from pathlib import Path
+
+    from partreduce.topo.document.reader import is_file
+    from partreduce.topo.errors import InputError
+
+    listed = {name: values if isinstance(values, (list, tuple)) else [values] for name, values in given.items()}
+    files = [
+        (name, Path(value))
+        for name, values in listed.items()
+        for value in values
+        if isinstance(value, (str, Path)) and is_file(str(value)) and Path(value).is_file()
+    ]
+    for name, path in files:
+        if name in OUTPUTS and any(path.samefile(other) for read, other in files if read not in OUTPUTS):
+            raise InputError(f"--{name} {path}: is a file that this command reads; name another one to write")
+
+
 def build_app() -> typer.Typer:
     """The command line as a typer application."""
     from importlib import import_module
 
     import typer
+    from typer.core import TyperCommand
 
     app = typer.Typer(
         help="Design, prove and run the averaging schedule of a distributed training job.",
@@ -65,7 +95,12 @@ def build_app() -> typer.Typer:
     ) -> None:
         pass
 
+    class Verb(TyperCommand):
+        def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - of typer's own click
+            refuse_overwriting(ctx.params)
+            return super().invoke(ctx)
+
     for verb in VERBS + HIDDEN:
         module = import_module(f"partreduce.commands.{MODULES.get(verb, verb)}")
-        app.command(verb, hidden=verb in HIDDEN, **getattr(module, "SETTINGS", {}))(module.command)
+        app.command(verb, cls=Verb, hidden=verb in HIDDEN, **getattr(module, "SETTINGS", {}))(module.command)
     return app

@@ -209,7 +209,7 @@ def in_plain_words(schedule: "Schedule", proof: "Proof") -> str:
     if (alike := held.get("equal-replicas")) and alike.numbers and "rounds" in alike.numbers:
         said.append(f"all workers hold the same model every {_steps(schedule)}")
     elif bound:
-        said.append(f"every {_steps(schedule)} at most {bound[2:]} of what the models differ by is left")
+        said.append(f"at most {bound[2:]} of the models' differences is left after every {_steps(schedule)}")
     elif "consensus" in held:
         said.append("the models are drawn together")
     return f"{', '.join(said).capitalize()}." if said else ""

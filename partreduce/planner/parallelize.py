@@ -18,9 +18,9 @@ import torch
 from partreduce.planner.model_tables import tables_of
 from partreduce.planner.routes import choose_routes, refuse_unpriced
 from partreduce.planner.table_prices import APPLYING
-from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.arguments import checked_model, checked_timeout
 from partreduce.runtime.liveness.awaited_texts import decided
-from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers
+from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers, unwrapped
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.found import embeddings_of
 from partreduce.runtime.sharding.touched import Seen, gather_texts, shares, told, touched_here
@@ -90,6 +90,7 @@ def parallelize(
             DistributedOptimizer refuses.
         PartreduceError: as DistributedOptimizer's.
     """
+    model, optimizer = checked_model(model), unwrapped(optimizer)
     schedule, links = _schedule(where)
     codecs = _codecs(table_codec, schedule)
     reasons: tuple[str, ...] = ()
@@ -123,7 +124,7 @@ def _schedule(where: Cluster | Schedule | str | Path) -> tuple[Schedule, Hardwar
         return where, None
     if isinstance(where, str | Path) and _is_schedule(Path(where)):
         return read_schedule(where), None
-    cluster = where if isinstance(where, Cluster) else load_cluster(str(where))
+    cluster = where if isinstance(where, Cluster) else load_cluster(where)
     return build("allreduce", cluster), cluster.hardware
 
 

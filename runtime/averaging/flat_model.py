@@ -347,8 +347,6 @@ def _refuse_several_devices(model: torch.nn.Module, apart: Mapping[torch.nn.Para
 
 
 def _refuse_wrapped(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, str]) -> None:
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise InputError("model: is wrapped in DistributedDataParallel, which averages by itself; pass the bare module")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise InputError(f"model: parameter {name!r} is not initialised yet; run one forward pass, then wrap")

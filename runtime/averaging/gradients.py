@@ -18,6 +18,14 @@ from partreduce.runtime.transport.tags import EXACT_DTYPES, Tail
 from partreduce.topo.errors import InputError
 
 
+def sparse_gradient(name: str) -> InputError:
+    """Why a sparse gradient is not averaged, and what does it."""
+    return InputError(
+        f"gradient of {name!r}: is sparse; partreduce.parallelize instead of DistributedOptimizer sends touched rows "
+        "only, or use sparse=False in its embedding"
+    )
+
+
 def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None) -> frozenset[int]:
     """Fill the scratch array: each gradient's share, zeros for a parameter without one, and who has one.
 
@@ -46,7 +54,7 @@ def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) 
     for gradient in present:
         if gradient.layout is not torch.strided:
             name = next(slot.names[0] for slot in slots if slot.gradient is gradient)
-            raise InputError(f"gradient of {name!r}: is sparse; use sparse=False in its embedding")
+            raise sparse_gradient(name)
     if present and present[0].device.type == "cuda":
         torch._foreach_copy_(targets, present)
         torch._foreach_div_(targets, divisor)

@@ -19,7 +19,7 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Reduction, Slot
 from partreduce.runtime.averaging.coded import Given, launch_beside
-from partreduce.runtime.averaging.gradients import load_presence, load_some
+from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.codecs.coding import Coding, Codings
@@ -169,8 +169,7 @@ class LayerSender:
         if parameter.grad is None:
             return
         if parameter.grad.layout is not torch.strided:
-            text = f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding"
-            self._problem = InputError(text)
+            self._problem = sparse_gradient(slot.names[0])
         if not self._made:
             self._missing = [
                 sum(self.reducer.buckets[one.bucket].slots[i].parameter.requires_grad for i in one.slots)

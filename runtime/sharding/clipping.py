@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from partreduce.topo.errors import InputError
+from partreduce.runtime.arguments import checked_number
+from partreduce.topo.errors import InputError, of_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from partreduce.runtime.optimizer import DistributedOptimizer
     from partreduce.runtime.sharding.tables import Tables
@@ -57,6 +59,8 @@ def clip_grad_norm_(
         PeerLostError: a worker is gone.
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
     """
+    max_norm = checked_number("clip_grad_norm_: max_norm", max_norm)
+    of_type(parameters, Iterable, "clip_grad_norm_: parameters", "give model.parameters()")
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     kept: list[DistributedOptimizer | None] = [_optimizers[one]() for one in given if one in _optimizers]
     owners = {owner for owner in kept if owner is not None}

@@ -56,7 +56,7 @@ class Ending:
     def refuse_unless_running(self, what: str) -> None:
         """Refuse a call that comes too late or inside `mean_model`."""
         if self.state != RUNNING:
-            raise InputError(f"{what}: the optimizer is {self.state}; it does not {what} then")
+            raise InputError(f"{what}: the optimizer is {self.state}; call it before finish() and outside mean_model()")
 
     def guard(self, action: Callable[[], Result]) -> Result:
         """The action's result; see `guarded`."""

@@ -82,6 +82,52 @@ def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
         partreduce.load_checkpoint(inner, tmp_path)
 
 
+def alone(**options):
+    model = torch.nn.Linear(2, 2)
+    return DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, PAIR, **options)
+
+
+def embeddings(optimizer=None, wrap=lambda model: model):
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 2))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    return partreduce.parallelize(wrap(model), optimizer or inner, "1x2", batches=[torch.tensor([1])])
+
+
+def in_ddp(model):
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    return wrapper.__new__(wrapper)  # one needs a process group, and is refused before its parts are looked at
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: alone(trace=3), "trace: is an int; give the path of a directory"),
+        (lambda: alone(trace=__file__), "trace: .* is a file; give the path of a directory"),
+        (lambda: alone(world="here"), "world: is 'here'; leave it out"),
+        (lambda: alone(trace="nowhere").log(loss="low"), "log: loss: is 'low'; give one number"),
+        (lambda: alone(trace="nowhere").log(loss=torch.ones(3)), "log: loss: is .*; give one number"),
+        (lambda: list(alone().batches(None)), "batches: is a NoneType; give a DataLoader"),
+        (lambda: alone().load_state_dict({"a": 1}), "load_state_dict: holds no 'state' and 'param_groups'"),
+        (lambda: partreduce.clip_grad_norm_(None, 1.0), "clip_grad_norm_: parameters: is a NoneType"),
+        (lambda: partreduce.clip_grad_norm_([], "one"), "clip_grad_norm_: max_norm: is 'one'; give one number"),
+        (lambda: embeddings(optimizer=[3]), "optimizer: is a list; it must be one torch.optim.Optimizer"),
+        (lambda: embeddings(wrap=in_ddp), "model: is wrapped in DistributedDataParallel, .*; pass the bare module"),
+        (lambda: partreduce.design(8, using="ring"), "cluster: is an int; write it as '2x4', or name a cluster file"),
+        (lambda: partreduce.design("2x2", using=None), r"schedule family: is a NoneType; .*catalogue\(\) lists them"),
+        (lambda: partreduce.prove("schedule.json"), r"prove: is a str; .* partreduce\.load_schedule\(path\)"),
+        (lambda: partreduce.load_schedule(None), "load_schedule: is a NoneType; give the path of a schedule file"),
+        (lambda: partreduce.write_schedule(PAIR, "x.json"), "write_schedule: schedule: is a str; the path comes first"),
+        (lambda: partreduce.simulate("schedule.json"), "simulate: schedule: is a str; give a Schedule"),
+        (lambda: partreduce.simulate(PAIR, "fast"), "simulate: hardware: is a str; give a partreduce.Hardware"),
+        (lambda: partreduce.Link.of_bandwidth("1GB/s"), "link: bandwidth: is a str; give bytes per second"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_with_place_value_rule_and_way_out(call, words):
+    """Each ended in a traceback from the inside."""
+    with pytest.raises(InputError, match=words):
+        call()
+
+
 @pytest.mark.parametrize(
     ("tensors", "group", "options", "words"),
     [

@@ -15,7 +15,7 @@ from partreduce.topo.document.schedule import check_header
 from partreduce.topo.document.shape import ListedShape, RegularShape, dump_shape, shape_value
 from partreduce.topo.document.writer import pretty, write_file
 from partreduce.topo.document.yaml_reader import MAX_YAML_BYTES, parse_yaml
-from partreduce.topo.errors import DocumentError, FileProblem, InputError
+from partreduce.topo.errors import DocumentError, FileProblem, InputError, of_type
 
 FORMAT = "partreduce.cluster"
 VERSION = 1
@@ -49,6 +49,7 @@ def load_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
         DocumentError: a file that breaks the format.
         InputError: a text that is no shorthand either.
     """
+    of_type(text_or_path, (str, os.PathLike), "cluster", "write it as '2x4', or name a cluster file")
     text = os.fsdecode(os.fspath(text_or_path))
     if not isinstance(text_or_path, str) or text.endswith(_SUFFIXES) or "/" in text or text == "-":
         return _load_file(text)

@@ -13,7 +13,7 @@ from partreduce.topo.document.place import shown, shown_path
 from partreduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
 from partreduce.topo.document.shape import Shape, dump_shape, placed, shape_value
 from partreduce.topo.document.strategies import dump_strategy, load_strategy
-from partreduce.topo.errors import DocumentError, InputError
+from partreduce.topo.errors import DocumentError, InputError, of_type
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 
@@ -44,6 +44,7 @@ def load_schedule(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -
         DocumentError: a file that breaks the format; one line with the file, the place and the rule. Overlapping
             groups and schedules that never reach consensus do load: `verify` refutes them.
     """
+    of_type(path, (str, os.PathLike), "load_schedule", "give the path of a schedule file")
     return _parse(read_bytes(path, max_bytes), max_bytes, shown_path(path))
 
 

@@ -71,7 +71,8 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
     document = as_object(certificate, "certificate", members)
     as_choice(document["format"], "certificate.format", (FORMAT,))
     as_choice(document["version"], "certificate.version", (1,))
-    confirm_equal("schedule_sha256", document["schedule_sha256"], schedule.sha256)
+    named, own = document["schedule_sha256"], schedule.sha256
+    confirm(named == own, "schedule_sha256", named, f'"{own}": the certificate is of another schedule')
     confirm_equal("num_workers", document["num_workers"], schedule.num_workers)
     confirm_equal("period", document["period"], schedule.period)
     confirm_disjoint(schedule)

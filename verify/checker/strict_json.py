@@ -37,7 +37,10 @@ def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any
     require(len(data) <= limit, path, f"is larger than {limit} bytes; --max-bytes raises the limit")
     if is_certificate:
         require(not re.search(rb"true|false|null", data), path, "true, false and null have no place here")
-    return json.loads(data.decode(), object_pairs_hook=object_of, parse_float=refuse, parse_constant=refuse)
+    try:
+        return json.loads(data.decode(), object_pairs_hook=object_of, parse_float=refuse, parse_constant=refuse)
+    except ValueError as error:
+        raise Refusal(f"{path}: is not JSON in UTF-8: {error}", UNREADABLE) from None
 
 
 def as_object(value: object, place: str, members: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:

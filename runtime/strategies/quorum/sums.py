@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.gradients import sparse_gradient
 from partreduce.runtime.strategies.quorum.driver import Payload
-from partreduce.topo.errors import InputError
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +79,7 @@ class GradientSums(Payload[GradientSum]):
             for slot in bucket.slots:
                 gradient = slot.parameter.grad
                 if gradient is not None and gradient.layout is not torch.strided:
-                    raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
+                    raise sparse_gradient(slot.names[0])
 
     def add(self, *, scaled: bool) -> None:
         """Add the parameters' gradients to the send buffer; `scaled` if a GradScaler was at work on them."""

@@ -87,3 +87,26 @@ def test_a_descriptor_is_written_as_it_is():
     os.close(reading)
     with pytest.raises(FileProblem, match="/dev/fd/987: cannot be written"):
         write_file("/dev/fd/987", b"text")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["verify", "in.json", "--certificate", "in.json"], "--certificate"),
+        (["simulate", "in.json", "-o", "./in.json"], "--output"),
+        (["design", "in.yaml", "--using", "ring", "-o", "in.yaml"], "--output"),
+        (["simulate", "in.json", "in.json", "-o", "link.png"], "--output"),
+    ],
+)
+def test_a_command_does_not_write_over_a_file_that_it_reads(arguments, option, tmp_path, monkeypatch, capsys):
+    """A certificate took the place of its schedule, with exit code 0."""
+    monkeypatch.chdir(tmp_path)
+    partreduce.write_schedule("in.json", partreduce.design("2x2", using="allreduce"))
+    Path("in.yaml").write_text("format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n")
+    Path("link.png").symlink_to("in.json")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main(arguments) == 65
+    assert capsys.readouterr().err.startswith(
+        f"partreduce: {option} {arguments[-1].removeprefix('./')}: is a file that"
+    )
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
