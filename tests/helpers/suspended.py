@@ -58,7 +58,7 @@ STILL_SECONDS = 0.7
 """A waiter that does nothing for so long waits."""
 LONGER = 2.0
 """Seconds for which it is stopped beyond its timeout."""
-LIMIT = 100.0
+LIMIT = 240.0
 """Seconds in which a job comes to where it is suspended, and in which it ends after it was resumed."""
 STARTING = 2
 """Jobs on their way to where they are suspended at one time."""
