@@ -227,7 +227,7 @@ ON_REQUEST = Generated(group_size=4, division=Division.GLOBAL)
 @pytest.mark.parametrize(
     ("plan", "asked", "kind", "text"),
     [
-        (plan_of(How()), ("int4", CPU), InputError, "'int4' is not one of none, float16, bfloat16, int8"),
+        (plan_of(How()), ("int3", CPU), InputError, "'int3' is not one of none, float16, bfloat16, int8, int4"),
         (plan_of(How()), ("int8", CUDA), MissingFeatureError, "runs on CPU over gloo only; use bfloat16"),
         (plan_of(How(), Server, pace=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
         (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'generated' sends parameters"),
