@@ -75,7 +75,7 @@ def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
         ScheduleError: two groups of a phase share a worker.
     """
     n = steps[0].num_workers
-    _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_class_matrices, whatever their size")
+    _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
     product = ExactMatrix.identity(n)
     for step in steps:
         if isinstance(step, Round):

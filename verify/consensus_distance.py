@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.figures.rate import NEVER
-from partreduce.topo.figures.sectors import Sectors, adjoint
+from partreduce.topo.figures.sectors import Sectors
 from partreduce.topo.figures.steady_state import after_period, noise_traces
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved
@@ -81,8 +81,7 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
 def _bound(motion: Sectors, start: Stack) -> float:
     """The mean over all instants of tr Σ / n that these covariances at the start of a period lead to."""
     (batch,) = motion.batches
-    inside = adjoint(batch.off_mean(adjoint(batch.off_mean(start))))
-    return noise_traces(batch, inside, overlap=motion.overlap) / motion.num_workers
+    return noise_traces(batch, start, overlap=motion.overlap) / motion.num_workers
 
 
 def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:

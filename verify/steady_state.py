@@ -6,19 +6,19 @@ What is computed here is not trusted: it is rounded to integers, which the check
 from __future__ import annotations
 
 from fractions import Fraction
-from math import frexp, prod
+from math import frexp
 
 import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
-from partreduce.topo.figures.classes import steps_of_ranks
+from partreduce.topo.figures.classes import merged_classes, steps_of_ranks
 from partreduce.topo.figures.decomposition import dense_sectors
 from partreduce.topo.figures.sectors import Batch, Sectors
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep
-from partreduce.topo.rule import RuleView, distinct_classes, every_class
+from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import fraction_above
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE
@@ -79,10 +79,9 @@ def _by_classes(schedule: Schedule, rule: RuleView, paces: npt.NDArray[np.int64]
     is_large = entries > MAX_ENTRIES or entries * instants > MAX_STEPS
     if is_large or len(listed) * schedule.period > MAX_ENTRIES // 64:
         return f"the rule has {len(listed)} different classes, too many for this check."
-    counts = _class_counts(rule)
     mean = np.array([np.full(size, 0.0 if digits else size**-0.5) for digits in listed])
     batch = Batch(
-        np.array([float(counts[digits]) for digits in listed]),
+        np.array(_class_counts(rule, listed)),
         np.stack([_class_matrices(rule, digits) for digits in listed], axis=1),
         mean,
         steps_of_ranks(schedule, rule, paces.tolist(), range(size)),
@@ -144,13 +143,8 @@ def _class_matrices(rule: RuleView, digits: tuple[int, ...]) -> Matrix:
     return matrices if digits else _off_mean(matrices)
 
 
-def _class_counts(rule: RuleView) -> dict[tuple[int, ...], int]:
+def _class_counts(rule: RuleView, listed: list[tuple[int, ...]]) -> list[float]:
     """How many characters act like those of each of the distinct classes."""
-    all_across = list({frozenset(block.across) for phase in rule.phases for block in phase})
-    first: dict[tuple[bool, ...], tuple[int, ...]] = {}
-    counts: dict[tuple[int, ...], int] = {}
-    for digits in every_class(rule.num_digits):
-        pattern = (not digits, *(not across.isdisjoint(digits) for across in all_across))
-        shown = first.setdefault(pattern, digits)
-        counts[shown] = counts.get(shown, 0) + prod(rule.radices[digit] - 1 for digit in digits)
-    return counts
+    counts = {(merged.met, merged.holds_mean): float(merged.multiplicity) for merged in merged_classes(rule)}
+    sets = {tuple(sorted(block.across)) for phase in rule.phases for block in phase}
+    return [counts[frozenset(one for one in sets if set(one) & set(digits)), not digits] for digits in listed]

@@ -555,13 +555,19 @@ def gap() -> None:
 
 
 def gap_killed() -> None:
-    """Worker 1 is killed in its step 5; its neighbours need what it does not send."""
+    """Worker 1 is killed in its step 5, in which all others are by then; its neighbours need what it does not send."""
     _, optimizer = constant(neighbours(Gap()), 1)
+    store = optimizer.run.reducer.world.store
 
     def loop() -> None:
         for step in range(1000):
-            if rank() == 1 and step == 5:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if step == 5:
+                store.add("in step 5", 1)
+                while rank() == 1 and store.add("in step 5", 0) < 4:
+                    time.sleep(0.02)
+                if rank() == 1:
+                    time.sleep(0.5)  # what the others send one another is there by then
+                    os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
 
     reporting(loop)

@@ -1,5 +1,6 @@
 """The wheel: nobody else's package or folder can break an installed partreduce, nor partreduce break theirs."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -88,10 +89,13 @@ class Environment:
         """numpy and the others from here, after the environment's own packages. A .pth file in them is not followed."""
         (self.site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
-    def block(self, *modules):
-        """Make libraries that are lent look as if nobody had installed them."""
+    @contextlib.contextmanager
+    def without(self, *modules):
+        """Libraries that are lent look as if nobody had installed them."""
         (self.site / "blocked.py").write_text(BLOCK.format(modules=set(modules)))
         (self.site / "blocked.pth").write_text("import blocked\n")
+        yield self
+        (self.site / "blocked.pth").unlink()
 
     def run(self, code, cwd):
         """The three lines that `PROVE` prints, from a script in a folder."""
@@ -213,15 +217,21 @@ def test_packages_of_our_folders_names_and_partreduce_leave_each_other_alone(whe
 
 
 @pytest.fixture(scope="module")
-def base_install(wheel, tmp_path_factory):
+def installed(wheel, tmp_path_factory):
+    """The wheel with all libraries, once: every environment would compile all sources again."""
+    place = Environment(tmp_path_factory.mktemp("installed") / "environment")
+    place.install(wheel)
+    place.lend_libraries()
+    return place
+
+
+@pytest.fixture
+def base_install(installed):
     """The wheel with its base libraries and none of the extras."""
     from partreduce.topo.extras import EXTRAS
 
-    place = Environment(tmp_path_factory.mktemp("base") / "environment")
-    place.install(wheel)
-    place.lend_libraries()
-    place.block(*EXTRAS)
-    return place
+    with installed.without(*EXTRAS):
+        yield installed
 
 
 def test_every_extra_is_declared_and_brings_what_is_asked_for():
@@ -265,14 +275,17 @@ NEEDING = [
 
 
 @pytest.fixture(scope="module")
-def refusals(base_install, tmp_path_factory):
+def refusals(installed, tmp_path_factory):
+    from partreduce.topo.extras import EXTRAS
+
     folder = tmp_path_factory.mktemp("refusals")
     partreduce.write_schedule(folder / "schedule.json", partreduce.design("2x4", using="prague-figure-10"))
     cluster = partreduce.Cluster.regular(2, 4)
     partreduce.write_schedule(
         folder / "generated.json", partreduce.Schedule("g", cluster, partreduce.strategies.Generated())
     )
-    return base_install.refusals([arguments for _, arguments in NEEDING], folder)
+    with installed.without(*EXTRAS):
+        return installed.refusals([arguments for _, arguments in NEEDING], folder)
 
 
 @pytest.mark.parametrize(("number", "extras"), list(enumerate(extras for extras, _ in NEEDING)))
@@ -295,14 +308,9 @@ def test_a_script_learns_the_extra_as_well(base_install, tmp_path):
 
 
 @pytest.mark.processes
-def test_what_the_demonstration_says_next_works_from_the_wheel(wheel, tmp_path):
+def test_what_the_demonstration_says_next_works_from_the_wheel(installed, tmp_path):
     import shlex
 
-    place = Environment(tmp_path / "environment")
-    place.install(wheel)
-    place.lend_libraries()
-    folder = tmp_path / "work"
-    folder.mkdir()
     code = (
         "from pathlib import Path\n"
         "from partreduce.demo.report import next_commands\n"
@@ -310,11 +318,11 @@ def test_what_the_demonstration_says_next_works_from_the_wheel(wheel, tmp_path):
         "make_folder(Path('my demo'))\n"
         "print('\\n'.join(next_commands(prepare(Path('my demo'), '2x2'))))\n"
     )
-    lines = place.run(code, folder)
+    lines = installed.run(code, tmp_path)
     assert len(lines) == 4
     for line in lines:
         verb, *arguments = shlex.split(line)
         assert verb == "partreduce"
-        answer = place.command(*arguments, cwd=folder)
+        answer = installed.command(*arguments, cwd=tmp_path)
         if arguments[0] == "run":
             assert "test accuracy of the mean model" in answer

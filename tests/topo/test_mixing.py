@@ -119,5 +119,5 @@ def test_overlapping_groups_and_sizes_are_refused() -> None:
     big = Phase.from_groups(30_000, [(0, 1)])
     with pytest.raises(InputError, match="mixing_sparse"):
         mixing_matrix(big)
-    with pytest.raises(InputError, match="exact_class_matrices"):
+    with pytest.raises(InputError, match="exact_consensus_distance"):
         exact_product([big])

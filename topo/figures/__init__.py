@@ -12,8 +12,6 @@ from partreduce.topo.figures.evaluate import drift as drift
 from partreduce.topo.figures.evaluate import figures as figures
 from partreduce.topo.figures.evaluate import late_distance as late_distance
 from partreduce.topo.figures.evaluate import radius as radius
-from partreduce.topo.figures.exact import ExactClass as ExactClass
-from partreduce.topo.figures.exact import exact_class_matrices as exact_class_matrices
 from partreduce.topo.figures.exact import exact_consensus_distance as exact_consensus_distance
 from partreduce.topo.figures.hop_gap import hop_gap as hop_gap
 from partreduce.topo.figures.pipeline import decay as decay

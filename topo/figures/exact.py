@@ -1,8 +1,7 @@
-"""Figures of rule schedules as fractions: the class matrices for proofs, and the consensus distance itself."""
+"""The consensus distance of rule schedules as a fraction."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
@@ -14,43 +13,8 @@ from partreduce.topo.rule import RulePhase, RuleView
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 
-Matrix = tuple[tuple[Fraction, ...], ...]
-
 MAX_LOCAL = 8
 """Local ranks up to which the exact consensus distance is solved: its system has g(g+1)/2 unknown fractions."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExactClass:
-    """One merged character class: its G×G matrix in every phase, the mean *not* removed.
-
-    The class that holds the mean is the trivial character alone; subtract 1/G from each entry to take the mean out.
-    """
-
-    digits: tuple[int, ...]
-    multiplicity: int
-    holds_mean: bool
-    matrices: tuple[Matrix, ...]
-
-
-def exact_class_matrices(schedule: Schedule) -> tuple[ExactClass, ...]:
-    """The matrices that describe a rule schedule completely, for any number of nodes. O(classes · T · G²).
-
-    Raises:
-        InputError: the schedule is no rule (explicit groups, uneven nodes, paces that differ between nodes).
-        ScheduleError: two blocks of one phase share a local rank.
-        UnknownError: too many classes.
-    """
-    rule, _ = _rule(schedule)
-    return tuple(
-        ExactClass(
-            merged.digits,
-            merged.multiplicity,
-            merged.holds_mean,
-            tuple(_fractions(_class_matrix(phase, merged, rule.workers_per_node)) for phase in rule.phases),
-        )
-        for merged in merged_classes(rule)
-    )
 
 
 def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
@@ -61,7 +25,12 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
     Raises:
         InputError: the schedule is no rule, or has more than 8 local ranks.
     """
-    rule, paces = _rule(schedule)
+    known = rule_and_paces(schedule)
+    if known is None:
+        raise InputError(
+            f"schedule {schedule.name!r}: is no rule with one pace per local rank; exact_product works for it"
+        )
+    rule, paces = known
     if rule.workers_per_node > MAX_LOCAL:
         raise InputError(
             f"exact consensus distance: {rule.workers_per_node} workers per node; at most {MAX_LOCAL} are solved in "
@@ -73,40 +42,28 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
         if sectors is None or radius_of(sectors) >= NEVER:
             return None
     total = Fraction(0)
-    for cls in exact_class_matrices(schedule):
-        trace = _class_trace(cls, rule, paces, schedule)
+    for merged in merged_classes(rule):
+        trace = _class_trace(merged, rule, paces, schedule)
         if trace is None:
             return None
-        total += cls.multiplicity * trace
+        total += merged.multiplicity * trace
     return total / (rule.num_nodes * rule.workers_per_node)
 
 
-def _rule(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]]:
-    known = rule_and_paces(schedule)
-    if known is None:
-        raise InputError(
-            f"schedule {schedule.name!r}: is no rule with one pace per local rank; exact_product works for it"
-        )
-    return known
-
-
-def _fractions(matrix: ExactMatrix) -> Matrix:
-    return tuple(map(tuple, matrix.rows()))
-
-
-def _class_matrix(phase: RulePhase, merged: MergedClass, size: int) -> ExactMatrix:
+def class_matrix(phase: RulePhase, merged: MergedClass, size: int) -> ExactMatrix:
+    """The matrix of a phase on a merged class, (size, size), the mean not removed."""
     survives = [tuple(sorted(block.across)) not in merged.met for block in phase]
     return ExactMatrix.identity(size).averaged(
         (block.local, block.relax, kept) for block, kept in zip(phase, survives, strict=True)
     )
 
 
-def _class_trace(cls: ExactClass, rule: RuleView, paces: tuple[int, ...], schedule: Schedule) -> Fraction | None:
+def _class_trace(merged: MergedClass, rule: RuleView, paces: tuple[int, ...], schedule: Schedule) -> Fraction | None:
     """The average over instants of tr Σ on one class; None if Σ ← PΣPᵀ has a fixed point besides 0."""
     size, instants = rule.workers_per_node, max(paces)
-    centre = Fraction(1, size) if cls.holds_mean else Fraction(0)
+    centre = Fraction(1, size) if merged.holds_mean else Fraction(0)
     off_mean = ExactMatrix.identity(size).plus(-centre)
-    matrices = [ExactMatrix.of_rows(matrix).plus(-centre) for matrix in cls.matrices]
+    matrices = [class_matrix(phase, merged, size).plus(-centre) for phase in rule.phases]
     noises = [off_mean @ ExactMatrix.diagonal(diagonal) @ off_mean for diagonal in _noise(rule, paces, schedule)]
     overlap = schedule.mixing.mixes_late
     product, pushed = ExactMatrix.identity(size), ExactMatrix.identity(size).scaled(Fraction(0))

@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from helpers.warm import WARM
 from partreduce.__main__ import main
 from partreduce.demo.results import TEST_IMAGES, TRAIN_IMAGES, Result
-from partreduce.demo.stages import TARGET, conclusion, make_folder, prepare, results, train
+from partreduce.demo.stages import TARGET, conclusion, make_folder, prepare, results
 from partreduce.demo.train import Plan
 from partreduce.report.traces import operations
 
@@ -96,7 +97,8 @@ def test_turns_begin_with_another_schedule_each_time_and_differ_in_seconds_alone
     assert [plan.order(turn) for turn in range(3)] == [
         ["allreduce", "node-then-all"], ["node-then-all", "allreduce"], ["allreduce", "node-then-all"],
     ]  # fmt: skip
-    train(plan, tmp_path, lambda *_: None)
+    plan.write(tmp_path / "plan.json")
+    WARM.run("-c", "from partreduce.demo.train import main; main('plan.json')", cwd=tmp_path, check=True)
     for candidate, result in zip(candidates, results(plan, candidates), strict=True):
         losses = [
             [

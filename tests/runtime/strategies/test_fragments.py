@@ -41,8 +41,8 @@ from partreduce.topo.strategies import (
 from partreduce.topo.strategies import fragments as fragments_of_topo
 from partreduce.topo.strategies.fragments import assign, most_in_flight, moves, round_ends
 
-RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "48"))
-CHUNK = 24
+RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
+CHUNK = 12
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 DILOCO = Outer(lr=0.7, momentum=0.9, nesterov=True)
 CROWDED = AllReduce(pace=6, when=Merge(steps=5, alpha="1/2"), what=Routes(outer=DILOCO, fragments=3))

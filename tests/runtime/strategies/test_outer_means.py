@@ -39,8 +39,8 @@ from partreduce.topo.strategies import (
     Static,
 )
 
-RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "48"))
-CHUNK = 24
+RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
+CHUNK = 12
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 DILOCO = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True))
 

@@ -19,7 +19,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
 from partreduce.topo.strategies.axes import WIDER, Codec, Drain, GradientTotal, How, Lockstep, Pipeline
 
-CASES = int(os.environ.get("PARTREDUCE_PIPELINE_CASES", "40"))
+CASES = int(os.environ.get("PARTREDUCE_PIPELINE_CASES", "20"))
 """The whole campaign: `PARTREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/strategies/test_pipeline.py -k replay`."""
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 

@@ -142,11 +142,11 @@ def test_a_synchronous_server_takes_what_its_hosts_nics_take_there_and_back():
     assert one.step_seconds == pytest.approx(0.08 + 2 * there)
     assert one.communication_seconds == pytest.approx(2 * there, rel=1e-3)
     assert one.nic_bytes == 12 * MODEL
-    spread = of(Server(hosts=(0, 4, 8, 12)))
+    spread = of(Server(hosts=(0, 4, 8, 12)), num_rounds=40)
     assert spread.nic_bytes == 4 * MODEL * 3 / 4 * 2, "every worker's parts out, and the host's answers"
     assert spread.communication_seconds == pytest.approx(2 * (3 * MODEL * 1e-8 + 1e-4))
     assert one.arrays > spread.arrays
-    late = of(Server(pace=2, when=Late()))
+    late = of(Server(pace=2, when=Late()), num_rounds=40)
     assert late.step_seconds == pytest.approx(2 * there / 2), "the computing is hidden"
     assert late.nic_bytes == 6 * MODEL
     assert (one.largest_age, late.largest_age) == (0, 2)
@@ -154,9 +154,9 @@ def test_a_synchronous_server_takes_what_its_hosts_nics_take_there_and_back():
 
 def test_a_synchronous_server_waits_for_its_slowest_worker_and_an_asynchronous_one_does_not():
     times = ComputeTimes(trace=np.array([[0.08] * 15 + [0.8]]))
-    synchronous = of(Server(hosts=(0, 4, 8, 12)), compute=times)
-    free = of(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times)
-    bounded = of(Server(hosts=(0, 4, 8, 12), synchronous=False, staleness=2), compute=times)
+    synchronous = of(Server(hosts=(0, 4, 8, 12)), compute=times, num_rounds=20)
+    free = of(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times, num_rounds=80)
+    bounded = of(Server(hosts=(0, 4, 8, 12), synchronous=False, staleness=2), compute=times, num_rounds=80)
     assert synchronous.step_seconds > 0.8
     assert free.step_seconds < 0.3
     assert bounded.step_seconds > 0.75
@@ -168,7 +168,7 @@ def test_a_synchronous_server_waits_for_its_slowest_worker_and_an_asynchronous_o
 def test_the_staleness_bounds_the_ages_that_are_measured(staleness, when):
     """An answer to push c comes when nobody is below c − s, and nobody is above c + s + 1 when push c + 1 comes."""
     rng = np.random.default_rng(staleness)
-    for _ in range(5):
+    for _ in range(2):
         times = ComputeTimes(trace=rng.uniform(0.01, 0.2, (1, 8)))
         strategy = Server(
             hosts=(1, 5), synchronous=False, staleness=staleness, **({} if when is None else {"when": when})

@@ -62,7 +62,7 @@ def test_worked_example_optimum_is_proved_for_any_period():
     bound = dual_bound(alphabet, never, depth=3, num_prices=6, budgets=(0.1104,))
     assert bound is not None
     assert 5 / 16 - TOLERANCE <= bound.at(0.1104) <= 5 / 16
-    front = synthesise(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=4)
+    front = synthesise(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=2)
     assert front.best is not None
     assert front.best.consensus_distance == pytest.approx(5 / 16)
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
@@ -90,15 +90,14 @@ def test_impossible_budget_is_one_line_with_the_nearest_thing():
 
 def test_contradicting_limits_are_infeasible_by_the_age_bound():
     limits = Limits(max_communication=0.1104, max_consensus_distance=0.2)
-    front = synthesise(Problem(cluster=cluster("4x4"), limits=limits), effort=4)
+    front = synthesise(Problem(cluster=cluster("4x4"), limits=limits), effort=2)
     assert front.status is Status.INFEASIBLE
     assert "age bound" in front.reason
     assert "rules over node radices [2, 2]" in front.reason
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-def test_beats_figure_10_at_its_own_communication(seed):
-    front = synthesise(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=4, seed=seed)
+def test_beats_figure_10_at_its_own_communication_from_another_seed():
+    front = synthesise(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=1, seed=7)
     assert front.best is not None
     assert front.best.consensus_distance <= 0.3542
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
@@ -109,7 +108,7 @@ def test_beats_figure_10_at_its_own_communication(seed):
 def test_composition_of_period_24_reaches_its_communication():
     limits = Limits(max_consensus_distance=8 / 7)
     problem = Problem(cluster=cluster("4x4"), objective=Objective.COMMUNICATION, limits=limits)
-    front = synthesise(problem, effort=9)
+    front = synthesise(problem, effort=5)
     best = front.best
     assert best is not None
     assert best.communication_seconds_per_step <= 0.052
@@ -123,7 +122,7 @@ def test_composition_of_period_24_reaches_its_communication():
     [Limits(max_distinct_phases=2), Limits(max_gap=1), Limits(max_group=4), Limits(min_period=3, max_period=5)],
 )
 def test_every_candidate_keeps_the_limits(limits):
-    front = synthesise(Problem(cluster=cluster("4x2"), limits=limits), effort=1.5)
+    front = synthesise(Problem(cluster=cluster("4x2"), limits=limits), effort=0.75)
     assert front.candidates
     for candidate in front.candidates:
         schedule = candidate.schedule
@@ -141,7 +140,7 @@ def test_every_candidate_keeps_the_limits(limits):
 def test_uneven_speeds_try_proportional_paces():
     hardware = replace(HARDWARE, slowdown=((3, 2.0), (4, 2.0)), compute=0.05)
     problem = Problem(cluster=replace(Cluster.parse("3,2"), hardware=hardware))
-    front = synthesise(problem, effort=4)
+    front = synthesise(problem, effort=2)
     paces = {candidate.schedule.strategy.pace for candidate in front.candidates}
     assert paces >= {1, (2, 2, 2, 1, 1)}
     quickest = min(front.candidates, key=lambda c: c.step_seconds)
@@ -151,8 +150,8 @@ def test_uneven_speeds_try_proportional_paces():
 
 def test_drift_objective_prefers_less_drift():
     limits = Limits(max_communication=0.08)
-    spread = synthesise(Problem(cluster=cluster("2x2"), limits=limits), effort=2).best
-    drift = synthesise(Problem(cluster=cluster("2x2"), objective=Objective.DRIFT, limits=limits), effort=3).best
+    spread = synthesise(Problem(cluster=cluster("2x2"), limits=limits), effort=1).best
+    drift = synthesise(Problem(cluster=cluster("2x2"), objective=Objective.DRIFT, limits=limits), effort=1.5).best
     assert spread is not None
     assert drift is not None
     assert drift.drift <= spread.drift + 1e-9

@@ -18,12 +18,12 @@ from partreduce.topo.figures import (
     consensus_distance,
     contraction,
     drift,
-    exact_class_matrices,
     exact_consensus_distance,
     figures,
 )
-from partreduce.topo.figures.classes import merged_classes, rule_sectors
+from partreduce.topo.figures.classes import merged_classes, rule_and_paces, rule_sectors
 from partreduce.topo.figures.decomposition import dense_sectors
+from partreduce.topo.figures.exact import class_matrix
 from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import exact_product, mixing_matrix, period_product
@@ -186,11 +186,12 @@ def test_class_matrices_hold_the_whole_spectrum(seed: int) -> None:
     for power in (1, 2, 3):
         expected = np.trace(np.linalg.matrix_power(product, power))
         assert (counts * values**power).sum() == pytest.approx(expected, abs=1e-9)
-    classes = exact_class_matrices(schedule)
+    rule, _ = rule_and_paces(schedule)
+    classes = merged_classes(rule)
     assert sum(c.multiplicity for c in classes) == schedule.cluster.num_nodes
     for t in range(schedule.period):
         whole = sum(row[i] for i, row in enumerate(exact_product([schedule.phase(t)]).rows()))
-        parts = sum(c.multiplicity * sum(row[i] for i, row in enumerate(c.matrices[t])) for c in classes)
+        parts = sum(c.multiplicity * class_matrix(rule.phases[t], c, rule.workers_per_node).trace() for c in classes)
         assert whole == parts
 
 
@@ -252,7 +253,7 @@ def test_overlapping_blocks_are_refused() -> None:
 def test_exact_matrices_refuse_what_is_no_rule() -> None:
     schedule = Schedule("e", Cluster.parse("4x1"), Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1)]),))))
     with pytest.raises(InputError, match="no rule"):
-        exact_class_matrices(schedule)
+        exact_consensus_distance(schedule)
 
 
 @st.composite
