@@ -48,7 +48,8 @@ def command(
     """Predict step times, waiting and communication of a schedule, or compare several.
 
     Kinds that are decided while the job runs (generated, pairwise, gaps, quorums) run by their protocol, the one that
-    runs between real workers. Without --model-bytes the communication of one schedule takes no time; several are compared at 100MB.
+    runs between real workers. Without --model-bytes the communication of one schedule takes no time; several are
+    compared at 100MB.
     """
     from partreduce.commands.simulate_several import simulate_several
     from partreduce.topo.document.cluster import load_cluster
