@@ -52,7 +52,7 @@ class Cells:
 
     def by_contestant(self) -> Blocks:
         """The same rows by setting and contestant."""
-        return {where: {row.contestant: row for row in block} for where, block in self.blocks().items()}
+        return {where: _at_best_rates(block) for where, block in self.blocks().items()}
 
     def predictions(self) -> dict[tuple[str, str], float]:
         """Milliseconds per step by (setting, contestant), from the profile alone."""
@@ -214,16 +214,31 @@ class LabPaper:
         )
 
 
+def _at_best_rates(block: list[Contestant]) -> dict[str, Contestant]:
+    """By contestant the run that reached the loss in the fewest seconds; the last one, where none did."""
+
+    def took(row: Contestant) -> float:
+        return inf if row.seconds is None else row.seconds
+
+    best: dict[str, Contestant] = {}
+    for row in block:
+        if row.contestant not in best or took(row) <= took(best[row.contestant]):
+            best[row.contestant] = row
+    return best
+
+
 def _experiments(paper: dict[str, Any], row: dict[str, Any]) -> Iterator[Experiment]:
-    """One in each of a row's settings, which are the paper's own or have names in the lab."""
+    """One in each of a row's settings, which are the paper's own or have names in the lab, at each of its `rates`."""
     fields = {**paper.get("common", {}), **row}
     names, listed = fields.pop("settings"), fields["contestants"]
     fields["contestants"] = tuple(paper["lists"][listed] if isinstance(listed, str) else listed)
     fields["shape"] = tuple(fields["shape"])
+    rates = fields.pop("rates", [fields.pop("rate", None)])
     for name in names:
         own = paper.get("settings", {}).get(name)
         setting = settings(fields["shape"][0] * fields["shape"][1])[name] if own is None else None
-        yield Experiment(settings=(setting or Setting.of_json({"name": name, **own}),), **fields)
+        for rate in rates:
+            yield Experiment(settings=(setting or Setting.of_json({"name": name, **own}),), rate=rate, **fields)
 
 
 def run(

@@ -23,6 +23,8 @@ GRAPHS = ("ring", "ring-based", "double-ring")
 SPARSE = "ring-based"
 """The graph of the paper's figures that compare settings."""
 ALIKE, RANDOM, SLOW, THIN = "all alike", "6× at random", "one 4× slow", "thin links"
+BEST = ", each at its best rate"
+"""Of settings in which everybody runs at each of the same rates."""
 STEP = "Milliseconds per step"
 F12 = "Figure 12: steps where workers are 6× slower at random, over steps where all are alike"
 F13 = "Figure 13: speed to the loss, BSP server = 1"
@@ -83,6 +85,8 @@ def _of_task(task: str, blocks: dict[str, Block]) -> Iterator[Row]:
     yield from _slowed(F18, task, SLOW, slow, alike)
     standard = hop_name(SPARSE, STANDARD)
     yield from compared(F19, slow, standard, setting=_words(task), paper=lambda name: PAPER_19.get(gap_of(name)))
+    for kind, figure in ((RANDOM, F17), (SLOW, F19)):
+        yield from compared(figure, blocks.get(f"{task}, {kind}{BEST}", {}), standard, setting=_words(f"{task}{BEST}"))
     yield from compared(F20, thin, standard, setting=_words(setting_of(task, THIN).name))
 
 

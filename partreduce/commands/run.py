@@ -1,4 +1,4 @@
-"""`partreduce run`: start local workers for a training script, as torchrun would."""
+"""`partreduce run`: start workers for a script, here as torchrun would, or on several hosts as mpirun would."""
 
 import contextlib
 import tempfile
@@ -37,12 +37,20 @@ def command(
     threads: Annotated[
         int | None, typer.Option(help="torch threads per worker (default: cores shared out).", min=1)
     ] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(help="Start the workers on these machines over ssh: a file of lines `HOST [slots=N]`."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="With --hosts: this machine's address that all hosts reach (default: where ssh comes from)."),
+    ] = None,
+    ssh: Annotated[str, typer.Option(help="With --hosts: the ssh program with options, such as 'ssh -i KEY'.")] = "ssh",
 ) -> int:
-    """Run a script in several local processes; exits with the code of the worker that failed first."""
+    """Run a script in several processes; exits with the code of the worker that failed first."""
     from partreduce.topo.extras import require
 
-    environment: dict[str, str] = {}
-    generated, loaded = False, None
+    loaded = None
     if schedule is not None:
         from partreduce.topo.document.schedule import load_schedule
         from partreduce.topo.errors import InputError
@@ -51,28 +59,41 @@ def command(
         if workers is not None and workers != loaded.num_workers:
             raise InputError(f"--workers {workers}: the schedule {schedule} is for {loaded.num_workers} workers")
         workers = loaded.num_workers
-        if nodes == 1 and loaded.cluster.is_regular:
+        if nodes == 1 and hosts is None and loaded.cluster.is_regular:
             nodes = loaded.cluster.num_nodes
-        generated = loaded.strategy.needs_generator
         _say_if_refuted(schedule, loaded)
-    if workers is None:
-        misplaced = {"--workers", "-n", "--schedule"} & set(context.args)
+    placed = None if hosts is None else _placed(hosts, workers, nodes, loaded)
+    if workers is None and placed is None:
+        misplaced = {"--workers", "-n", "--schedule", "--hosts"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
-        raise typer.BadParameter(f"is needed, or --schedule{where}", param_hint="--workers")
+        raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
     require("torch", purpose="running workers")
-    from partreduce.runtime.launcher.launch import launch
+    from partreduce.runtime.launcher.launch import LOOPBACK, launch
     from partreduce.runtime.launcher.orphans import orphans_ended
+    from partreduce.runtime.launcher.over_ssh import reached
     from partreduce.runtime.launcher.signals import Terminated, terminable
 
+    survive = loaded is not None and loaded.strategy.needs_generator
+    patient = loaded is not None and loaded.strategy.goes_on_without
     try:
         with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
+            there = None if placed is None else stack.enter_context(reached(placed, ssh=ssh, address=address))
+            environment, path = {}, None
             if loaded is not None and schedule is not None:
                 path = stack.enter_context(_lasting(schedule, loaded))
                 environment["PARTREDUCE_SCHEDULE"] = str(path)
-                if generated:
+                if survive:
                     from partreduce.runtime.generator.beside import generator_beside
 
-                    environment |= stack.enter_context(generator_beside(path))
+                    host = LOOPBACK if there is None else there.address
+                    environment |= stack.enter_context(generator_beside(path, host))
+            if there is not None:
+                text = None if path is None else path.read_text(encoding="utf-8")
+                return there.launch(
+                    script, context.args, threads=threads, environment=environment, schedule=text, survive=survive,
+                    patient=patient,
+                )  # fmt: skip
+            assert workers is not None, "else they are placed"
             return launch(
                 script,
                 context.args,
@@ -80,11 +101,20 @@ def command(
                 num_nodes=nodes,
                 threads=threads,
                 environment=environment,
-                survive=generated,
-                patient=loaded is not None and loaded.strategy.goes_on_without,
+                survive=survive,
+                patient=patient,
             )
     except Terminated as ended:
         return ended.exit_code
+
+
+def _placed(hosts: Path, workers: int | None, nodes: int, schedule: "Schedule | None") -> dict[str, tuple[int, ...]]:
+    """The workers of each host."""
+    from partreduce.runtime.launcher.hosts import placed, read_hosts
+
+    if nodes > 1:
+        raise typer.BadParameter("pretends machines, and --hosts names real ones", param_hint="--nodes")
+    return placed(read_hosts(hosts), workers, None if schedule is None else schedule.cluster, hosts)
 
 
 def _say_if_refuted(path: Path, schedule: "Schedule") -> None:

@@ -31,8 +31,12 @@ MAX_RESTARTS = 5
 
 
 @contextlib.contextmanager
-def generator_beside(schedule: Path) -> Iterator[dict[str, str]]:
+def generator_beside(schedule: Path, host: str = "127.0.0.1") -> Iterator[dict[str, str]]:
     """Inside, a generator for the schedule runs on this machine; yields the environment that its workers need.
+
+    Args:
+        schedule: a file that can be read more than once.
+        host: the address of this machine at which it listens.
 
     Raises:
         UnavailableError: it did not start; its own message stands before this one on standard error.
@@ -42,7 +46,7 @@ def generator_beside(schedule: Path) -> Iterator[dict[str, str]]:
     place = Path(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
     command = [sys.executable, "-P", "-m", "partreduce", "generator", str(schedule), "--keys", "-"]
     command += ["--log", str(place / "log"), "--address-file", str(place / "address")]
-    command += ["--beside", str(os.getpid())]
+    command += ["--address", f"tcp://{host}:*", "--beside", str(os.getpid())]
     beside = _Beside(command, keys)
     try:
         address = _address(beside.process, place / "address")

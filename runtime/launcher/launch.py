@@ -26,6 +26,8 @@ from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
 from partreduce.runtime.launcher.supervision import Child, end_all, supervise
 from partreduce.runtime.transport.admission import RUN_SECRET
+from partreduce.runtime.worker.last_line import explained
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from partreduce.runtime.transport.torch_api import Store
 
+LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
 
@@ -84,21 +87,19 @@ def launch(
     workers: list[Child] = []
     try:
         with terminable():
-            _import_once()
+            import_once()
             raise_unheard()
             flush_everything()
             fill_standard_descriptors()
             guardian = Guardian()
             try:
+                nodes = Cluster.regular(num_nodes, num_workers // num_nodes)
                 for rank in range(num_workers):
-                    variables = _variables(rank, num_workers, num_nodes, threads) | shared
-                    with held():
-                        settle = _settling(workers, guardian)
-                        workers.append(_fork(rank, target, args, variables, settle))
-                        guardian.watch(workers[-1].pid)
+                    start_worker(workers, guardian, target, args, variables_of(rank, nodes, threads) | shared)
                 # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
-                store = _serve_store(workers)
-                return supervise(workers, store, grace, Outlet(output), survive=survive, patient=patient)
+                store, port = serve_store()
+                let_go(workers, port)
+                return supervise(workers, workers, store, grace, Outlet(output), survive=survive, patient=patient)
             finally:
                 with held():
                     end_all(workers)
@@ -116,30 +117,38 @@ IMPORTED_ONCE = (
 )
 
 
-def _import_once() -> None:
+def import_once() -> None:
     """Import here what every worker would import for itself after the fork."""
     for name in IMPORTED_ONCE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
-def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None) -> dict[str, str]:
-    local = num_workers // num_nodes
+def variables_of(rank: int, nodes: Cluster, threads: int | None, *, beside: int | None = None) -> dict[str, str]:
+    """What a worker finds in its environment.
+
+    Args:
+        rank: the worker.
+        nodes: which worker runs where.
+        threads: of torch; by default the cores of this machine shared out.
+        beside: how many workers there are on this machine; all by default.
+    """
+    node, local = int(nodes.node_of()[rank]), int(nodes.local_rank_of()[rank])
     cores = len(os.sched_getaffinity(0))
     # OpenMP takes a list with a number for each level of nesting; what it does not understand it ignores, and so do we.
     stated = re.match(r"\s*([0-9]{1,6})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""), re.ASCII)
-    count = threads or int(stated[1] if stated else 0) or max(1, cores // num_workers)
+    count = threads or int(stated[1] if stated else 0) or max(1, cores // (beside or nodes.num_workers))
     return {
         "RANK": str(rank),
-        "WORLD_SIZE": str(num_workers),
-        "LOCAL_RANK": str(rank % local),
-        "LOCAL_WORLD_SIZE": str(local),
-        "GROUP_RANK": str(rank // local),
-        "GROUP_WORLD_SIZE": str(num_nodes),
+        "WORLD_SIZE": str(nodes.num_workers),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(len(nodes.workers_of(node))),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes.num_nodes),
         "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(num_workers),
+        "ROLE_WORLD_SIZE": str(nodes.num_workers),
         "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": LOOPBACK,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -147,6 +156,20 @@ def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None)
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "OMP_NUM_THREADS": str(count),
     }
+
+
+def start_worker(
+    workers: list[Child],
+    guardian: Guardian,
+    target: str | Path | Callable[[], object],
+    args: Sequence[str],
+    variables: Mapping[str, str],
+) -> None:
+    """Fork a worker and note it among those that run here; it waits for `let_go`."""
+    with held():
+        settle = _settling(workers, guardian)
+        workers.append(_fork(int(variables["RANK"]), target, args, variables, settle))
+        guardian.watch(workers[-1].pid)
 
 
 def _settling(earlier: Sequence[Child], guardian: Guardian) -> Callable[[], None]:
@@ -249,10 +272,10 @@ def _code_of(error: BaseException) -> int:
         return error.code or 0
     if isinstance(error, KeyboardInterrupt):
         return 130
-    sys.last_value = error
-    if isinstance(error, PartreduceError):
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return error.exit_code
+    sys.last_value = known = explained(error)
+    if isinstance(known, PartreduceError):
+        sys.stderr.write(f"{type(known).__name__}: {known}\n")
+        return known.exit_code
     _say(error)
     return 1
 
@@ -289,19 +312,24 @@ def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
     return rest or trace
 
 
-def _serve_store(workers: Sequence[Child]) -> Store:
-    """Start the store on a free port and tell the workers.
+def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
+    """Start the store on a free port, which is returned beside it.
 
-    It is given a socket that listens on this machine only: by itself it would on all addresses, for anybody.
+    For this machine alone it is given a socket that listens there only: by itself it would on all addresses, for
+    anybody. For other hosts, which reach it at `address`, it does, so that this process needs no network to ask it.
     """
     from partreduce.runtime.transport.torch_api import store_on
 
-    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
+    listening = socket.create_server((here if here == address else "", 0), family=family, backlog=4096)
     port = listening.getsockname()[1]
-    store = store_on(listening)
+    return store_on(listening, here), port
+
+
+def let_go(workers: Sequence[Child], port: int) -> None:
+    """Tell forked workers the store's port, for which they wait."""
     for worker in workers:
         with contextlib.suppress(BrokenPipeError):
             os.write(worker.go, str(port).encode())
         os.close(worker.go)
         worker.go = -1
-    return store

@@ -11,7 +11,8 @@ import sys
 import termios
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from partreduce.runtime.launcher.orphans import end_groups
 from partreduce.runtime.launcher.outlet import AlikeErrors
@@ -30,22 +31,84 @@ CHILDREN_SECONDS = 2.0
 """How long what a failed worker has started may live on, to clean up."""
 
 
-@dataclass(slots=True)
-class Child:
-    """One worker's process: it waits for the store's port on the pipe `go`; `streams` holds its unfinished lines.
+class Source(Protocol):
+    """What writes lines of workers: a worker's process, or the connection to a host that has several."""
 
-    It stays a zombie until the run ends, so that its number is its process group's and nobody else's. `children_until`
-    is when what it started is ended after its failure.
-    """
+    streams: dict[int, bytes]
+    """By descriptor, the line that is unfinished."""
+
+    def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
+        """The complete lines that have come, and whether there may be more.
+
+        With `last` what has come so far is all that counts, although somebody may hold the pipe open.
+        """
+        ...
+
+
+class Line(NamedTuple):
+    """What a worker wrote: to its standard output, or to the errors."""
+
+    worker: Worker
+    errors: bool
+    text: str
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker as the launcher sees it, wherever it runs; `children_until` is when what it started is ended."""
 
     rank: int
+    code: int | None = field(default=None, kw_only=True)
+    lost: str = field(default="", kw_only=True)
+    """Why nobody can say how it ended: its host is gone."""
+    has_complained: bool = field(default=False, kw_only=True)
+    """Whether it wrote to its standard error."""
+    children_until: float = field(default=float("inf"), kw_only=True)
+
+    def reap(self) -> bool:
+        """Whether it has ended; then `code` is its exit code, 128 + signal number if it was killed."""
+        raise NotImplementedError
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and to what it started."""
+        raise NotImplementedError
+
+    def has_more_to_say(self) -> bool:
+        """Whether errors of a worker that has ended are not forwarded yet."""
+        return False
+
+
+@dataclass(slots=True)
+class Child(Worker):
+    """A process of this machine: it waits for the store's port on the pipe `go`; `streams` are its output and errors.
+
+    It stays a zombie until the run ends, so that its number is its process group's and nobody else's.
+    """
+
     pid: int
     go: int
     streams: dict[int, bytes] = field(default_factory=dict)
-    code: int | None = None
-    has_complained: bool = False
-    """Whether it wrote to its standard error."""
-    children_until: float = float("inf")
+
+    def reap(self) -> bool:
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return False
+        self.code = ended.si_status if ended.si_code == os.CLD_EXITED else SIGNALLED + ended.si_status
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
+
+    def has_more_to_say(self) -> bool:
+        errors = list(self.streams)[-1]
+        return bool(_num_waiting(errors) or self.streams[errors])
+
+    def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
+        lines, is_open = complete_lines(self.streams, descriptor, last=last)
+        errors = descriptor == list(self.streams)[-1]
+        return [Line(self, errors, line.decode(errors="replace")) for line in lines], is_open
 
 
 @dataclass(slots=True)
@@ -68,7 +131,7 @@ class _Shutdown:
             self.code = code
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
-    def asked(self, code: int, grace: float, workers: Sequence[Child]) -> None:
+    def asked(self, code: int, grace: float, workers: Sequence[Worker]) -> None:
         """Somebody wants the run to end: pass it on, and end who does not; asked again, end them now."""
         again = self.code == code
         _signal(workers, signal.SIGKILL if again else signal.SIGTERM)
@@ -85,14 +148,14 @@ class _Shutdown:
         """Whether workers were already ended from here, so that a signal is no news."""
         return len(self.signals) < 2 or self.code == 130  # as Ctrl-C
 
-    def failed(self, worker: Child, workers: Sequence[Child], grace: float) -> None:
+    def failed(self, worker: Worker, workers: Sequence[Worker], grace: float) -> None:
         """A worker ended with a failure; where that is one of the run, the others have the grace period left."""
         assert worker.code is not None
         if self.survive and _is_lost(worker) and not all(_is_lost(w) for w in workers):
             return
         self.begin(worker.code, float("inf") if self.patient and _is_lost(worker) else grace)
 
-    def escalate(self, workers: Sequence[Child]) -> None:
+    def escalate(self, workers: Sequence[Worker]) -> None:
         """Send the next signal when its time has come."""
         if time.monotonic() > self.deadline and self.signals:
             _signal(workers, self.signals.pop(0))
@@ -100,16 +163,23 @@ class _Shutdown:
 
 
 def supervise(
-    workers: Sequence[Child], store: Store, grace: float, outlet: Outlet, *, survive: bool, patient: bool
+    workers: Sequence[Worker],
+    sources: Sequence[Source],
+    store: Store,
+    grace: float,
+    outlet: Outlet,
+    *,
+    survive: bool,
+    patient: bool,
 ) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
     width, alike = len(str(len(workers) - 1)), AlikeErrors(outlet, len(workers))
     with held() as mask, selectors.DefaultSelector() as selector:
-        for worker in workers:
-            for descriptor in worker.streams:
-                selector.register(descriptor, selectors.EVENT_READ, worker)
+        for source in sources:
+            for descriptor in source.streams:
+                selector.register(descriptor, selectors.EVENT_READ, source)
         running = True
         # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
         while running or (selector.get_map() and time.monotonic() < drained):
@@ -139,67 +209,62 @@ def supervise(
     return shutdown.code or (FencedError.exit_code if fenced else 0)
 
 
-def _is_lost(worker: Child) -> bool:
+def _is_lost(worker: Worker) -> bool:
     """Whether the others of a run that outlives lost workers go on without this one."""
-    return worker.code is not None and (worker.code > SIGNALLED or worker.code == FencedError.exit_code)
+    signalled_or_fenced = worker.code is not None and (worker.code > SIGNALLED or worker.code == FencedError.exit_code)
+    return signalled_or_fenced or bool(worker.lost)
 
 
-def _ended_by_itself(worker: Child) -> bool:
+def _ended_by_itself(worker: Worker) -> bool:
     """Whether no signal ended a worker: of those that are seen to have ended at one time, these are looked at last."""
     assert worker.code is not None
-    return worker.code <= SIGNALLED
+    return worker.code <= SIGNALLED and not worker.lost
 
 
-def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet) -> bool:
+def _collect(workers: Sequence[Worker], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
-    ended = [worker for worker in workers if worker.code is None and _reap(worker) and worker.code]
+    ended = [worker for worker in workers if worker.code is None and worker.reap() and worker.code]
     for worker in sorted(ended, key=_ended_by_itself):
         is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
         _tell(store, worker, outlet, first=is_first, ended=shutdown.has_signalled)
-        _signal_group(worker, signal.SIGTERM)
+        worker.signal(signal.SIGTERM)
         worker.children_until = time.monotonic() + CHILDREN_SECONDS
         shutdown.failed(worker, workers, grace)
     for worker in workers:
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")
-            _signal_group(worker, signal.SIGKILL)
+            worker.signal(signal.SIGKILL)
     shutdown.escalate(workers)
     return any(worker.code is None for worker in workers)
 
 
 def _forward(
-    descriptor: int, worker: Child, outlet: Outlet, alike: AlikeErrors, width: int, *, last: bool = False
+    descriptor: int, source: Source, outlet: Outlet, alike: AlikeErrors, width: int, *, last: bool = False
 ) -> bool:
-    """Pass on a worker's complete lines, each with its rank before it; False at the end of its output.
+    """Pass on complete lines, each with its worker's rank before it; False at the end of the output."""
+    lines, is_open = source.take(descriptor, last=last)
+    for errors, written in groupby(lines, key=lambda line: line.errors):
+        shown = []
+        for worker, _, text in written:
+            worker.has_complained |= errors
+            if not (errors and alike.hold(worker.rank, text)):
+                shown.append(f"[{worker.rank:>{width}}] {text}\n")
+        if shown:
+            outlet.write("".join(shown), errors=errors)
+    return is_open
 
-    With `last` what has come so far is all that counts, although somebody may hold the pipe open.
-    """
+
+def complete_lines(streams: dict[int, bytes], descriptor: int, *, last: bool) -> tuple[list[bytes], bool]:
+    """Read a pipe, leave its unfinished line in `streams`, and say whether more may come."""
     chunk = os.read(descriptor, _num_waiting(descriptor) if last else 65536)
-    held = worker.streams[descriptor] + chunk
-    lines, rest = held.split(b"\n")[:-1], held.split(b"\n")[-1]
+    *lines, rest = (streams[descriptor] + chunk).split(b"\n")
     if (last or not chunk) and rest:
         lines, rest = [*lines, rest], b""
-    worker.streams[descriptor] = rest
-    if lines:
-        errors = descriptor == list(worker.streams)[-1]
-        worker.has_complained |= errors
-        texts = [line.decode(errors="replace") for line in lines]
-        shown = [text for text in texts if not (errors and alike.hold(worker.rank, text))]
-        if shown:
-            outlet.write("".join(f"[{worker.rank:>{width}}] {text}\n" for text in shown), errors=errors)
-    return bool(chunk)
+    streams[descriptor] = rest
+    return lines, bool(chunk)
 
 
-def _reap(worker: Child) -> bool:
-    """Whether a worker has ended; then `code` is its exit code, 128 + signal number if it was killed."""
-    ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if ended is None:
-        return False
-    worker.code = ended.si_status if ended.si_code == os.CLD_EXITED else SIGNALLED + ended.si_status
-    return True
-
-
-def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bool) -> None:
+def _tell(store: Store, worker: Worker, outlet: Outlet, *, first: bool, ended: bool) -> None:
     """Leave word in the store of how a worker died, for the others' error messages, and say a signal's death here.
 
     Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.
@@ -207,9 +272,9 @@ def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bo
     from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes, stage_of  # loads torch, as every worker does
 
     assert worker.code is not None
-    if worker.code > SIGNALLED:
+    if _is_lost(worker) and worker.code != FencedError.exit_code:
         number = worker.code - SIGNALLED
-        text = f"was killed by signal {number} ({signal.Signals(number).name})"
+        text = worker.lost or f"was killed by signal {number} ({signal.Signals(number).name})"
         if not ended:
             # A worker that a signal ends prints nothing itself.
             hint = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
@@ -220,7 +285,7 @@ def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bo
         return
     else:
         text = f"ended with exit code {worker.code}"
-        if not ended and _is_silent(worker):
+        if not ended and not (worker.has_complained or worker.has_more_to_say()):
             with contextlib.suppress(RuntimeError):
                 where = stage_of(store, worker.rank)
                 outlet.write(f"partreduce: worker {worker.rank} {text} and no message {where}\n", errors=True)
@@ -230,28 +295,16 @@ def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bo
         notes.count(CHANGES, 1)
 
 
-def _is_silent(worker: Child) -> bool:
-    """Whether a worker that has ended never wrote to its standard error, what is not forwarded yet included."""
-    errors = list(worker.streams)[-1]
-    return not (worker.has_complained or _num_waiting(errors) or worker.streams[errors])
-
-
 def _num_waiting(descriptor: int) -> int:
     """How many bytes lie in a pipe."""
     return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def _signal(workers: Sequence[Child], number: signal.Signals) -> None:
-    """Send a signal to the running workers and to what they started: each has its own process group."""
+def _signal(workers: Sequence[Worker], number: signal.Signals) -> None:
+    """Send a signal to the running workers and to what they started."""
     for worker in workers:
         if worker.code is None:
-            _signal_group(worker, number)
-
-
-def _signal_group(worker: Child, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker.pid, number)
-        os.killpg(worker.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
+            worker.signal(number)
 
 
 def end_all(workers: Sequence[Child]) -> None:

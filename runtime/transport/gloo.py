@@ -12,6 +12,7 @@ from partreduce.runtime.transport.coded_sums import FlatCodedStages
 from partreduce.runtime.transport.communicators import Communicator, first_line
 from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.notes import deaths_of
+from partreduce.runtime.transport.own_host import has_address, own_host
 from partreduce.runtime.transport.staged import StagedSums
 from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo, Store
 from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, PeerWatch, SignsOfLife
@@ -199,9 +200,17 @@ class GlooWorld(GroupTable):
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:
-        """The network device that all groups of this process share."""
+        """The network device that all groups of this process share.
+
+        By itself gloo takes the address of this machine's name, which on many machines is a loopback address.
+        """
         if self._device is None:
             interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
             make = ProcessGroupGloo
-            self._device = make.create_device(interface=interface) if interface else make.create_default_device()
+            if interface:
+                self._device = make.create_device(interface=interface)
+            elif has_address(self.store):
+                self._device = make.create_device(hostname=own_host(self.store)[0])
+            else:
+                self._device = make.create_default_device()
         return self._device

@@ -25,9 +25,7 @@ def own_host(store: Store) -> tuple[str, bool]:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return _address_of(interface), False
-    root: Any = root_store(store)
-    master = root.host if isinstance(root, TCPStore) else os.environ.get("MASTER_ADDR", "")
-    if not master:
+    if not (master := _host_of(store)):
         return "127.0.0.1", False
     try:
         family, _, _, _, place = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
@@ -38,6 +36,17 @@ def own_host(store: Store) -> tuple[str, bool]:
         raise UnavailableError(
             f"host {master!r} of the run's store (MASTER_ADDR): cannot be resolved or reached ({error})"
         ) from None
+
+
+def has_address(store: Store) -> bool:
+    """Whether the run's store says where the other workers are."""
+    return bool(_host_of(store))
+
+
+def _host_of(store: Store) -> str:
+    """Where the run's store is; empty if nobody says."""
+    root: Any = root_store(store)
+    return root.host if isinstance(root, TCPStore) else os.environ.get("MASTER_ADDR", "")
 
 
 def _address_of(interface: str) -> str:

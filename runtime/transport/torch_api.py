@@ -35,9 +35,9 @@ def default_store() -> Store:
     return store
 
 
-def store_on(listening: socket.socket) -> Store:
-    """A store that this process serves on a socket which listens already, and which it takes over."""
-    host, port = listening.getsockname()[:2]
+def store_on(listening: socket.socket, host: str) -> Store:
+    """A store that this process serves on a socket which listens already, at `host` too, and which it takes over."""
+    port = listening.getsockname()[1]
     # Before torch 2.8 the newer of its two servers refuses such a socket (pytorch/pytorch#150215).
     libuv_listens = [int(number) for number in torch.__version__.split(".")[:2]] >= [2, 8]
     served: Store = TCPStore(

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import torch.distributed as dist
+
 from partreduce.runtime.averaging.mean_model import average_everywhere
 from partreduce.runtime.strategies.base import Run
+from partreduce.runtime.transport.communicators import first_line
+from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.notes import DEATHS, POLL_SECONDS, Notes
 from partreduce.runtime.transport.rendezvous import forget, hosts_store
+from partreduce.runtime.transport.store_line import root_store
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.gradient_engine import GradientEngine
-from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.runtime.worker.last_line import explain_by
+from partreduce.topo.errors import InputError, PartreduceError, PeerLostError
 from partreduce.topo.strategies.base import Phased
 
 Result = TypeVar("Result")
+
+OF_COLLECTIVES = re.compile("gloo|nccl|Connection (closed|reset) by peer", re.IGNORECASE)
+"""What torch says where a collective of its own failed."""
+LAST_WORD_SECONDS = 2.0
+"""How long the launcher may take to note a death that the network has told already."""
 
 RUNNING = "running"
 EVALUATING = "in mean_model()"
@@ -42,6 +56,8 @@ class Ending:
         """
         if own_process:
             atexit.register(self.leave)
+            if run.flat.sharders.shards:
+                explain_by(self.lost_shard)
 
     @property
     def is_finished(self) -> bool:
@@ -145,6 +161,23 @@ class Ending:
         heartbeat.stop()
         forget(world)
         self.run.reducer.recorder.write_trace()
+
+    def lost_shard(self, error: BaseException) -> PartreduceError | None:
+        """Which rank of a sharded model is gone, where an error of torch's collectives comes from that."""
+        if self.state == FINISHED or not isinstance(error, RuntimeError) or not OF_COLLECTIVES.search(str(error)):
+            return None
+        notes, deadline = Notes(root_store(self.run.reducer.world.store), DEATHS), Deadline(LAST_WORD_SECONDS)
+        with contextlib.suppress(RuntimeError, PartreduceError):  # the store may be gone, too
+            while True:
+                for rank in range(dist.get_world_size()):
+                    if (death := notes.read(str(rank))) is not None:
+                        return PeerLostError(
+                            f"rank {rank} {death}; without it torch's own collectives fail ({first_line(error)})"
+                        )
+                if deadline.is_over:
+                    break
+                time.sleep(POLL_SECONDS)
+        return None
 
     def leave(self) -> None:
         """At the interpreter's exit without finish(): tell the others why."""

@@ -1,11 +1,28 @@
-"""Last line: also under torchrun a script ends by an error of ours in one line, with its exit code."""
+"""Last line: also under torchrun a script ends by an error of ours in one line, with its exit code.
+
+Where a rank of a sharded model dies, torch's own collectives fail in the others and name nobody; what the run knows of
+the death is then said in their place.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 
 from partreduce.topo.errors import PartreduceError
+
+_explanations: list[Callable[[BaseException], PartreduceError | None]] = []
+
+
+def explain_by(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
+    """Ask for an explanation of every error that ends the script."""
+    _explanations.append(explanation)
+
+
+def explained(error: BaseException) -> BaseException:
+    """What an error comes from, if somebody knows; else the error."""
+    return next((known for explain in _explanations if (known := explain(error)) is not None), error)
 
 
 def end_in_one_line(*, own_process: bool = True) -> None:
@@ -16,8 +33,9 @@ def end_in_one_line(*, own_process: bool = True) -> None:
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    if not isinstance(error, PartreduceError):
+    known = explained(error)
+    if not isinstance(known, PartreduceError):
         sys.__excepthook__(kind, error, traceback)
         return
-    sys.stderr.write(f"{kind.__name__}: {error}\n")
-    raise SystemExit(error.exit_code)
+    sys.stderr.write(f"{type(known).__name__}: {known}\n")
+    raise SystemExit(known.exit_code)

@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.faults.processes import look_at, runs
 from helpers.scenarios import everyone, network, pairs, rank, report, stop_until_alone, train
-from partreduce.runtime.launcher.launch import _import_once, launch
+from partreduce.runtime.launcher.launch import import_once, launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import gloo
 from partreduce.runtime.transport.torch_api import TCPStore
@@ -277,7 +277,7 @@ WITHOUT_LAUNCHER = {
 
 def without_launcher(request) -> dict:
     """Workers whose store is served by another process, to which, or to whose port, the fault happens."""
-    _import_once()  # as the launcher does before it forks
+    import_once()  # as the launcher does before it forks
     num_workers, function = WITHOUT_LAUNCHER[request["name"]]
     fault = request.get("fault")
     read_end, write_end = os.pipe()

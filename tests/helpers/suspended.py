@@ -29,7 +29,7 @@ from helpers.signs import Signs
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.generator.service import GeneratorService
-from partreduce.runtime.launcher.launch import _import_once
+from partreduce.runtime.launcher.launch import import_once
 from partreduce.runtime.launcher.orphans import die_with_parent
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.credit import Bound
@@ -58,7 +58,7 @@ STILL_SECONDS = 0.7
 """A waiter that does nothing for so long waits."""
 LONGER = 2.0
 """Seconds for which it is stopped beyond its timeout."""
-LIMIT = 100.0
+LIMIT = 240.0
 """Seconds in which a job comes to where it is suspended, and in which it ends after it was resumed."""
 STARTING = 2
 """Jobs on their way to where they are suspended at one time."""
@@ -364,7 +364,7 @@ def rehearse():
 
 def main():
     timeout, *names = sys.argv[1:]
-    _import_once()
+    import_once()
     rehearsal = rehearse()
     assert set(rehearsal["codes"].values()) == {0}, rehearsal["output"]
     starting, pipes = multiprocessing.get_context("fork").Semaphore(STARTING), {}

@@ -187,7 +187,7 @@ def main():
 
     orphans.die_with_parent(os.getppid())
     with contextlib.suppress(ImportError):
-        launch._import_once()
+        launch.import_once()
     build_app()
     gc.freeze()  # so that no command collects, and copies, what all of them share
     with socket.socket(fileno=int(sys.argv[1])) as listener:

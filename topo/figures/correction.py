@@ -13,20 +13,18 @@ nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic.lyapunov import steady_state
 from partreduce.topo.errors import InputError
+from partreduce.topo.figures.class_means import Means, means_of_class, means_of_groups
+from partreduce.topo.figures.classes import merged_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
-
-_Part: TypeAlias = tuple[list[list["_Mean"]], npt.NDArray[np.float64], bool]
 
 MAX_DENSE_WORKERS = 400
 STRONGEST = 1.0
@@ -40,13 +38,13 @@ NEGLIGIBLE = 1e-15
 _DOUBLINGS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class _Mean:
-    """One averaging of a phase: whom, whether the mean survives on this class of characters, relax factor."""
+class _Part(NamedTuple):
+    """An invariant part of the operator: how often it occurs, its means, its paces, and whether it holds the mean."""
 
-    members: tuple[int, ...]
-    survives: bool
-    relax: float
+    multiplicity: int
+    phases: Means
+    paces: npt.NDArray[np.float64]
+    off_mean: bool
 
 
 def correction_radius(schedule: Schedule, alpha: float) -> float:
@@ -58,7 +56,7 @@ def correction_radius(schedule: Schedule, alpha: float) -> float:
         InputError: a schedule whose parameters are not averaged over groups, or too large an explicit one.
     """
     refuse_schedule(schedule)
-    return max(_radius(*part, alpha) for part in _classes(schedule))
+    return max(_radius(part, alpha) for part in _classes(schedule))
 
 
 def best_alpha(schedule: Schedule) -> tuple[float, float]:
@@ -71,12 +69,12 @@ def best_alpha(schedule: Schedule) -> tuple[float, float]:
         InputError: as correction_radius, or no strength is stable.
     """
     refuse_schedule(schedule)
-    classes = list(_classes(schedule))
+    classes = _classes(schedule)
     quiet = _spread(classes, 0.0)
 
     def judged(alpha: float) -> tuple[bool, float, float]:
         """Sorts first what is quiet enough, then what settles fastest."""
-        radius = max(_radius(*part, alpha) for part in classes)
+        radius = max(_radius(part, alpha) for part in classes)
         return radius >= 1 or not _spread(classes, alpha) <= MAX_NOISE * quiet, radius, alpha
 
     strongest = STRONGEST if schedule.paces().max() == 1 else STRONGEST_LOCAL
@@ -104,7 +102,7 @@ def noise_factor(schedule: Schedule, alpha: float) -> float:
     """
     if not (radius := correction_radius(schedule, alpha)) < 1:
         raise InputError(f"schedule {schedule.name!r}: drift correction {alpha:g} is not stable (radius {radius:.6g})")
-    classes = list(_classes(schedule))
+    classes = _classes(schedule)
     return _spread(classes, alpha) / _spread(classes, 0.0)
 
 
@@ -152,52 +150,40 @@ def refuse_schedule(schedule: Schedule) -> None:
         )
 
 
-def _classes(schedule: Schedule) -> Iterable[_Part]:
-    """(phases, paces, whether the all-ones direction is left out) for every invariant part of the operator."""
+def _classes(schedule: Schedule) -> list[_Part]:
+    """The parts that together are the operator on all workers."""
     paces, rule = schedule.paces().astype(np.float64), schedule.rule()
     if rule is not None and isinstance(schedule.strategy.pace, int):
-        digits = range(rule.num_digits)
-        for count in range(len(digits) + 1):
-            for chosen in combinations(digits, count):
-                phases = [
-                    [
-                        _Mean(tuple(sorted(block.local)), not set(chosen) & set(block.across), float(block.relax))
-                        for block in phase
-                        if block.makes_groups
-                    ]
-                    for phase in rule.phases
-                ]
-                yield phases, paces[: rule.workers_per_node], not chosen
-    else:
-        if schedule.num_workers > MAX_DENSE_WORKERS:
-            raise InputError(
-                f"drift correction: explicit schedule {schedule.name!r} has {schedule.num_workers} workers; its joint "
-                f"operator is computed up to {MAX_DENSE_WORKERS}; write it as a rule"
-            )
-        explicit = [
-            [_Mean(tuple(group.members), survives=True, relax=float(group.relax)) for group in schedule.phase(t)]
-            for t in range(schedule.period)
+        paces = paces[: rule.workers_per_node]
+        return [
+            _Part(merged.multiplicity, means_of_class(rule, merged.digits), paces, merged.holds_mean)
+            for merged in merged_classes(rule)
         ]
-        yield explicit, paces, True
+    if schedule.num_workers > MAX_DENSE_WORKERS:
+        raise InputError(
+            f"drift correction: explicit schedule {schedule.name!r} has {schedule.num_workers} workers; its joint "
+            f"operator is computed up to {MAX_DENSE_WORKERS}; write it as a rule"
+        )
+    return [_Part(1, means_of_groups(schedule.phased.steps(schedule.cluster)), paces, True)]
 
 
-def _radius(phases: Sequence[Sequence[_Mean]], paces: npt.NDArray[np.float64], off_mean: bool, alpha: float) -> float:
-    operator = np.eye(2 * len(paces))
-    for step, mean in _operators(phases, paces, off_mean, alpha):
+def _radius(part: _Part, alpha: float) -> float:
+    operator = np.eye(2 * len(part.paces))
+    for step, mean in _operators(part, alpha):
         operator = mean @ step @ operator
     return float(np.abs(np.linalg.eigvals(operator)).max())
 
 
 def _spread(classes: Sequence[_Part], alpha: float) -> float:
-    """Σ over classes and rounds of tr E xxᵀ right before the means, divided by the number of rounds; α is stable."""
+    """Σ over workers and rounds of E x² right before the means, divided by the number of rounds; α is stable."""
     total = 0.0
-    for phases, paces, off_mean in classes:
-        n = len(paces)
+    for part in classes:
+        n = len(part.paces)
         noise = np.zeros((2 * n, 2 * n))
-        noise[:n, :n] = np.diag(paces)
-        project = _projection(n, off_mean)
+        noise[:n, :n] = np.diag(part.paces)
+        project = _projection(n, part.off_mean)
         noise = project @ noise @ project
-        operators = _operators(phases, paces, off_mean, alpha)
+        operators = _operators(part, alpha)
         if alpha == 0:  # x alone: corrections that are never learned would stay for ever
             noise = noise[:n, :n]
             operators = [(step[:n, :n], mean[:n, :n]) for step, mean in operators]
@@ -210,7 +196,7 @@ def _spread(classes: Sequence[_Part], alpha: float) -> float:
             return float("inf")  # it grows without end
         for step, mean in operators:
             before = step @ covariance @ step.T + noise
-            total += float(np.trace(before[:n, :n])) / len(operators)
+            total += part.multiplicity * float(np.trace(before[:n, :n])) / len(operators)
             covariance = mean @ before @ mean.T
     return total
 
@@ -225,19 +211,17 @@ def _projection(n: int, off_mean: bool) -> npt.NDArray[np.float64]:
     return project
 
 
-def _operators(
-    phases: Sequence[Sequence[_Mean]], paces: npt.NDArray[np.float64], off_mean: bool, alpha: float
-) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+def _operators(part: _Part, alpha: float) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """For every round (x ← x + pace · h, then its means) as matrices of the joint (x, h)."""
-    n = len(paces)
-    since, project = np.zeros(n), _projection(n, off_mean)
+    phases, paces, n = part.phases, part.paces, len(part.paces)
+    since, project = np.zeros(n), _projection(n, part.off_mean)
     found = []
     for index, phase in enumerate([*phases, *phases]):  # one period to find the steps since each worker's last mean
         since += paces
         step, after = np.eye(2 * n), np.eye(2 * n)
         step[:n, n:] = np.diag(paces)
         for mean in phase:
-            members = list(mean.members)
+            members = mean.members
             change = -after[members]
             if mean.survives:
                 change += after[members].mean(axis=0)

@@ -12,21 +12,19 @@ nodes: on a class a block averages over its local ranks, or its mean is zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import InputError
+from partreduce.topo.figures.class_means import Means, means_of_class, means_of_groups
 from partreduce.topo.rule import distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.outer import Outer
 
 Matrix = npt.NDArray[np.float64]
 Parts = list[tuple[tuple[int, ...], Matrix]]
-Means = Sequence[tuple[Sequence[int], bool]]
-"""Of one phase: (members, whether their mean survives on the class)."""
 
 MAX_SIZE = 64
 """Workers of an explicit schedule, or on a node of a rule, up to which operators are made."""
@@ -72,33 +70,23 @@ def outer_operators(schedule: Schedule) -> Parts | None:
         n = schedule.num_workers
         if n > MAX_SIZE:
             return None
-        phases = schedule.phased.steps(schedule.cluster)
-        return [((), _period(outer, n, [[(list(group.members), True) for group in phase] for phase in phases], True))]
+        return [((), _period(outer, n, means_of_groups(schedule.phased.steps(schedule.cluster)), True))]
     rule = rule.canonical
     if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return None
-    blocks = [[block for block in phase if block.makes_groups] for phase in rule.phases]
     return [
-        (
-            digits,
-            _period(
-                outer,
-                rule.workers_per_node,
-                [[(list(b.local), not set(digits) & set(b.across)) for b in phase] for phase in blocks],
-                not digits,
-            ),
-        )
+        (digits, _period(outer, rule.workers_per_node, means_of_class(rule, digits), not digits))
         for digits in distinct_classes(rule)
     ]
 
 
-def _period(outer: Outer, size: int, phases: Sequence[Means], off_mean: bool) -> Matrix:
+def _period(outer: Outer, size: int, phases: Means, off_mean: bool) -> Matrix:
     """off·M·off, shape (2·size, 2·size), for (a, b)."""
     lr, factor = float(outer.lr), float(outer.momentum)
     joint = np.eye(2 * size)
     for means in phases:
         before = joint.copy()
-        for members, survives in means:
+        for members, survives, _ in means:
             a, b = before[members], before[[size + member for member in members]]
             movement = (a.mean(axis=0) if survives else 0.0) - a
             momentum = factor * b + movement

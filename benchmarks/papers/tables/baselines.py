@@ -1,7 +1,7 @@
 """The two systems that Parallax is compared with, written down as plainly as they work: TF-PS and Horovod.
 
 Both give the gradients' mean over all workers, as every other way here; they differ in what travels. Neither looks at
-which workers share a node.
+which workers share a node. Servers may also send as our tables do, in rounds of pairs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import nn
 
 from benchmarks.papers.tables.models import Batch, Language
 from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.in_rounds import rounds
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # what is said by itself, with a warning, where nobody says it
 
@@ -25,11 +26,19 @@ class Servers:
 
     A host of parameters is a worker that also serves. Tables are cut: row r lies on host r mod hosts. Dense parameters
     are dealt whole, each to the next host in turn, as TensorFlow's `replica_device_setter` does. Optimizers run where
-    the parameters lie.
+    the parameters lie. As published everybody sends to all hosts at once; with `in_pairs` in rounds of pairs.
     """
 
-    def __init__(self, group: Communicator, model: Language, optimizer: Optimizer, hosts: Sequence[int]) -> None:
-        self.group, self.model, self.hosts = group, model, list(hosts)
+    def __init__(
+        self,
+        group: Communicator,
+        model: Language,
+        optimizer: Optimizer,
+        hosts: Sequence[int],
+        *,
+        in_pairs: bool = False,
+    ) -> None:
+        self.group, self.model, self.hosts, self.in_pairs = group, model, list(hosts), in_pairs
         self.place = self.hosts.index(group.place) if group.place in self.hosts else None
         dealt = [model.dense()[place :: len(self.hosts)] for place in range(len(self.hosts))]
         self.order = [p for share in dealt for p in share]
@@ -54,7 +63,7 @@ class Servers:
         """Fetch the dense parameters and the rows that the batch reads."""
         rest = torch.empty_like(self.flat)
         mine = self.own[""].detach().repeat(self.group.size) if self.place is not None else self.flat[:0]
-        self.group.all_to_all(rest, mine, self.lengths, [len(mine) // self.group.size] * self.group.size).wait()
+        self._hand(rest, mine, self.lengths, [len(mine) // self.group.size] * self.group.size)
         for parameter, values in zip(self.order, rest.split([p.numel() for p in self.order]), strict=True):
             parameter.data.copy_(values.view_as(parameter))
         for name, rows in self.model.touched(batch).items():
@@ -76,7 +85,7 @@ class Servers:
         gradient = torch.cat([_grad(p).flatten() for p in self.order])
         own = len(self.own[""]) if self.place is not None else 0
         came = torch.empty(size * own)
-        self.group.all_to_all(came, gradient, [own] * size, self.lengths).wait()
+        self._hand(came, gradient, [own] * size, self.lengths)
         if self.place is not None:
             self.own[""].grad = came.view(size, own).mean(0)
         for name, (rows, sends, asked, receives) in self._asked.items():
@@ -84,9 +93,7 @@ class Servers:
             values = _rows_of(table, rows)
             columns = table.shape[1]
             back = torch.empty(len(asked), columns)
-            self.group.all_to_all(
-                back.view(-1), values.reshape(-1), [columns * n for n in receives], [columns * n for n in sends]
-            ).wait()
+            self._hand(back.view(-1), values.reshape(-1), [columns * n for n in receives], [columns * n for n in sends])
             if self.place is not None:
                 parameter = self.own[name]
                 where = (asked // len(self.hosts))[None]
@@ -108,16 +115,22 @@ class Servers:
         self.group.all_to_all(heard, said, ones, ones).wait()
         receives = heard.tolist()
         asked = torch.empty(sum(receives), dtype=rows.dtype)
-        self.group.all_to_all(asked, rows, receives, sends).wait()
+        self._hand(asked, rows, receives, sends)
         return asked, receives
 
     def _rows_back(self, values: torch.Tensor, sends: list[int], receives: list[int], columns: int) -> torch.Tensor:
         """Rows that were asked for, to whom asked."""
         fetched = torch.empty(sum(sends), columns)
-        self.group.all_to_all(
-            fetched.view(-1), values.reshape(-1), [columns * n for n in sends], [columns * n for n in receives]
-        ).wait()
+        self._hand(fetched.view(-1), values.reshape(-1), [columns * n for n in sends], [columns * n for n in receives])
         return fetched
+
+    def _hand(self, target: torch.Tensor, source: torch.Tensor, receives: list[int], sends: list[int]) -> None:
+        """Numbers to each member and from each, in order of places."""
+        if not self.in_pairs:
+            self.group.all_to_all(target, source, receives, sends).wait()
+            return
+        for work in rounds(self.group, target, source, receives, sends):
+            work.wait()
 
 
 class Gathered:

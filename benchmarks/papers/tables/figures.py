@@ -18,7 +18,7 @@ from benchmarks.papers.tables.sessions import (
     PLANNED,
     Found,
 )
-from benchmarks.papers.tables.ways import HOROVOD, TF_PS
+from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS, TF_PS_IN_PAIRS
 
 Paper = float | tuple[float, float] | None
 
@@ -26,6 +26,7 @@ TARGET = 6.5
 """The loss over samples that nobody trains on, that some 30 steps reach."""
 WORDS = {
     TF_PS: "TF-PS",
+    TF_PS_IN_PAIRS: "TF-PS, in rounds of pairs",
     HOROVOD: "Horovod",
     GATHER: "gather",
     GATHER_LOCAL: "gather + local aggregation",
@@ -42,6 +43,7 @@ EXACT = tuple(way for way in WORDS if way not in INEXACT)
 LATER = "; "
 """Between a session's name and what tells it from others in the same setting."""
 
+FAIR = "Hybrid over the best baseline, servers in rounds of pairs among them"
 SPEED, BYTES = "Words or impressions per second", "Megabytes out of a node's card in a step"
 OVER_PS, OVER_MPI = "Speed per step, TF-PS = 1", "Speed per step, Horovod = 1"
 BETTER, LOCAL = "Hybrid over the better of TF-PS and Horovod", "Local aggregation over hybrid without it"
@@ -96,6 +98,11 @@ def _speed_rows(where: str, found: Found) -> Iterator[Row]:
                 fields = {"figure": figure, "setting": f"{where}: {WORDS[way]}", "paper": papers.get(way)}
                 yield ratio(seconds[theirs], ours, predicted=guess[theirs] / guess[way], **fields)
     yield from _between(where, found, seconds)
+    if TF_PS_IN_PAIRS in seconds:
+        best = min((way for way in BASELINES if way in seconds), key=lambda way: median(seconds[way]))
+        for way in (HYBRID, HYBRID_LOCAL, PLANNED):
+            if way in seconds:
+                yield ratio(seconds[best], seconds[way], figure=FAIR, setting=f"{where}: {WORDS[way]}", aim=1.0)
 
 
 def _between(where: str, found: Found, seconds: dict[str, list[float]]) -> Iterator[Row]:
@@ -127,7 +134,7 @@ def _between(where: str, found: Found, seconds: dict[str, list[float]]) -> Itera
 
 def _choice(where: str, seconds: dict[str, list[float]]) -> Iterator[Row]:
     """The best contestant's seconds over the choice's, 1 where the choice is the best; and the best route's."""
-    for figure, left_out in ((CHOICE, (PLANNED, *INEXACT)), (ROUTES, (PLANNED, *INEXACT, TF_PS, HOROVOD))):
+    for figure, left_out in ((CHOICE, (PLANNED, *INEXACT)), (ROUTES, (PLANNED, *INEXACT, *BASELINES))):
         others = [taken for way, taken in seconds.items() if way not in left_out]
         if PLANNED in seconds and others:
             yield ratio(min(others, key=median), seconds[PLANNED], figure=figure, setting=where, aim=0.95)

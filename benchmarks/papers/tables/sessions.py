@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.lab.standing import FAST, Lab
 from benchmarks.papers.tables.models import BATCH, Language, LanguageData
-from benchmarks.papers.tables.ways import HOROVOD, TF_PS
+from benchmarks.papers.tables.ways import BASELINES, HOROVOD
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from benchmarks.papers.tables.worker import READY, SHAPED
 from partreduce.planner.routes import Chosen
@@ -87,7 +87,7 @@ class Known:
         self.schedules: dict[str, Schedule] = {}
         self.words: dict[str, str] = {}
         for way in session.ways:
-            if way not in (TF_PS, HOROVOD):
+            if way not in BASELINES:
                 self._make(way)
 
     def _make(self, way: str) -> None:
@@ -161,7 +161,7 @@ class Known:
     def wire_bytes(self, way: str, *, mean: bool = False) -> float:
         """What the busiest node's card, or the mean one, sends in a step, without headers."""
         shape = self.session.shape
-        if way in (TF_PS, HOROVOD):
+        if way in BASELINES:
             kind = TableWay.GATHER if way == HOROVOD else TableWay.SHARDED
             tables = tables_bytes(routes_of(self.model, kind, aggregated=False, gradient="sparse"), self.shares, shape)
             if way == HOROVOD:

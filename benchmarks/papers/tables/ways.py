@@ -14,7 +14,8 @@ from benchmarks.papers.tables.baselines import Gathered, Servers
 from benchmarks.papers.tables.models import Batch, Language
 from partreduce.runtime.transport.communicators import Communicator
 
-TF_PS, HOROVOD = "TF-PS", "Horovod"
+TF_PS, TF_PS_IN_PAIRS, HOROVOD = "TF-PS", "TF-PS, in rounds of pairs", "Horovod"
+BASELINES = (TF_PS, TF_PS_IN_PAIRS, HOROVOD)
 TABLE_RATE, RATE = 0.2, 0.01
 """Learning rates of Adagrad for tables and for the rest."""
 TIMEOUT = 60.0
@@ -41,8 +42,9 @@ def way_of(name: str, job: Job, group: Communicator) -> Way:
     model = Language(sparse=True)
     if name == HOROVOD:
         return Gathered(group, model, optimizer)
-    if name == TF_PS:
-        return Servers(group, model, optimizer, range(0, job.num_workers, job.workers_per_node))
+    if name in (TF_PS, TF_PS_IN_PAIRS):
+        hosts = range(0, job.num_workers, job.workers_per_node)
+        return Servers(group, model, optimizer, hosts, in_pairs=name == TF_PS_IN_PAIRS)
     return Routed(model, job.options["schedules"][name])
 
 

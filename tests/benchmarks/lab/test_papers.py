@@ -270,6 +270,22 @@ def test_hops_rows_say_what_its_cells_say(tmp_path):
     assert (again.bars, [curve.steps for curve in again.curves]) == (results.bars, [c.steps for c in results.curves])
 
 
+def test_of_several_rates_every_contestant_counts_at_its_best():
+    grid: dict[str, set[float]] = {}
+    for made in hop.PAPER.parts["grid"]:
+        grid.setdefault(made.setting.name, set()).add(made.rate)
+    assert set(map(len, grid.values())) == {3}, "the same rates for all"
+    setting = hop.setting_of("svm", hop.RANDOM + hop.BEST)
+    standard, backup = (hop_name("ring-based", gap) for gap in ("standard", "backup 1"))
+    runs = [
+        {standard: [(400.0, 60)], backup: [(250.0, 30)]},
+        {standard: [(400.0, 30)], backup: [(250.0, 90)]},
+        {standard: [(400.0, 200)], backup: [(250.0, 40)]},
+    ]
+    found = {kept.key: kept for kept in hop.rows(cells.Cells([experiment_of(setting, run) for run in runs], None))}
+    assert found[hop.F17, f"svm{hop.BEST}: ring-based, backup 1"].measured == pytest.approx(30 * 400 / (30 * 250))
+
+
 def test_hops_spectral_gaps_are_those_printed():
     found = [kept for kept in hop.rows(hops_cells()) if kept.figure == hop.F21]
     assert [kept.measured for kept in found] == [pytest.approx(kept.paper, abs=6e-5) for kept in found]
@@ -284,8 +300,8 @@ def test_every_experiment_names_contestants_of_the_lab():
             assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.TO_TARGET))
     for experiment in prague.PAPER.experiments():
         assert set(experiment.contestants) <= known
-    wanted = [(e.setting.name, name) for e in hop.PAPER.experiments() for name in e.contestants]
-    assert {name for _, name in wanted} <= known
+    wanted = [(e.setting.name, e.rate, name) for e in hop.PAPER.experiments() for name in e.contestants]
+    assert {name for *_, name in wanted} <= known
     assert len(set(wanted)) == len(wanted), "a cell of Hop's is run by one experiment"
 
 

@@ -23,7 +23,7 @@ from benchmarks.papers.tables.sessions import (
     Turn,
 )
 from benchmarks.papers.tables.text import WORDS, text
-from benchmarks.papers.tables.ways import HOROVOD, TF_PS
+from benchmarks.papers.tables.ways import HOROVOD, TF_PS, TF_PS_IN_PAIRS
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from helpers.thread_ranks import ThreadRanks
 from partreduce.topo.strategies.routes import TableWay
@@ -61,7 +61,7 @@ def one_device():
     return model.state_dict()
 
 
-@pytest.mark.parametrize("name", ["servers", "gathered"])
+@pytest.mark.parametrize("name", ["servers", "servers in pairs", "gathered"])
 def test_baselines_train_as_one_device_with_all_batches(name):
     models = [Language(sparse=True) for _ in range(SIZE)]
 
@@ -71,7 +71,7 @@ def test_baselines_train_as_one_device_with_all_batches(name):
         if name == "gathered":
             way = Gathered(world.everyone(), model, adagrad)
         else:
-            way = Servers(world.everyone(), model, adagrad, [0, 2])
+            way = Servers(world.everyone(), model, adagrad, [0, 2], in_pairs=name == "servers in pairs")
         for step in range(STEPS):
             model.zero_grad()
             batch = DATA.batch(0, step, world.rank)
@@ -112,6 +112,7 @@ def test_rows_say_what_sessions_left():
     ladder = parallax.ladder((4, 4))
     seconds = {
         TF_PS: 2.0,
+        TF_PS_IN_PAIRS: 1.2,
         HOROVOD: 3.0,
         HYBRID: 1.6,
         HYBRID_LOCAL: 1.0,
@@ -125,6 +126,7 @@ def test_rows_say_what_sessions_left():
     assert made[figures.OVER_PS, "language, 4x4: planner's choice"].measured == pytest.approx(2.0)
     assert made[figures.OVER_MPI, "language, 4x4: planner's choice"].measured == pytest.approx(3.0)
     assert made[figures.BETTER, "language, 4x4: hybrid"].measured == pytest.approx(1.25)
+    assert made[figures.FAIR, "language, 4x4: hybrid"].measured == pytest.approx(0.75)
     assert made[figures.LOCAL, "language, 4x4: hybrid"].measured == pytest.approx(1.6)
     assert made[figures.OWN, "language, 4x4: per step, over hybrid"].measured == pytest.approx(2.0)
     assert made[figures.CODED, "language, 4x4: per step"].measured == pytest.approx(2.0)

@@ -7,7 +7,8 @@ import pytest
 from helpers.warm import WARM
 from partreduce.__main__ import main
 from partreduce.runtime.launcher import supervision
-from partreduce.runtime.launcher.launch import _variables
+from partreduce.runtime.launcher.launch import variables_of
+from partreduce.topo.cluster import Cluster
 
 SCRIPT = """
 import os, sys
@@ -42,7 +43,7 @@ def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_pat
 @pytest.mark.parametrize(("stated", "count"), [("4,2", "4"), (" 3 ", "3"), ("abc", "1"), ("", "1"), ("0", "1")])
 def test_threads_that_openmp_would_not_understand_are_left_aside(monkeypatch, stated, count):
     monkeypatch.setenv("OMP_NUM_THREADS", stated)
-    assert _variables(0, 64, 1, None)["OMP_NUM_THREADS"] == count
+    assert variables_of(0, Cluster.regular(1, 64), None)["OMP_NUM_THREADS"] == count
 
 
 def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):
@@ -98,9 +99,9 @@ def test_the_traceback_of_a_script_begins_in_the_script(tmp_path):
 
 def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monkeypatch):
     monkeypatch.setattr(supervision, "_tell", lambda *_, **__: None)
-    monkeypatch.setattr(supervision, "_signal_group", lambda *_: None)
+    monkeypatch.setattr(supervision.Child, "signal", lambda *_: None)
     codes = {0: 1, 1: 69, 2: 128 + 9}
-    monkeypatch.setattr(supervision, "_reap", lambda worker: setattr(worker, "code", codes[worker.rank]) or True)
+    monkeypatch.setattr(supervision.Child, "reap", lambda worker: setattr(worker, "code", codes[worker.rank]) or True)
     workers, shutdown = [supervision.Child(rank, 0, 0) for rank in codes], supervision._Shutdown()
     supervision._collect(workers, None, shutdown, 5.0, None)
     assert shutdown.code == 128 + 9

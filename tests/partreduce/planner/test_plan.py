@@ -150,6 +150,19 @@ def test_a_worker_that_is_less_slow_never_makes_the_answer_slower() -> None:
     assert less <= more * (1 + TIE)
 
 
+def test_under_momentum_what_lies_beyond_the_measured_costs_more_than_in_proportion_and_is_said_to() -> None:
+    """Every 25 steps (distance 10.5) the text needed 2.67 times the steps, and prices in proportion said 1.58."""
+    model = job(optimizer=Optimizer.MOMENTUM).steps_model
+    assert model.steps_ratio(10.5, 0.0) == pytest.approx(2.67, rel=0.25)
+    assert model.steps_ratio(4.0, 0.0) < 1.2, "what was measured has its price"
+    thin = job("2x4", hardware=replace(LAB, nic=Link.of_bandwidth(2e6)), optimizer=Optimizer.MOMENTUM)
+    options = competitors(thin, until=0.0)
+    far = [one for one in options if float(one.consensus_distance) > model.max_consensus_distance]
+    assert far
+    assert all(one.extrapolated for one in far)
+    assert not recommend(options, thin).extrapolated
+
+
 def test_a_slow_worker_appears_as_waiting() -> None:
     slowed = Hardware(
         inside=WORKED_EXAMPLE.inside,

@@ -9,8 +9,9 @@ import signal
 import pytest
 
 from partreduce.runtime.launcher import supervision
-from partreduce.runtime.launcher.launch import _variables
+from partreduce.runtime.launcher.launch import variables_of
 from partreduce.runtime.launcher.supervision import Child, _Shutdown
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FencedError
 
 GRACE = 5.0
@@ -25,7 +26,8 @@ TORCHRUN = {
 @pytest.mark.parametrize(("num_workers", "num_nodes"), [(1, 1), (6, 1), (6, 2), (6, 3), (6, 6), (8, 2)])
 def test_ranks_number_the_workers_node_by_node_as_torchrun_does(num_workers, num_nodes):
     each = num_workers // num_nodes
-    told = [_variables(rank, num_workers, num_nodes, None) for rank in range(num_workers)]
+    nodes = Cluster.regular(num_nodes, each)
+    told = [variables_of(rank, nodes, None) for rank in range(num_workers)]
     places = [(node, local) for node in range(num_nodes) for local in range(each)]
     assert [(int(one["GROUP_RANK"]), int(one["LOCAL_RANK"])) for one in told] == places
     assert [int(one["RANK"]) for one in told] == list(range(num_workers))
@@ -42,7 +44,7 @@ def test_cores_are_shared_out_unless_threads_are_said(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def threads(num_workers, said=None):
-        return _variables(0, num_workers, 1, said)["OMP_NUM_THREADS"]
+        return variables_of(0, Cluster.regular(1, num_workers), said)["OMP_NUM_THREADS"]
 
     assert [threads(count) for count in (1, 4, 5, 12, 100)] == ["12", "3", "2", "1", "1"]
     assert threads(4, 7) == "7"
@@ -57,7 +59,7 @@ class Machine:
         self.now, self.sent = 100.0, []
         self.workers = [Child(rank, 1000 + rank, -1) for rank in range(count)]
         monkeypatch.setattr(supervision.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(supervision, "_signal_group", lambda child, number: self.sent.append((child.rank, number)))
+        monkeypatch.setattr(Child, "signal", lambda child, number: self.sent.append((child.rank, number)))
 
     def after(self, seconds, shutdown):
         """Who got which signals within these seconds, a look each tenth of one."""

@@ -136,6 +136,11 @@ def test_a_killed_rank_ends_all_replicas_with_its_name(driver):
     named = "worker 1 (its rank 3) was killed by signal 9"
     assert all(named in error["text"] for error in answer["errors"].values()), answer["output"]
     assert 1 in answer["errors"], answer["output"]
+    assert (
+        "PeerLostError: rank 3 was killed by signal 9 (SIGKILL); without it torch's own collectives fail"
+        in answer["output"]
+    )
+    assert "Traceback" not in answer["output"]
 
 
 def test_the_script_of_the_page_trains_and_differs_from_an_hsdp_script_by_the_page_s_lines(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from helpers.warm import WARM
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 NAMES = (
     "all-reduce", "groups", "neighbours", "gap", "quorum", "quorum of groups", "pairwise", "server",
@@ -20,7 +20,7 @@ def told():
     """What became of each job; they run side by side, since most of the time all of them stand."""
     pytest.importorskip("zmq")
     timeout = 10  # seconds for which, and a little longer, all stand
-    return json.loads(WARM.run("helpers.suspended", str(timeout), *NAMES, timeout=280, check=True).stdout)
+    return json.loads(WARM.run("helpers.suspended", str(timeout), *NAMES, timeout=580, check=True).stdout)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,145 @@
+"""`partreduce run --hosts`: which workers run where, and workers of other hosts that are lost as those of this one."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+
+from helpers import children
+from helpers.sshd import Hosts, why_not
+from partreduce.__main__ import main
+from partreduce.runtime.launcher.hosts import placed, read_hosts
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.generated import Generated
+
+LIMIT = 500
+TRAIN = """
+import os, signal, sys, torch, partreduce
+rank, rounds = int(os.environ["RANK"]), int(sys.argv[1])
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["PARTREDUCE_SCHEDULE"], timeout=60)
+for step in range(rounds):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    if rank == 3 and step == 5:
+        print("under way", flush=True)
+        if sys.argv[2:] == ["dies"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+optimizer.finish()
+print("ended with round", optimizer.round)
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    if reason := why_not():
+        pytest.skip(reason)
+    made = Hosts(tmp_path)
+    yield made
+    made.close()
+
+
+def begun(hosts, folder, schedule, *arguments):
+    """`partreduce run` over hosts a and b of two workers each."""
+    (folder / "hosts").write_text("a slots=2\nb slots=2  # a comment\n")
+    (folder / "train.py").write_text(TRAIN)
+    command = [
+        *children.module("partreduce"),
+        "run",
+        "--hosts",
+        "hosts",
+        "--ssh",
+        hosts.ssh,
+        "--schedule",
+        str(schedule),
+    ]
+    command += ["train.py", *arguments]
+    both, environment = subprocess.PIPE, children.environment()
+    hosts.runs.append(
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=both, stderr=both, text=True),
+    )
+    return hosts.runs[-1]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "num_workers", "cluster", "expected"),
+    [
+        ("a\nb slots=3", None, None, {"a": (0,), "b": (1, 2, 3)}),
+        ("a # the first\n\n  b\n", 4, None, {"a": (0, 1), "b": (2, 3)}),
+        ("n1\nn1\nn2\n", None, None, {"n1": (0, 1), "n2": (2,)}),
+        ("a\nb", None, "2x3", {"a": (0, 1, 2), "b": (3, 4, 5)}),
+        ("a slots=1\nb", None, "1,2", {"a": (0,), "b": (1, 2)}),
+        ("u@a\nb slots = 2", None, "1x3", {"u@a": (0,), "b": (1, 2)}),
+    ],
+)
+def test_workers_lie_on_hosts_as_slots_or_the_nodes_of_the_schedule_say(
+    tmp_path, lines, num_workers, cluster, expected
+):
+    (path := tmp_path / "hosts").write_text(lines)
+    assert placed(read_hosts(path), num_workers, cluster and Cluster.parse(cluster), path) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "num_workers", "cluster", "said"),
+    [
+        ("# none", None, None, "names no host"),
+        ("a\n-oProxyCommand=x", None, None, "line 2: '-oProxyCommand=x' is no host"),
+        ("a slots=0", None, None, "'a slots=0' is no host"),
+        ("a max_slots=4", None, None, "'a max_slots=4' is no host"),
+        ("a\nb", 3, None, "3 workers do not spread evenly over 2 hosts"),
+        ("a slots=2\nb", 4, None, "has 3 slots for 4 workers"),
+        ("a slots=3\nb", None, "2x2", "host a has slots=3; its node of the schedule has 2 workers"),
+        ("a\nb\nc", None, "2x2", "names 3 hosts; the schedule is for 2 nodes"),
+    ],
+)
+def test_hosts_that_do_not_fit_are_refused_in_one_line(tmp_path, lines, num_workers, cluster, said):
+    (path := tmp_path / "hosts").write_text(lines)
+    with pytest.raises(InputError) as refused:
+        placed(read_hosts(path), num_workers, cluster and Cluster.parse(cluster), path)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(600)
+@pytest.mark.processes
+def test_a_worker_of_another_host_that_is_killed_is_named_and_the_others_go_on_where_the_kind_can(hosts, tmp_path):
+    schedule = tmp_path / "generated.json"
+    write_schedule(schedule, Schedule("on request", Cluster.regular(2, 2), Generated()))
+    run = begun(hosts, tmp_path, schedule, "30", "dies")
+    output, errors = run.communicate(timeout=LIMIT)
+    assert run.returncode == 0, errors
+    assert "partreduce: worker 3 was killed by signal 9 (SIGKILL) while it" in errors
+    assert sorted(output.splitlines()) == [*(f"[{rank}] ended with round 30" for rank in range(3)), "[3] under way"]
+    assert not hosts.processes("a") | hosts.processes("b")
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(600)
+@pytest.mark.processes
+def test_the_workers_of_a_host_that_is_cut_off_are_named_and_end_there_by_themselves(hosts, tmp_path):
+    schedule = tmp_path / "all.json"
+    assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    run = begun(hosts, tmp_path, schedule, "1000000000")
+    assert "under way" in run.stdout.readline()
+    hosts.cut_off("b")
+    _, errors = run.communicate(timeout=LIMIT)
+    assert run.returncode == 69, errors
+    assert "partreduce: worker 2 was lost with host b (" in errors
+    assert "PeerLostError" in errors, "said by a worker of host a"
+    assert not hosts.processes("a")
+    wait_until(lambda: not hosts.processes("b"))
