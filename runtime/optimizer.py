@@ -85,7 +85,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         drift_correction: for data that differs between workers: `auto`, or its strength α; plain SGD only.
         form: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's by
             default.
-        codec: how sums are written on the wire: `none`, `float16`, `bfloat16` or `int8`; the schedule's by default.
+        codec: how sums are written on the wire: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by
+            default.
         world: how to reach the others; found from the process group or the launcher's environment by default.
         mesh: for sharded models: the mesh's dimension along which replicas lie, `mesh["dp_replicate"]`. Workers of the
             schedule are then replicas, and each rank averages its local shards with the ranks of that dimension.

@@ -61,7 +61,7 @@ def codec_error_of_a_server(schedule: Schedule) -> Claim | None:
 
 def in_words(how: How, relative: str, absolute: str, roundings: int, what: str) -> str:
     """A bound as a sentence."""
-    each = "of each member's largest in its block" if how.codec is Codec.INT8 else "of the members' magnitudes"
+    each = "of each member's largest in its block" if how.codec.has_blocks else "of the members' magnitudes"
     rest = " What error feedback adds from earlier steps counts as given." if how.error_feedback else ""
     part, near_zero = float(Fraction(relative)), float(Fraction(absolute))
     return (

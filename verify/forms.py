@@ -40,8 +40,8 @@ class Spread:
         return how.codec is not Codec.NONE and not (how.where is CodecScope.ACROSS_NODES and self.nodes == 1)
 
     def communicators(self, how: How) -> int:
-        """Those of a group, the stages of a form not counted: a second one where int8 goes as a ring."""
-        return 2 if how.codec is Codec.INT8 and not self.has_stages(how) else 1
+        """Those of a group, the stages of a form not counted: a second one where a codec of blocks goes as a ring."""
+        return 2 if how.codec.has_blocks and not self.has_stages(how) else 1
 
 
 def of_everybody(schedule: Schedule) -> Spread:

@@ -43,7 +43,7 @@ def prove_memory(schedule: Schedule) -> Claim:
         groups, connections, splits = (
             _of_rule(rule, schedule) if rule is not None else _of_phases(explicit_view(schedule) or (), schedule)
         )
-        second = " (int8 has a second communicator for each that goes as a ring)" if codec is Codec.INT8 else ""
+        second = f" ({codec} has a second communicator for each that goes as a ring)" if codec.has_blocks else ""
         what = f"is in at most {groups} distinct groups{second}, with {connections} other members together"
         kept = "one for the sums" if sums == 1 else f"{sums} for the sums in flight and the one that is applied"
     kept += ", and one for the parameters with which a round began" if keeps_start else ""
@@ -109,7 +109,7 @@ def _of_phases(phases: tuple[Phase, ...], schedule: Schedule) -> tuple[int, int,
     for phase, new in zip(filled, np.split(fresh, np.cumsum([len(key) for key in keys])[:-1]), strict=True):
         members, sizes = phase.members[np.repeat(new, phase.sizes)], phase.sizes[new]
         times = np.ones(len(sizes), dtype=np.int64)
-        if how.codec is Codec.INT8:
+        if how.codec.has_blocks:
             parts = np.split(members, np.cumsum(sizes)[:-1]) if len(sizes) else []
             times = np.array([Spread.of(node_of[part]).communicators(how) for part in parts], dtype=np.int64)
         groups[members] += np.repeat(times, sizes)  # groups of a phase share no worker

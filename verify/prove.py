@@ -132,7 +132,7 @@ def _worded(claim: Claim, schedule: Schedule) -> Claim:
             more.append("Each is cut into pieces that all workers begin in the same order.")
         if strategy.what.num_fragments > 1:
             more.append("Each is one after the other of its round's fragments, whose order follows from the step.")
-        if strategy.how.codec is Codec.INT8:
+        if strategy.how.codec.has_blocks:
             more.append("A thread carries out its stages in this order, on communicators that nothing else uses.")
     return replace(claim, explanation=" ".join((claim.explanation, *more))) if more else claim
 

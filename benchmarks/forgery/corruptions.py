@@ -119,7 +119,7 @@ def aimed_payload(draw: random.Random, strategy: dict[str, Any]) -> None:
         members |= {"warm_up": draw.choice([0, 1, 50]), "total": draw.choice(["mean", "sum"])}
         strategy["when"] = draw.choice(["lockstep", {"late": 1}, {"pipeline": members}, {"pipeline": {}}])
     elif kind == 1:
-        strategy["how"] = {"codec": draw.choice(["none", "float16", "bfloat16", "int8"])}
+        strategy["how"] = {"codec": draw.choice(["none", "float16", "bfloat16", "int8", "int4"])}
         strategy["how"]["form"] = draw.choice(["ring", "hierarchical"])
     elif kind == 2:
         how = strategy.setdefault("how", {})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.forgery.runs import (
+    TOPS,
     delay_of,
     has_stages,
     mixes_late,
@@ -139,18 +140,18 @@ def coded(numbers: Numbers, how: dict[str, Any]) -> Numbers:
         return numbers.astype(np.float16).astype(np.float64)
     if how["codec"] == "bfloat16":
         return rounded_to(numbers, 8, 2.0**-133)
-    result = np.empty_like(numbers)
+    result, top = np.empty_like(numbers), TOPS[how["codec"]]
     for start in range(0, len(numbers), how["block"]):
         part = numbers[start : start + how["block"]]
-        step = np.abs(part).max(initial=0.0) / 127
+        step = np.abs(part).max(initial=0.0) / top
         scaled = part / step if step else np.zeros_like(part)
-        result[start : start + how["block"]] = np.clip(np.rint(scaled), -127, 127) * step
+        result[start : start + how["block"]] = np.clip(np.rint(scaled), -top, top) * step
     return result
 
 
 def coded_sum(given: Numbers, nodes: list[int], how: dict[str, Any], *, staged: bool) -> Numbers:
     """The sum of members' numbers, [members, count], as it is rounded on its way."""
-    exchanged = staged or how["codec"] == "int8"
+    exchanged = staged or how["codec"] in TOPS
     short: Callable[[Numbers], Numbers] = single if exchanged else lambda x: coded(x, how)
     across = how["where"] == "across-nodes"
     if across and len(set(nodes)) == 1:
@@ -178,7 +179,8 @@ def bad_inputs(count: int, how: dict[str, Any]) -> list[Numbers]:
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(how["codec"], 2.0**-8)
     first = np.zeros((count, 3))
     first[0], first[1:] = 1.0, unit * (1 - 2.0**-9)
-    halves = np.tile(np.concatenate([[127.0], np.arange(0.5, 40, 1)]), (count, 1))
+    top = TOPS.get(how["codec"], 127)
+    halves = np.tile(np.concatenate([[top], np.arange(0.5, 40, 1) % top]), (count, 1))
     return [rng.normal(size=(count, 40)), rng.random((count, 40)) * unit + 1, first, first[::-1], halves,
             halves * rng.random((count, 1))]  # fmt: skip
 
@@ -188,7 +190,7 @@ def error_and_size(given: Numbers, nodes: list[int], how: dict[str, Any], *, sta
     shares = single(given / len(given))
     seen = coded_sum(shares, nodes, how, staged=staged)
     sizes = np.abs(given)
-    if how["codec"] == "int8":
+    if how["codec"] in TOPS:
         for start in range(0, given.shape[1], how["block"]):
             part = sizes[:, start : start + how["block"]]
             part[:] = part.max(axis=1, keepdims=True)
@@ -218,7 +220,7 @@ def _roundings(raw: dict[str, Any], how: dict[str, Any], group: tuple[int, ...])
     across, staged = how["where"] == "across-nodes", has_stages(raw, group)
     if across and len(set(nodes)) == 1:
         return 0
-    if staged or how["codec"] == "int8":
+    if staged or how["codec"] in TOPS:
         return 3 if staged and not across else 2
     return len(group)
 

@@ -22,6 +22,8 @@ Waits = tuple[tuple[frozenset[int], ...], ...]
 """For every round of the period and every worker those whom it waits for in that round."""
 
 TOLERANCE = 1e-9
+TOPS = {"int8": 127, "int4": 7}
+"""Codecs of which neighbouring numbers share a scale, and their largest whole number."""
 
 
 def partners(raw: dict[str, Any], listed: Groups, n: int) -> Waits:
@@ -279,7 +281,7 @@ def nodes_of(raw: dict[str, Any]) -> list[int]:
 def communicators(raw: dict[str, Any], group: tuple[int, ...]) -> int:
     """How many a group has over its members: one, and one more to sum in eight bits without stages."""
     how = raw["strategy"].get("how", {})
-    return 1 + int(how.get("codec") == "int8" and not has_stages(raw, group))
+    return 1 + int(how.get("codec") in TOPS and not has_stages(raw, group))
 
 
 def has_stages(raw: dict[str, Any], group: tuple[int, ...]) -> bool:

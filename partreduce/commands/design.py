@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from partreduce.commands import cluster_options, options
 from partreduce.commands import design_options as own
-from partreduce.commands import options
 
 if TYPE_CHECKING:
     from partreduce.planner.model_tables import ModelFacts
@@ -63,10 +63,10 @@ def command(
     from partreduce.topo.strategies.axes import Codec, Form
     from partreduce.topo.units import parse_time
 
-    place, given = load_cluster(cluster or ""), options.cluster_settings(settings)
+    place, given = load_cluster(cluster or ""), cluster_options.cluster_settings(settings)
     if "touched" in given and model is None:
         raise typer.BadParameter("touched needs --model FILE.py:NAME, whose tables it is about", param_hint="--set")
-    hardware = options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
+    hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
     limits, queues = own.limits_of(most)
     corrected = optimizer == own.CORRECTED
     job = Job(
@@ -96,7 +96,7 @@ def command(
         claim_stdout(output, as_json=as_json)
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
     facts = None if model is None else _facts_of(model, given.get("touched"), place)
-    assumed = options.assumed(place, given, model_bytes=model_bytes)
+    assumed = cluster_options.assumed(place, given, model_bytes=model_bytes)
     if job.optimizer is None and job.pilot is None:
         assumed["--optimizer"] = options.ANY
     if facts is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partreduce.commands import options
+from partreduce.commands import cluster_options, options
 from partreduce.topo.pilot import Pilot, Price
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _planned_for(cluster: str, data: "Data") -> "Job":
     from partreduce.topo.document.cluster import load_cluster
 
     place = load_cluster(cluster)
-    hardware = options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
+    hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
     return Job(cluster=replace(place, hardware=hardware), data=data)
 
 

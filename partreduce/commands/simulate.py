@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partreduce.commands import options
+from partreduce.commands import cluster_options, options
 from partreduce.commands.simulate_tables import print_tables, table_facts, touched_of
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def command(
     from partreduce.topo.strategies.axes import Form
 
     how = None if form is None else options.choice(Form, form, "--form")
-    place, given = None if cluster is None else load_cluster(cluster), options.cluster_settings(settings)
+    place, given = None if cluster is None else load_cluster(cluster), cluster_options.cluster_settings(settings)
     if len(schedules) == 1:
-        hardware = options.hardware_of(place, given, model_bytes=model_bytes)
+        hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
         _simulate_one(
             schedules[0], place, hardware, given.get("disturb"),
             form=how, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
@@ -70,7 +70,7 @@ def command(
     if "disturb" in given:
         raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
     place = place or load_schedule(schedules[0]).cluster
-    hardware = options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
+    hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
     simulate_several(schedules, place, hardware, form=how, touched=given.get("touched"), output=output, as_json=as_json)
 
 
@@ -102,7 +102,7 @@ def _simulate_one(
     free = hardware.model_bytes is None
     if free:
         hardware = hardware.without_bandwidths()
-    times = options.compute_of(hardware, disturbance=disturbance, trace=trace)
+    times = cluster_options.compute_of(hardware, disturbance=disturbance, trace=trace)
     shares = None if touched is None else touched_of(touched, loaded.cluster)
     timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=form, touched=shares)
     facts = facts_of(loaded, timeline) | _sent(loaded, timeline, hardware, form, free=free)

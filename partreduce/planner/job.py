@@ -115,6 +115,10 @@ class Job:
             raise InputError(f"time-limit: is {self.time_limit}; it is a finite number > 0")
         if self.effort is not None and not 0 < self.effort < float("inf"):
             raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
+        if self.codec is Codec.INT4:
+            raise InputError(
+                "codec: is int4, whose price in steps was never measured; plan without it and set how.codec in the file"
+            )
         self.limits.check(self.cluster)
         if self.max_queues is not None and not 0 <= self.max_queues < float("inf"):
             raise InputError(f"max-queues: is {self.max_queues} bytes; it is a finite number >= 0")

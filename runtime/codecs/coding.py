@@ -60,8 +60,8 @@ class Coding:
         return DTYPES.get(self.how.codec)
 
     @property
-    def in_eight_bits(self) -> bool:
-        return self.how.codec is Codec.INT8
+    def in_blocks(self) -> bool:
+        return self.how.codec.has_blocks
 
 
 class Codings:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from partreduce.runtime.codecs.blocks import BlockCodec
 from partreduce.runtime.codecs.coding import DTYPES, Coding
-from partreduce.runtime.codecs.eight_bits import EightBits
-from partreduce.topo.codec_numbers import int8_bytes
+from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.strategies.axes import Codec
 
 
 class SixteenBits:
-    """float16 or bfloat16 with the face of `EightBits`: each number is rounded to the nearest, by itself."""
+    """float16 or bfloat16 with the face of `BlockCodec`: each number is rounded to the nearest, by itself."""
 
     block = 1
 
@@ -25,19 +25,19 @@ class SixteenBits:
         values.copy_(encoded.view(self.dtype))
 
 
-def codec_of(codec: Codec, block: int) -> EightBits | SixteenBits:
+def codec_of(codec: Codec, block: int) -> BlockCodec | SixteenBits:
     """What writes numbers as bytes, for one thread."""
-    return EightBits(block) if codec is Codec.INT8 else SixteenBits(codec)
+    return BlockCodec(codec, block) if codec.has_blocks else SixteenBits(codec)
 
 
 def unit_of(coding: Coding) -> int:
     """How many neighbouring numbers are coded together."""
-    return coding.how.block if coding.in_eight_bits else SixteenBits.block
+    return coding.how.block if coding.in_blocks else SixteenBits.block
 
 
 def code_bytes(count: int, coding: Coding) -> int:
     """Bytes of the code of so many numbers."""
-    return int8_bytes(count, coding.how.block) if coding.in_eight_bits else 2 * count
+    return block_bytes(coding.how.codec, count, coding.how.block) if coding.in_blocks else 2 * count
 
 
 def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:

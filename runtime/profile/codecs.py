@@ -8,11 +8,11 @@ from time import perf_counter
 
 import torch
 
+from partreduce.runtime.codecs.blocks import BlockCodec
 from partreduce.runtime.codecs.coding import DTYPES
-from partreduce.runtime.codecs.eight_bits import EightBits
 from partreduce.runtime.profile.measure import WARM_UP, settle
 from partreduce.runtime.transport.worlds import World
-from partreduce.topo.codec_numbers import int8_bytes
+from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.hardware import CodecSeconds
 from partreduce.topo.strategies.axes import RING, Codec
 
@@ -60,10 +60,11 @@ def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]
         passes[codec.value, "encode"] = partial(values.to, dtype)
         passes[codec.value, "decode"] = partial(back.copy_, short)
     if values.device.type == "cuda":
-        return passes  # the run-time has no int8 there
-    block = RING.block
-    eight, code = EightBits(block), torch.zeros(int8_bytes(len(values), block), dtype=torch.uint8, device=values.device)
+        return passes  # the run-time has no codecs of blocks there
     decoded = torch.empty_like(values)
-    passes[Codec.INT8.value, "encode"] = partial(eight.encode, values, code)
-    passes[Codec.INT8.value, "decode"] = partial(eight.decode, code, decoded)
+    for codec in (one for one in Codec if one.has_blocks):
+        ours = BlockCodec(codec, RING.block)
+        code = torch.zeros(block_bytes(codec, len(values), RING.block), dtype=torch.uint8)
+        passes[codec.value, "encode"] = partial(ours.encode, values, code)
+        passes[codec.value, "decode"] = partial(ours.decode, code, decoded)
     return passes

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from partreduce.runtime.codecs.blocks import quantise
 from partreduce.runtime.codecs.coding import DTYPES
-from partreduce.runtime.codecs.eight_bits import quantise
 from partreduce.topo.codec_numbers import LARGEST
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.routes import Route

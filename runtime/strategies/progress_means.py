@@ -41,6 +41,7 @@ from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans
+from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
 from partreduce.topo.strategies.base import Averaging
@@ -57,7 +58,7 @@ class ProgressMeans(GroupMeans):
         super().__init__(run, averaging=averaging, overlap=overlap)
         how = run.schedule.strategy.how
         self._nodes = run.schedule.cluster.node_of().tolist() if how.where is CodecScope.ACROSS_NODES else None
-        self._codings = Codings(how, len(run.reducer.buckets)).of_buckets if how.codec.rounds else None
+        self._codings = Codings.of(how, len(run.reducer.buckets))
         self._starts_made = 0
         self.reference: Reference | None = None
 
@@ -68,10 +69,18 @@ class ProgressMeans(GroupMeans):
     def drain(self) -> str:
         """As `GroupMeans`; whatever comes next is measured from a new reference."""
         self.reference = None
-        return super().drain()
+        dropped = super().drain()
+        if self._codings is not None:
+            self._codings.clear()
+        return dropped
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {} if self.reference is None else super().state() | self.reference.state()
+        """The reference, and with error feedback what roundings left over, once nothing is being rounded."""
+        if self.reference is None:
+            return {}
+        self.settle()
+        left = {} if self._codings is None else self._codings.state()
+        return super().state() | self.reference.state() | left
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         """Put back what `state` gave.
@@ -80,7 +89,12 @@ class ProgressMeans(GroupMeans):
             InputError: it is another strategy's.
         """
         inside = {name: tensor for name, tensor in state.items() if name.startswith(INSIDE)}
-        rest = {name: tensor for name, tensor in state.items() if name not in inside}
+        left = {name: tensor for name, tensor in state.items() if name.startswith("feedback")}
+        if bool(left) != (self._codings is not None and self.run.schedule.strategy.how.error_feedback):
+            raise InputError("load_checkpoint: the file and this run do not both have error feedback")
+        if self._codings is not None:
+            self._codings.load_state(left)
+        rest = {name: tensor for name, tensor in state.items() if name not in inside and name not in left}
         self.reference = Reference.restored(rest, self.run.reducer.buckets)
         self._starts_made = self.reference.starts
         if inside:
@@ -93,7 +107,7 @@ class ProgressMeans(GroupMeans):
         super()._begin_round(step, round_)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
-        codings = self._codings if self._is_coded(group) else None
+        codings = self._codings.of_buckets if self._codings is not None and self._is_coded(group) else None
         return self.run.reducer.begin(
             self.name, step, round_, group, lag=int(self.overlap), codings=codings, since=self._since(group)
         )

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from partreduce.runtime.codecs.blocks import BlockCodec
 from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.codecs.eight_bits import EightBits
 from partreduce.runtime.codecs.frames import SixteenBits, code_bytes, codec_of, unit_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.staged import Stages
@@ -123,7 +123,7 @@ class CodedStages:
 
     def __init__(self, wait: Callable[[RunningWork], None]) -> None:
         self._wait = wait
-        self._codecs: dict[tuple[Codec, int], EightBits | SixteenBits] = {}
+        self._codecs: dict[tuple[Codec, int], BlockCodec | SixteenBits] = {}
         self._rooms: dict[str, torch.Tensor] = {}
 
     def scatter(self, group: Communicator, values: torch.Tensor, coding: Coding, stage: Stage) -> Scatter:
@@ -192,7 +192,7 @@ class CodedStages:
         self._wait(gather.work)
         return gather.codes
 
-    def _codec(self, coding: Coding) -> EightBits | SixteenBits:
+    def _codec(self, coding: Coding) -> BlockCodec | SixteenBits:
         key = coding.how.codec, coding.how.block
         if key not in self._codecs:
             self._codecs[key] = codec_of(*key)

@@ -39,8 +39,8 @@ class Communicator:
         self._backend: Any = backend
         self.limit_to(timeout)
         self.is_closed = False
-        self.eight_bits: StagedSums | None = None
-        """Sums in eight bits, where the world made a second group for them."""
+        self.in_blocks: StagedSums | None = None
+        """Sums by codecs of blocks, where the world made a second group for them."""
         self.is_inside_a_node = False
         """Whether the world knows that nothing of this group crosses from one node to another."""
 
@@ -64,7 +64,7 @@ class Communicator:
 
         Raises:
             UnavailableError: the group was destroyed, or a connection of it is broken.
-            MissingFeatureError: a coding in eight bits, for which the group was not made.
+            MissingFeatureError: a codec of blocks, for which the group was not made.
         """
         if coding is not None and not (self.is_inside_a_node and coding.how.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
@@ -75,13 +75,13 @@ class Communicator:
         return _limited(work, tensor)
 
     def _coded(self, tensor: torch.Tensor, coding: Coding) -> RunningWork:
-        if coding.in_eight_bits:
-            if self.eight_bits is None:
+        if coding.in_blocks:
+            if self.in_blocks is None:
                 raise MissingFeatureError(
-                    f"group {Group(self.members)}: was not made for sums in int8; use float16 or bfloat16"
+                    f"group {Group(self.members)}: was not made for sums in {coding.how.codec}; use float16 or bfloat16"
                 )
             self._live()
-            return self.eight_bits.start(tensor, coding)
+            return self.in_blocks.start(tensor, coding)
         dtype = coding.dtype
         if dtype is None or dtype is tensor.dtype:
             return self.all_reduce(tensor)
@@ -169,8 +169,8 @@ class Communicator:
     def close(self) -> list[object]:
         """Let go of what lies below and return it; when the last reference to it goes, its sockets close."""
         backend, self._backend, self.is_closed = self._backend, None, True
-        if self.eight_bits is not None:
-            self.eight_bits.close()
+        if self.in_blocks is not None:
+            self.in_blocks.close()
         return [backend]
 
 

@@ -20,10 +20,9 @@ from partreduce.runtime.transport.worlds import MAX_GROUPS, GroupTable, World
 from partreduce.topo.errors import StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec
 
-IN_EIGHT_BITS = "int8"
-"""The name of the second communicators of groups that sum in eight bits."""
+IN_BLOCKS = "blocks"
+"""The name of the second communicators of groups that sum by codecs of blocks."""
 GLOO_LIMIT = timedelta(days=1)
 GRACE_SECONDS = 1.0
 """How much longer than the timeout we wait for gloo to say by itself that a member did not connect."""
@@ -59,25 +58,25 @@ class GlooWorld(GroupTable):
         """
         own = member_sets(schedule, self.rank)
         wanted = own | {tuple(range(self.size))}
-        in_eight_bits = schedule.strategy.how.codec is Codec.INT8
-        second = sorted(members for members in own if in_eight_bits and self.needs_second(members))
+        in_blocks = schedule.strategy.how.codec.has_blocks
+        second = sorted(members for members in own if in_blocks and self.needs_second(members))
         parts = [part for members in wanted for part in self.parts(members)]
         check_budget(schedule.name, [*parts, *second], self.max_groups)
         for members in sorted(wanted - self._groups.keys()):
             self.create(members)
         for members in second:
-            self._sum_in_eight_bits(members)
+            self._sum_in_blocks(members)
 
     def needs_second(self, members: tuple[int, ...]) -> bool:  # noqa: ARG002 - forms with stages have their own groups
-        """Whether sums in eight bits over these members need a communicator beside that of everything else."""
+        """Whether sums by codecs of blocks over these members need a communicator beside that of everything else."""
         return True
 
-    def _sum_in_eight_bits(self, members: tuple[int, ...]) -> None:
-        """Let a group sum in eight bits: its thread has a communicator that nothing else uses."""
+    def _sum_in_blocks(self, members: tuple[int, ...]) -> None:
+        """Let a group sum by codecs of blocks: its thread has a communicator that nothing else uses."""
         communicator = self._groups[members]
-        if communicator.eight_bits is None:
-            beside = self.create(members, name=IN_EIGHT_BITS)
-            communicator.eight_bits = StagedSums(FlatCodedStages(beside))
+        if communicator.in_blocks is None:
+            beside = self.create(members, name=IN_BLOCKS)
+            communicator.in_blocks = StagedSums(FlatCodedStages(beside))
 
     def parts(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The members of each gloo group that this worker joins for one group."""

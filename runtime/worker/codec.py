@@ -40,8 +40,8 @@ def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.
             f"form: is {form}; the schedule's codec {how.codec} is for what crosses the nodes, and only {how.form} has "
             "such a stage; leave form out, or give a codec too, which is then for everything"
         )
-    if how.codec is Codec.INT8 and device.type == "cuda":
-        raise MissingFeatureError("codec: 'int8' runs on CPU over gloo only; use bfloat16 or float16 on GPUs")
+    if how.codec.has_blocks and device.type == "cuda":
+        raise MissingFeatureError(f"codec: '{how.codec}' runs on CPU over gloo only; use bfloat16 or float16 on GPUs")
     return schedule if how == strategy.how else _with_how(schedule, how)
 
 
@@ -50,15 +50,15 @@ NORMALISES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "L
 
 
 def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) -> None:
-    """Say what eight bits cost an optimizer that divides each gradient by its own size."""
+    """Say what few bits cost an optimizer that divides each gradient by its own size."""
     strategy, names = schedule.strategy, [base.__name__ for base in type(optimizer).__mro__]
-    if strategy.how.codec is not Codec.INT8 or not strategy.averages_gradients:
+    if not strategy.how.codec.has_blocks or not strategy.averages_gradients:
         return
     if any(word in name for name in names for word in NORMALISES):
         warn_user(
-            f"partreduce: codec int8 with {names[0]}, which divides each gradient by its own size: what rounding "
-            "leaves of small ones becomes whole steps, the same on all workers, so weights may move elsewhere than "
-            "without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
+            f"partreduce: codec {strategy.how.codec} with {names[0]}, which divides each gradient by its own size: "
+            "what rounding leaves of small ones becomes whole steps, the same on all workers, so weights may move "
+            "elsewhere than without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
         )
 
 
@@ -79,7 +79,7 @@ def fact_of(how: How) -> str:
     if how.codec is Codec.NONE:
         return f"none, sending {how.sending}"
     text = f"{how.codec} {how.where}"
-    if how.codec is Codec.INT8:
+    if how.codec.has_blocks:
         text += f", block {how.block}"
         text += ", error feedback" if how.error_feedback else ", no error feedback"
     return f"{text}, sending {how.sending}"

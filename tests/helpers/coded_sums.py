@@ -15,13 +15,19 @@ import numpy as np
 ZERO_BELOW = np.float32(2.0**-119)
 UNIT_ROUNDOFF = {"float16": Fraction(1, 2**11), "bfloat16": Fraction(1, 2**8), "float32": Fraction(1, 2**24)}
 """Largest relative error of one rounding to nearest: 11, 8 and 24 digits."""
-UNDERFLOW = {"float16": Fraction(1, 2**25), "bfloat16": Fraction(1, 2**134), "int8": Fraction(1, 2**119)}
+LEVELS = {"int8": 127, "int4": 7}
+UNDERFLOW = {
+    "float16": Fraction(1, 2**25),
+    "bfloat16": Fraction(1, 2**134),
+    "int8": Fraction(1, 2**119),
+    "int4": Fraction(1, 2**119),
+}
 """The largest error that a number near zero may have besides: half of the last digit that there is, or a lost block."""
 
 
 def rounding_error(codec):
-    """Of one rounding: a part of |x| (16 bits), or of the block's largest number (int8: half a level, and float32)."""
-    return Fraction(1, 2 * 127) + Fraction(1, 2**21) if codec == "int8" else UNIT_ROUNDOFF[codec]
+    """Of one rounding: a part of |x| (16 bits), or of the block's largest number (half a level, and float32)."""
+    return Fraction(1, 2 * LEVELS[codec]) + Fraction(1, 2**21) if codec in LEVELS else UNIT_ROUNDOFF[codec]
 
 
 def in_bfloat16(values):
@@ -46,22 +52,22 @@ def peaks_of(values, block):
     return np.repeat(np.maximum.reduceat(values, starts), np.diff([*starts, len(values)])) if len(values) else values
 
 
-def quantised(values, block):
-    """(levels, the scale of each number) of int8."""
+def quantised(values, block, top=127):
+    """(levels, the scale of each number) of int8; of int4 with 7 for the top."""
     values = np.asarray(values, np.float32)
     peaks = peaks_of(values, block).astype(np.float32)
     plain = (peaks >= ZERO_BELOW) & np.isfinite(peaks)
     with np.errstate(all="ignore"):
-        factors = np.where(plain, np.float32(127) / peaks, np.float32(0)).astype(np.float32)
-        scales = np.where(plain, peaks / np.float32(127), np.where(peaks < ZERO_BELOW, 0, np.nan)).astype(np.float32)
+        factors = np.where(plain, np.float32(top) / peaks, np.float32(0)).astype(np.float32)
+        scales = np.where(plain, peaks / np.float32(top), np.where(peaks < ZERO_BELOW, 0, np.nan)).astype(np.float32)
         scaled = values * factors
         levels = np.rint(scaled)
     return np.where(plain, levels + 0.0, 0).astype(np.float32), scales  # whole numbers have one zero
 
 
-def in_eight_bits(values, block):
-    """The numbers that come out of int8's code."""
-    levels, scales = quantised(values, block)
+def in_blocks(values, block, top=127):
+    """The numbers that come out of int8's code, or int4's."""
+    levels, scales = quantised(values, block, top)
     with np.errstate(invalid="ignore"):
         return levels * scales
 
@@ -82,7 +88,7 @@ def added(rows):
     return total
 
 
-def flat_sum(given, block):
+def flat_sum(given, block, top=127):
     """Quantise, add each shard in order of places, quantise: what all members have."""
     members, length = given.shape
     coded = np.empty_like(given)
@@ -90,9 +96,9 @@ def flat_sum(given, block):
     result = np.empty(length, np.float32)
     for member in range(members):
         for start, end in bounds:
-            coded[member, start:end] = in_eight_bits(given[member, start:end], block)
+            coded[member, start:end] = in_blocks(given[member, start:end], block, top)
     for start, end in bounds:
-        result[start:end] = in_eight_bits(added(coded[:, start:end]), block)
+        result[start:end] = in_blocks(added(coded[:, start:end]), block, top)
     return result
 
 
@@ -107,7 +113,7 @@ def hierarchical_sum(given, codec, block, *, on_each, across_only, parts=1):
 
 
 def coded(values, codec, block):
-    return in_eight_bits(values, block) if codec == "int8" else SHORT[codec](values)
+    return in_blocks(values, block, LEVELS[codec]) if codec in LEVELS else SHORT[codec](values)
 
 
 def _part(given, codec, block, on_each, *, across_only):
@@ -195,14 +201,14 @@ def sum_error(
     everywhere but in a ring of 16-bit numbers.
 
     Args:
-        codec: float16, bfloat16 or int8.
+        codec: float16, bfloat16, int8 or int4.
         num_members: of the group.
         on_each_node: l, for a hierarchical sum over num_members / l nodes; 1 for one stage over all.
         across_only: whether numbers are added inside the nodes before they are rounded.
         through_servers: whether a host adds the decoded numbers.
     """
     float32 = UNIT_ROUNDOFF["float32"]
-    decoded = codec == "int8" or through_servers or on_each_node > 1
+    decoded = codec in LEVELS or through_servers or on_each_node > 1
     tracked = _Tracked(rounding_error(codec), UNDERFLOW[codec])
     nodes = num_members // on_each_node
     if not across_only:

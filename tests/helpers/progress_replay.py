@@ -16,6 +16,7 @@ import torch
 from helpers import coded_sums
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import LEVELS
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late, Lockstep, Static
@@ -42,8 +43,8 @@ def random_run(seed: int) -> RandomRun:
     n = rng.randint(2, 6)
     late = rng.random() < 0.5
     factors = [Fraction(1), Fraction(1), Fraction(1, 2)] + ([] if late else [Fraction(3, 2)])
-    codec = rng.choice([Codec.INT8, Codec.INT8, Codec.FLOAT16, Codec.BFLOAT16])
-    eight = {"block": rng.choice([8, 16, 256])} if codec is Codec.INT8 else {}
+    codec = rng.choice([Codec.INT8, Codec.INT4, Codec.FLOAT16, Codec.BFLOAT16])
+    eight = {"block": rng.choice([8, 16, 256])} if codec.has_blocks else {}
     common = {
         "pace": rng.choice([2, 3, (*(rng.randint(1, 3) for _ in range(n - 1)), 2)]),  # not all 1: gradients then
         "when": Late() if late else Lockstep(),
@@ -187,6 +188,6 @@ def _steps(case: RandomRun, history: History, bucket: int, worker: int, round_: 
 def _sums(shares: np.ndarray, how: How) -> np.ndarray:
     """What the coded sum of shares [members, numbers] may be: [candidates, numbers], float32."""
     given = shares.astype(np.float32)
-    if how.codec is not Codec.INT8:
+    if not how.codec.has_blocks:
         return coded_sums.short_sums(given, how.codec.value)
-    return coded_sums.flat_sum(given, how.block)[None]
+    return coded_sums.flat_sum(given, how.block, LEVELS[how.codec])[None]

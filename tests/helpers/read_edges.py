@@ -100,6 +100,7 @@ STARTED, KEPT = "strategy.when.quorum", "strategy.when.gap"
 TABLE, OUTER = "strategy.what.tables[0]", "strategy.what.outer"
 
 RULED = {"codec": "int8", "form": "hierarchical"}
+FEEDBACK = {"codec": "int4", "error_feedback": True}
 STARTED_SO = {"count": "open-round", "missed": "each", "staleness": 4, "grace": 0, "synchronise_every": 0, "seed": 0}
 KEPT_SO = {"staleness": 0, "backup": 0, "reduce": "received", "weights": "graph", "inquire": False, "order": "serial"}
 
@@ -221,10 +222,10 @@ READ_EDGES = [
     *(
         reads(
             AXES,
-            f"{member} is of int8",
+            f"{member} is of int8 and int4",
             how(codec="int8", **{member: value}),
             how(codec="float16", **{member: value}),
-            f"strategy.how: ['{member}']: only int8 has it",
+            f"strategy.how: ['{member}']: only int8 and int4 have it",
         )
         for member, value in (("block", 2), ("error_feedback", True))
     ),
@@ -242,15 +243,25 @@ READ_EDGES = [
         how(codec="int8", where="across-nodes"),
         "strategy.how: where: goes with a codec and the form hierarchical",
     ),
+    reads(
+        AXES,
+        "sending is of gradients",
+        how(sending="layers"),
+        over_all(2, 2, how={"sending": "layers"}, pace=2),
+        "strategy.how: sending: goes with gradients in each step",
+    ),
     *(
         reads(
             AXES,
-            f"{member} is of gradients",
-            how(**{member: value, **more}),
-            over_all(2, 2, how={member: value, **more}, pace=2),
-            f"strategy.how: {member}: goes with gradients in each step",
+            f"error_feedback is of sums over all, {what}",
+            over_all(3, how=FEEDBACK, pace=2),
+            raw,
+            "strategy.how: error_feedback: goes with sums over all in each round, none of them late",
         )
-        for member, value, more in (("sending", "layers", {}), ("error_feedback", True, {"codec": "int8"}))
+        for what, raw in (
+            ("in time", over_all(3, how=FEEDBACK, pace=2, when={"late": 1})),
+            ("of allreduce", groups(3, [[0, 1, 2]], how=FEEDBACK)),
+        )
     ),
     reads(
         AXES,

@@ -171,7 +171,7 @@ def test_parameters_may_be_rounded_where_all_meet_again_and_again(strategy, reas
 def test_words_may_stand_for_choices_and_unknown_ones_are_named():
     assert How(codec="int8", form="hierarchical") == How(codec=Codec.INT8, form=Form.HIERARCHICAL)
     assert isinstance(Pipeline(drain="drop").drain, Drain)
-    with pytest.raises(ScheduleError, match="codec: is 'int9'; it must be one of none, float16, bfloat16, int8"):
+    with pytest.raises(ScheduleError, match="codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4"):
         How(codec="int9")
     with pytest.raises(ScheduleError, match=r"drain: is \['drop'\]"):
         Pipeline(drain=["drop"])

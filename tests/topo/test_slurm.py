@@ -2,7 +2,7 @@
 
 import pytest
 
-from partreduce.commands.options import NETWORKS, NODES, cluster_settings, hardware_of
+from partreduce.commands.cluster_options import NETWORKS, NODES, cluster_settings, hardware_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FileProblem, InputError
 from partreduce.topo.hardware import Switch

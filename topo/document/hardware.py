@@ -70,7 +70,7 @@ SecondsPerByte = Annotated[StrictInt | StrictFloat, Field(ge=0, le=LONGEST_SECON
 Variation = Annotated[StrictInt | StrictFloat, Field(ge=0, le=LARGEST_JITTER, allow_inf_nan=False)]
 NodeIndex = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
 Share = Annotated[StrictInt | StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
-CodecName = Literal["float16", "bfloat16", "int8"]
+CodecName = Literal["float16", "bfloat16", "int8", "int4"]
 RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
 

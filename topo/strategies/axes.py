@@ -173,6 +173,13 @@ class Codec(Choice):
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
     """Whole numbers of -127..127 times a scale for each block of neighbouring numbers."""
+    INT4 = "int4"
+    """The same of -7..7, two in a byte."""
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether neighbouring numbers share a scale."""
+        return self in {Codec.INT8, Codec.INT4}
 
     @property
     def rounds(self) -> bool:
@@ -202,8 +209,8 @@ class Sending(Choice):
 class How(Closed):
     """How the payload of a sum travels.
 
-    `block` numbers share one scale of the int8 codec. With `error_feedback` what rounding took from a gradient is
-    added to the worker's next one.
+    `block` numbers share one scale of the codecs int8 and int4. With `error_feedback` what rounding took from what a
+    worker gave to a sum of all is added to what it gives to the next.
     """
 
     form: Form = Form.RING
@@ -220,12 +227,13 @@ class How(Closed):
             ScheduleError: the place, the value and the rule.
         """
         default = How()
-        if self.codec is not Codec.INT8:
+        if not self.codec.has_blocks:
             for name in ("block", "error_feedback"):
                 if getattr(self, name) != getattr(default, name):
                     value = getattr(self, name)
                     raise ScheduleError(
-                        f"how.{name}: is {str(value).lower()}; only the codec int8 has it (the codec is {self.codec})"
+                        f"how.{name}: is {str(value).lower()}; only the codecs int8 and int4 have it (the codec is "
+                        f"{self.codec})"
                     )
         if self.where is not CodecScope.ALL and self.codec is Codec.NONE:
             raise ScheduleError(f"how.where: is {self.where}; there is no codec whose place it could say")

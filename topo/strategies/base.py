@@ -89,10 +89,11 @@ class Strategy(Closed, ABC):
             )
         if self.how.codec is not Codec.NONE and (reason := self.refuses_codec(cluster)):
             raise ScheduleError(f"how.codec: is {self.how.codec}; {reason}")
-        if self.how.error_feedback and not self.averages_gradients:
+        repeats_sums = self.averages_gradients or (self.averages_everyone and not self.mixes_late)
+        if self.how.error_feedback and not repeats_sums:
             raise ScheduleError(
-                "how.error_feedback: is true; only gradients that are averaged over all workers in each step have a "
-                "next sum of the same numbers, to which what rounding took can be added; leave it out"
+                "how.error_feedback: is true; only where every round is of all workers, and none is late, each sum has "
+                "a next one of the same numbers, to which what rounding took can be added; leave it out"
             )
 
     def _check_what(self) -> None:

@@ -169,6 +169,8 @@ def _check_route(route: Route, where: str, num_workers: int) -> None:
             f"{where}.codec: is {route.codec}; way dense is averaged with everything else, for which how.codec is; "
             "leave it out"
         )
+    if route.codec is Codec.INT4:
+        raise ScheduleError(f"{where}.codec: is {route.codec}, which is for sums; rows have int8 for their shortest")
     for host in route.hosts:
         if not 0 <= host < num_workers:
             raise ScheduleError(f"{where}.hosts: has {host}; workers are 0..{num_workers - 1}")

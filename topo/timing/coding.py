@@ -22,6 +22,7 @@ SECONDS = {
     Codec.FLOAT16: CodecSeconds(2e-10, 1e-10),
     Codec.BFLOAT16: CodecSeconds(2e-10, 1e-10),
     Codec.INT8: CodecSeconds(4e-10, 2e-10),
+    Codec.INT4: CodecSeconds(6e-10, 4e-10),
 }
 """What encoding and decoding take per byte of float32 on one ordinary core, where the hardware does not say
 (docs/clusters.md says how they were measured)."""
@@ -48,12 +49,11 @@ class Coding:
         """What the hardware makes of a codec; where no link takes time for bytes, coding them takes none either."""
         if how.codec is Codec.NONE:
             return PLAIN
-        is_int8 = how.codec is Codec.INT8
-        scales = SCALE_BYTES / how.block if is_int8 else 0.0
+        scales = SCALE_BYTES / how.block if how.codec.has_blocks else 0.0
         stated = dict(hardware.codec).get(how.codec.value, SECONDS[how.codec])
         return cls(
             wire=(NUMBER_BYTES[how.codec.value] + scales) / 4,
-            exchanged=is_int8,
+            exchanged=how.codec.has_blocks,
             across_only=how.where is CodecScope.ACROSS_NODES,
             seconds=FREE if hardware.is_free_of_bytes() else stated,
         )

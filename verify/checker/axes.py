@@ -31,12 +31,14 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "drain": ("apply", "drop"),
     "total": ("mean", "sum"),
     "form": ("ring", "hierarchical"),
-    "codec": ("none", "float16", "bfloat16", "int8"),
+    "codec": ("none", "float16", "bfloat16", "int8", "int4"),
     "where": ("all", "across-nodes"),
     "error_feedback": (False, True),
     "sending": ("whole", "layers"),
 }
 """What a member of `when.pipeline` or of `how` may be; the others are numbers."""
+BLOCKS = ("int8", "int4")
+"""Codecs of which neighbouring numbers share a scale."""
 
 
 class When(NamedTuple):
@@ -92,18 +94,19 @@ def _read_merge(raw: object, place: str) -> When:
     return When(steps=steps, kept=kept)
 
 
-def read_how(raw: dict[str, Any], *, averages_gradients: bool) -> dict[str, Any]:
+def read_how(raw: dict[str, Any], *, averages_gradients: bool, repeats_sums: bool) -> dict[str, Any]:
     """All members of `how`, which must go together and with what is sent."""
     place = "strategy.how"
     how = HOW | _read_members(raw.setdefault("how", {}), place, HOW)
     changed = {name for name, value in how.items() if value != HOW[name]}
     require(raw["kind"] != "neighbor" or not changed, place, "parameters go to neighbours as they are")
-    only_int8 = changed & {"block", "error_feedback"}
-    require(how["codec"] == "int8" or not only_int8, place, f"{sorted(only_int8)}: only int8 has it")
+    of_blocks = changed & {"block", "error_feedback"}
+    require(how["codec"] in BLOCKS or not of_blocks, place, f"{sorted(of_blocks)}: only int8 and int4 have it")
     is_apart = how["form"] == "hierarchical" and how["codec"] != "none"
     require("where" not in changed or is_apart, place, "where: goes with a codec and the form hierarchical")
-    for name in ("sending", "error_feedback"):
-        require(name not in changed or averages_gradients, place, f"{name}: goes with gradients in each step")
+    require("sending" not in changed or averages_gradients, place, "sending: goes with gradients in each step")
+    may_feed = "error_feedback" not in changed or repeats_sums
+    require(may_feed, place, "error_feedback: goes with sums over all in each round, none of them late")
     return how
 
 

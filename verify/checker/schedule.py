@@ -341,7 +341,8 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> Options:
         _require_turns(raw, paces, when, tables)
     fits = averages_gradients or not (pipeline or (quorum and raw["kind"] != "static"))
     require(fits, "strategy.when", "goes with allreduce at pace 1, a quorum with static as well")
-    how = read_how(raw, averages_gradients=averages_gradients)
+    repeats_sums = raw["kind"] == "allreduce" and not is_late
+    how = read_how(raw, averages_gradients=averages_gradients, repeats_sums=repeats_sums)
     is_whole = how["codec"] == "none" and how["sending"] == "whole"
     require(quorum is None or is_whole, "strategy.how", "what a quorum sums goes as it is, when it is whole")
     has_common_steps = gap is None and quorum is None and len(set(paces)) == 1

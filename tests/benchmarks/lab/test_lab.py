@@ -1,7 +1,6 @@
 """The lab measures what it says: a real cell over shaped links, its figures by hand, and its predictions."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from benchmarks.lab import rehearse as rehearse_module
 from benchmarks.lab.campaign import Campaign, Experiment
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.measure import Measured
-from benchmarks.lab.network import Network, why_not
+from benchmarks.lab.network import why_not
 from benchmarks.lab.predict import Point, predicted
 from benchmarks.lab.redraw import main as redraw
 from benchmarks.lab.rehearse import known_rates, rates_key
@@ -182,45 +181,6 @@ def test_a_setting_or_a_contestant_that_is_not_there_is_named(words, said, monke
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.lab
-@pytest.mark.processes
-def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path, stored):
-    if (reason := why_not()) is not None:
-        pytest.skip(reason)
-    from benchmarks.lab.crew import Crew
-    from benchmarks.lab.job import Job
-    from benchmarks.lab.measure import read_cell
-    from benchmarks.lab.tasks import read_data, write_data
-
-    cluster = Cluster.regular(2, 2)
-    write_data("digits", tmp_path / "digits.npz")
-    with Network(2, "200mbit", subnet="10.78.0") as network, Crew(network, tmp_path) as crew:
-        job = Job(
-            name="cell",
-            folder=str(tmp_path / "cell"),
-            how="partreduce",
-            num_nodes=2,
-            workers_per_node=2,
-            address="",
-            port=0,
-            schedule=str(stored(build("allreduce", cluster))),
-            data_file=str(tmp_path / "digits.npz"),
-            compute=0.01,
-            steps=8,
-        )
-        assert crew.run(job) == [0, 0]
-        found = read_cell(job, read_data(tmp_path / "digits.npz"))
-        names = [network.namespace(0), network.namespace(1), network.switch]
-    assert found.steps == [8] * 4
-    assert [step for step, _, _ in found.curve] == [0.0, 4.0, 8.0]
-    # A ring of 4 moves 1.5 models over its slowest link in each step; headers add a few per cent.
-    assert found.nic_mb == pytest.approx(1.5 * 2.192, rel=0.1)
-    assert found.step_ms > 1000 * 1.5 * 2.192e6 / 25e6
-    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert not any(name in left for name in names)
-    assert os.path.exists(tmp_path / "cell" / "trace-00000.json")  # noqa: PTH110 - one file
-
-
 def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
     import torch
 
@@ -286,22 +246,43 @@ def test_a_contestant_that_the_wire_makes_slow_meets_a_slow_worker_where_it_is_n
 
 @pytest.mark.lab
 @pytest.mark.processes
-def test_a_cell_ends_at_its_loss_or_at_the_limit_of_all():
+def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_and_leave_nothing_behind(
+    tmp_path, stored
+):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
+    from benchmarks.lab.measure import read_cell
     from benchmarks.lab.standing import standing
+    from benchmarks.lab.tasks import read_data, write_data
 
+    data = tmp_path / "digits.npz"
+    write_data("digits", data)
     setting = replace(PLAIN, compute=0.01, steps=4)
     reachable = Experiment(settings=(setting,), shape=(2, 2), contestants=("flat ring",), rate=0.4, target=1.5)
     endless = replace(reachable, settings=(replace(setting, steps=10_000),), target=0.0, limit=2.0)
     with standing(2) as lab:
+        lab.shape("200mbit")
+        schedule = str(stored(build("allreduce", Cluster.regular(2, 2))))
+        sizes = {"address": "", "port": 0, "compute": 0.01, "steps": 8}
+        job = lab.job("cell", "partreduce", 2, schedule=schedule, data_file=str(data), **sizes)
+        assert lab.crew.run(job) == [0, 0]
+        found = read_cell(job, read_data(data))
+        assert (job.path / "trace-00000.json").exists()
         reached, cut = (Campaign(experiment, lab, time.monotonic() + 100) for experiment in (reachable, endless))
         for campaign in (reached, cut):
             campaign.prepare()
             (contestant,) = campaign.fitting(campaign.experiment.setting)
             campaign._cell(campaign.experiment.setting, contestant, 0)
+        names = [lab.network.namespace(0), lab.network.namespace(1), lab.network.switch]
+    assert found.steps == [8] * 4
+    assert [step for step, _, _ in found.curve] == [0.0, 4.0, 8.0]
+    # A ring of 4 moves 1.5 models over its slowest link in each step; headers add a few per cent.
+    assert found.nic_mb == pytest.approx(1.5 * 2.192, rel=0.1)
+    assert found.step_ms > 1000 * 1.5 * 2.192e6 / 25e6
     (cell,) = reached.cells
     assert cell.measured.reached(1.5), "four steps were too few, so it took more"
     assert cell.measured.steps[0] > 4
     (cell,) = cut.cells
     assert cell.measured.ended == "time"
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not any(name in left for name in names)

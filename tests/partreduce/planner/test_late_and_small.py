@@ -216,8 +216,10 @@ def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest
     strategy = load_schedule(path).strategy
     assert strategy.when == Pipeline()
     assert (strategy.how.codec, strategy.how.where) == (Codec.INT8, CodecScope(answer["where"]))
-    assert main([*asked, "--codec", "int4"]) == 2
+    assert main([*asked, "--codec", "int3"]) == 2
     assert "any, none, float16, bfloat16, int8" in capsys.readouterr().err
+    assert main([*asked, "--codec", "int4"]) == 65
+    assert "int4, whose price in steps was never measured" in capsys.readouterr().err
 
 
 def test_reasons_name_what_comes_late_and_the_usual_all_reduce() -> None:

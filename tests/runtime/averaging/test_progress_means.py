@@ -339,7 +339,7 @@ def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
 def test_random_runs_cover_what_they_claim():
     cases = [random_run(seed) for seed in range(300)]
     strategies = [case.schedule.strategy for case in cases]
-    assert {strategy.how.codec for strategy in strategies} == {Codec.INT8, Codec.FLOAT16, Codec.BFLOAT16}
+    assert {strategy.how.codec for strategy in strategies} == {codec for codec in Codec if codec.rounds}
     assert {strategy.kind for strategy in strategies} == {"static", "allreduce"}
     assert {strategy.overlap for strategy in strategies} == {True, False}
     assert any(getattr(strategy, "prologue", 0) for strategy in strategies)

@@ -9,10 +9,10 @@ import torch
 
 from helpers import coded_sums
 from helpers.coded_sums import UNDERFLOW, UNIT_ROUNDOFF, rounding_error
+from partreduce.runtime.codecs.blocks import BlockCodec
 from partreduce.runtime.codecs.coding import Coding, Codings, Leftovers
-from partreduce.runtime.codecs.eight_bits import EightBits
 from partreduce.runtime.codecs.frames import decoded, encoded
-from partreduce.topo.codec_numbers import LARGEST, int8_bytes
+from partreduce.topo.codec_numbers import LARGEST, LEVELS, block_bytes
 from partreduce.topo.strategies import Codec, How
 
 DRAWS = int(os.environ.get("PARTREDUCE_CODED_SUMS", "150"))
@@ -38,32 +38,39 @@ def adversarial(rng, length):
     return values.astype(np.float32)
 
 
-def roundtrip(values, block):
-    codec, code = EightBits(block), torch.full((int8_bytes(len(values), block),), 77, dtype=torch.uint8)
+def roundtrip(values, block, name="int8"):
+    codec = BlockCodec(name, block)
+    code = torch.full((block_bytes(name, len(values), block),), 77, dtype=torch.uint8)
     codec.encode(torch.from_numpy(values), code)
     result = torch.empty(len(values))
     codec.decode(code, result)
     return code.numpy(), result.numpy()
 
 
+@pytest.mark.parametrize("codec", LEVELS)
 @pytest.mark.parametrize("first", range(0, DRAWS, 150))
-def test_int8_has_the_models_bits_and_keeps_the_bound_exactly(first):
+def test_codecs_of_blocks_have_the_models_bits_and_keep_the_bound_exactly(first, codec):
     for seed in range(first, min(first + 150, DRAWS)):
         rng = np.random.default_rng(seed)
         length, block = int(rng.integers(1, 700)), int(rng.choice([1, 2, 7, 64, 256, 1000]))
         values = adversarial(rng, length)
-        code, result = roundtrip(values, block)
-        levels, scales = coded_sums.quantised(values, block)
-        assert code[:length].view(np.int8).tolist() == levels.tolist()
-        assert code[-(-length // 4) * 4 :].view(np.float32).tolist() == scales[::block].tolist()
-        np.testing.assert_array_equal(result, coded_sums.in_eight_bits(values, block))
-        error = rounding_error("int8")
+        code, result = roundtrip(values, block, codec)
+        levels, scales = coded_sums.quantised(values, block, LEVELS[codec])
+        if codec == "int8":
+            assert code[:length].view(np.int8).tolist() == levels.tolist()
+        else:
+            halves = [half - 16 * (half > 7) for byte in code.tolist() for half in (byte % 16, byte // 16)]
+            assert halves[:length] == levels.tolist()
+        filled = -(-length // (4 if codec == "int8" else 8)) * 4
+        assert code[filled:].view(np.float32).tolist() == scales[::block].tolist()
+        np.testing.assert_array_equal(result, coded_sums.in_blocks(values, block, LEVELS[codec]))
+        error = rounding_error(codec)
         peaks = coded_sums.peaks_of(values, block)
         worst = rng.choice(length, min(length, 12), replace=False).tolist()
         worst.append(int(np.argmax(np.abs(result.astype(float) - values) - float(error) * peaks)))
         for place in worst:
             off = abs(Fraction(float(result[place])) - Fraction(float(values[place])))
-            assert off <= error * Fraction(float(peaks[place])) + UNDERFLOW["int8"]
+            assert off <= error * Fraction(float(peaks[place])) + UNDERFLOW[codec]
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
@@ -85,16 +92,15 @@ def test_zeros_stay_zeros_and_so_do_blocks_of_almost_nothing():
     assert roundtrip(values, 32)[1][32:] == pytest.approx(2.0**-119, rel=1e-6)
 
 
-@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8])
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec.rounds])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_frames_hold_numbers_of_any_dtype_and_have_the_stated_bytes(codec, dtype):
     values = torch.randn(1001, generator=torch.Generator().manual_seed(5)).to(dtype)
     coding = Coding(How(codec=codec))
     code = encoded(values, coding, "place")
-    assert len(code) == (int8_bytes(1001, 256) if codec is Codec.INT8 else 2 * 1001)
+    assert len(code) == {Codec.INT8: 1004 + 4 * 4, Codec.INT4: 504 + 4 * 4}.get(codec, 2 * 1001)
     result = decoded(code, 1001, codec, 256)
-    model = {**coded_sums.SHORT, "int8": lambda numbers: coded_sums.in_eight_bits(numbers, 256)}[codec]
-    np.testing.assert_array_equal(result.numpy(), model(values.float().numpy()))
+    np.testing.assert_array_equal(result.numpy(), coded_sums.coded(values.float().numpy(), codec, 256))
 
 
 @pytest.mark.parametrize("codec", ["float16", "bfloat16"])

@@ -75,10 +75,10 @@ def draw(seed):
     nodes, on_each = rng.choice([(1, 2), (1, 3), (1, 5), (2, 2), (3, 2), (2, 3), (4, 2), (2, 4)])
     cluster = Cluster.regular(int(nodes), int(on_each))
     staged = nodes > 1 and rng.random() < 0.5
-    codec = Codec(rng.choice(["int8", "int8", "float16", "bfloat16"]))
+    codec = Codec(rng.choice(["int8", "int4", "float16", "bfloat16"]))
     where = CodecScope.ACROSS_NODES if staged and rng.random() < 0.5 else CodecScope.ALL
     options = {}
-    if codec is Codec.INT8:
+    if codec.has_blocks:
         options = {
             "block": int(rng.choice([1, 3, 16, 64, 256])),
         }
@@ -109,10 +109,11 @@ def expected(case, index):
     """What the model says of a sum: one row, or the rows among which each number is."""
     how, given = case.how, case.given[index]
     across_only = how.where is CodecScope.ACROSS_NODES
-    codec, block = how.codec.value, how.block if how.codec is Codec.INT8 else 1
+    codec, block = how.codec.value, how.block if how.codec.has_blocks else 1
     if case.on_each > 1:
         return coded_sums.hierarchical_sum(given, codec, block, on_each=case.on_each, across_only=across_only)[None]
-    return coded_sums.flat_sum(given, block)[None] if codec == "int8" else coded_sums.short_sums(given, codec)
+    has_blocks, top = how.codec.has_blocks, coded_sums.LEVELS.get(codec)
+    return coded_sums.flat_sum(given, block, top)[None] if has_blocks else coded_sums.short_sums(given, codec)
 
 
 def check(case, answers):
@@ -130,7 +131,7 @@ def check(case, answers):
         candidates = expected(case, index)
         assert (mine.view(np.uint32) == candidates.view(np.uint32)).any(axis=0).all(), "not what the model says"
         sizes = np.abs(given.astype(np.float64))
-        if case.how.codec is Codec.INT8:
+        if case.how.codec.has_blocks:
             sizes = np.stack([coded_sums.peaks_of(row, case.how.block) for row in sizes])
         limit = float(bound.relative) * sizes.sum(0) + float(bound.absolute)
         assert (np.abs(mine - given.astype(np.float64).sum(0)) <= limit * (1 + 1e-9)).all(), "beyond the bound"
@@ -195,12 +196,12 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
 
     def work(world):
         ours, group = flat_groups(world, how, Cluster.regular(1, 3))
-        assert ours.has(group.members, name="int8"), "a second communicator of the same members"
+        assert ours.has(group.members, name="blocks"), "a second communicator of the same members"
         work = group.all_reduce(torch.ones(5000), Coding(how))
         work.wait()
         if world.rank == 2:
             ours.destroy([group.members])
-            assert not ours.has(group.members, name="int8"), "both went together"
+            assert not ours.has(group.members, name="blocks"), "both went together"
             return
         start = time.monotonic()
         with pytest.raises(RuntimeError):

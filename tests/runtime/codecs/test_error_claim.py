@@ -12,6 +12,7 @@ from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.hierarchical import formed, levels_of
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import LEVELS
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Server
 from partreduce.verify import Status, prove
@@ -24,7 +25,8 @@ IN_16 = [How(form=form, codec=codec, where=where)
          for codec in (Codec.FLOAT16, Codec.BFLOAT16)
          for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
                              (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
-IN_8 = [How(form=form, codec=Codec.INT8, where=where, block=BLOCK)
+IN_8 = [How(form=form, codec=codec, where=where, block=BLOCK)
+        for codec in (Codec.INT8, Codec.INT4)
         for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
                             (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
 
@@ -32,7 +34,7 @@ IN_8 = [How(form=form, codec=Codec.INT8, where=where, block=BLOCK)
 def adversaries(how, num_members):
     """What members give, [cases, members, numbers]: drawn, and made so that each rounding takes as much as it can."""
     rng = np.random.default_rng(1)
-    unit = {Codec.FLOAT16: 2.0**-11, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 2.0**-8}[how.codec]
+    unit = {Codec.FLOAT16: 2.0**-11, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 2.0**-8, Codec.INT4: 2.0**-4}[how.codec]
     cases = [rng.normal(size=(num_members, LENGTH)), rng.random((num_members, LENGTH)) * 1e-6]
     for large in range(num_members):  # the others vanish beside it, one after the other
         case = np.full((num_members, LENGTH), unit * (1 - 2.0**-6))
@@ -40,12 +42,13 @@ def adversaries(how, num_members):
         cases.append(case)
     one_up = np.full((num_members, LENGTH), 1 + unit * (1 - 2.0**-6))  # rounded down by half a unit each
     cases.append(one_up)
-    halves = np.tile(np.arange(BLOCK) + 0.5, LENGTH // BLOCK)
-    halves[::BLOCK] = 127.0  # the others lie between two codes
+    top = LEVELS.get(how.codec, 127)
+    halves = np.tile(np.arange(BLOCK) % top + 0.5, LENGTH // BLOCK)
+    halves[::BLOCK] = top  # the others lie between two codes
     cases += [np.tile(halves, (num_members, 1)), np.tile(halves * (1 - 2.0**-7), (num_members, 1))]
     for _ in range(8):
-        grid = np.rint(rng.random((num_members, LENGTH)) * 100) + 0.49
-        grid[:, ::BLOCK] = 127.0
+        grid = np.rint(rng.random((num_members, LENGTH)) * 0.8 * top) + 0.49
+        grid[:, ::BLOCK] = top
         cases.append(grid)
     return np.array(cases, dtype=np.float32).astype(np.float64)
 
@@ -77,7 +80,7 @@ def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bi
     means = decoded_means(ranks, how, given)
     assert (means == means[0]).all(), "claim equal-replicas: the same bits"
     sizes = np.abs(given)
-    if how.codec is Codec.INT8:
+    if how.codec.has_blocks:
         blocks = sizes.reshape(*sizes.shape[:2], -1, BLOCK)
         sizes = np.broadcast_to(blocks.max(axis=-1, keepdims=True), blocks.shape).reshape(sizes.shape)
     part = (np.abs(means[0] - given.mean(axis=1)) - absolute) / (relative * sizes.mean(axis=1))
@@ -124,7 +127,7 @@ def rounds_of(world, schedule, pushes):
     return seen
 
 
-@pytest.mark.parametrize("how", [IN_16[0], IN_16[5], IN_8[0], IN_8[2]], ids=str)
+@pytest.mark.parametrize("how", [IN_16[0], IN_16[5], IN_8[0], IN_8[2], IN_8[3]], ids=str)
 def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_reference(ranks, how):
     schedule = Schedule("coded", CLUSTER, AllReduce(pace=2, how=how))
     entry = prove(schedule)["codec-error"].numbers
@@ -136,7 +139,7 @@ def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_refer
     attained = 0.0
     for push, mean in zip(pushes, runs[0], strict=True):
         sizes = np.abs(push)
-        if how.codec is Codec.INT8:
+        if how.codec.has_blocks:
             sizes = np.repeat(sizes.reshape(len(push), -1, BLOCK).max(axis=-1), BLOCK, axis=1)
         own = 8 * 2.0**-24 * (np.abs(reference) + np.abs(push).max(axis=0))  # of parameters, in float32
         error = np.abs(mean - (reference + push.mean(axis=0)))

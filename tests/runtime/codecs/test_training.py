@@ -12,8 +12,9 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.worker.codec import with_codec
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import HandshakeError, InputError, MissingFeatureError, ScheduleError
+from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Server
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Late, Server, Static
 from partreduce.topo.strategies.generated import Division, Generated
 
 _building = threading.Lock()
@@ -226,7 +227,7 @@ ON_REQUEST = Generated(group_size=4, division=Division.GLOBAL)
 @pytest.mark.parametrize(
     ("plan", "asked", "kind", "text"),
     [
-        (plan_of(How()), ("int4", CPU), InputError, "'int4' is not one of none, float16, bfloat16, int8"),
+        (plan_of(How()), ("int3", CPU), InputError, "'int3' is not one of none, float16, bfloat16, int8, int4"),
         (plan_of(How()), ("int8", CUDA), MissingFeatureError, "runs on CPU over gloo only; use bfloat16"),
         (plan_of(How(), Server, pace=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
         (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'generated' sends parameters"),
@@ -239,11 +240,21 @@ def test_codecs_that_cannot_run_are_refused_in_a_line(plan, asked, kind, text):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("strategy", [AllReduce(pace=2, how=HOWS["int8"]), Server(how=HOWS["int8"])])
-def test_feedback_is_for_gradients_of_everybody(strategy):
+@pytest.mark.parametrize(
+    ("strategy", "fits"),
+    [
+        (AllReduce(how=HOWS["int8"]), True),
+        (AllReduce(pace=2, how=HOWS["int8"]), True),
+        (Server(how=HOWS["int8"]), True),
+        (AllReduce(pace=2, when=Late(), how=HOWS["int8"]), False),
+        (Static(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), how=HOWS["int8"]), False),
+    ],
+    ids=str,
+)
+def test_feedback_is_for_sums_of_everybody_that_are_not_late(strategy, fits):
     fed_back = replace(strategy, how=HOWS["int8 feedback"])
-    if strategy.averages_gradients:
+    if fits:
         Schedule("fine", CLUSTER, fed_back)
     else:
-        with pytest.raises(ScheduleError, match=r"how\.error_feedback: is true; only gradients that are averaged"):
+        with pytest.raises(ScheduleError, match=r"how\.error_feedback: is true; only where every round is of all"):
             Schedule("refused", CLUSTER, fed_back)

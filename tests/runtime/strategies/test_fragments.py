@@ -160,7 +160,7 @@ def test_plain_fragments_in_each_step_of_their_turn_are_averaged_parameters(rank
         torch.testing.assert_close(all_of_it, mean, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("codec", [Codec.NONE, Codec.INT8])
+@pytest.mark.parametrize("coded", [False, True])
 @pytest.mark.parametrize(
     "saved_run",
     [
@@ -168,10 +168,11 @@ def test_plain_fragments_in_each_step_of_their_turn_are_averaged_parameters(rank
         *((CROWDED, saved, flying) for saved, flying in {3: {0, 2}, 5: {0, 1, 2}, 6: {0, 1}, 9: {0, 1, 2}}.items()),
     ],
 )
-def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks, tmp_path, saved_run, codec):
+def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks, tmp_path, saved_run, coded):
     """Of `STREAMING` in 2, 4 and 7 of 7 steps one is in flight after 1, 3 and 6, two of which are among these."""
     strategy, saved, flying = saved_run
-    strategy = replace(strategy, how=How(codec=codec))
+    how = How(codec=Codec.INT8) if strategy is STREAMING else How(codec=Codec.INT4, error_feedback=True)
+    strategy = replace(strategy, how=how if coded else How())
 
     def whole(world):
         training = training_of(world, strategy, batch_norm=True)

@@ -7,13 +7,16 @@ import os
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
+from helpers import coded_sums
 from helpers.outer_runs import OuterRun, Worker, complaint, random_run, run
 from helpers.outer_training import Training
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import outer_means
 from partreduce.runtime.strategies.group_means import GroupMeans
@@ -305,3 +308,42 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
     for keep, correction in ranks.run(3, work):
         assert "measures what workers moved since they were equal" in keep
         assert "has outer steps, for which it is not derived" in correction
+
+
+@pytest.mark.parametrize("feeds", [True, False])
+def test_what_four_bits_leave_over_of_a_movement_is_added_to_the_next(ranks, feeds):
+    """Against the movements of a model in NumPy, whose workers and owners of shards keep what rounding took."""
+    how = How(codec=Codec.INT4, block=8, error_feedback=feeds)
+    schedule = Schedule("fed back", Cluster.regular(1, 4), AllReduce(pace=2, what=DILOCO, how=how))
+    pushes = np.random.default_rng(0).normal(size=(6, 2, 4, 64)).astype(np.float32) / 16  # [rounds, steps, workers, ..]
+
+    def work(world):
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.full((64,), 3.0))
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
+        seen = []
+        for round_ in pushes:
+            for push in round_:
+                model.weight.grad = torch.from_numpy(-push[world.rank])
+                optimizer.step()
+            seen.append(model.weight.detach().numpy().copy())
+        optimizer.finish()
+        return seen
+
+    def rounded(values, left):
+        values = values + left * feeds
+        codes = coded_sums.in_blocks(values, 8, 7)
+        return codes, values - codes
+
+    anchor, momentum, own, shards = np.full(64, 3.0), np.zeros(64), np.zeros((4, 64)), np.zeros((4, 16))
+    lr, factor = float(DILOCO.outer.lr), float(DILOCO.outer.momentum)
+    expected = []
+    for round_ in pushes:
+        moved = round_.sum(axis=0) / 4  # [workers, numbers]
+        codes, own = map(np.array, zip(*map(rounded, moved, own), strict=True))
+        sums, shards = map(np.array, zip(*map(rounded, codes.sum(axis=0).reshape(4, 16), shards), strict=True))
+        momentum = factor * momentum + sums.reshape(64)
+        anchor = anchor + lr * (sums.reshape(64) + factor * momentum)
+        expected.append(anchor)
+    for seen in ranks.run(4, work):
+        np.testing.assert_allclose(seen, expected, atol=2e-6)

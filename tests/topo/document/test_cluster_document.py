@@ -111,7 +111,7 @@ def equipped_clusters(draw):
         switches=switches_over(cluster.num_nodes, links),
         slowdown=factors.map(lambda d: tuple(sorted(d.items()))),
         jitter=st.floats(0, 2),
-        codec=st.dictionaries(st.sampled_from(["bfloat16", "float16", "int8"]), coded).map(
+        codec=st.dictionaries(st.sampled_from(["bfloat16", "float16", "int4", "int8"]), coded).map(
             lambda d: tuple(sorted(d.items(), key=lambda item: item[0]))
         ),
         layers=st.none() | st.integers(1, 99) | st.lists(st.integers(0, 2**40), max_size=5).filter(any).map(tuple),
@@ -194,7 +194,11 @@ BROKEN = [
         "shares node 1 with switches[0]",
     ),
     (BASE + "hardware: {num_nics: 0}", "hardware.num_nics", "must be >= 1"),
-    (BASE + "hardware: {codec: {int4: {}}}", "hardware.codec.int4", "it must be 'float16', 'bfloat16' or 'int8'"),
+    (
+        BASE + "hardware: {codec: {int3: {}}}",
+        "hardware.codec.int3",
+        "it must be 'float16', 'bfloat16', 'int8' or 'int4'",
+    ),
     (BASE + "hardware: {codec: {int8: {encode: -1}}}", "hardware.codec.int8.encode", "must be >= 0"),
     (BASE + "hardware: {layers: 0}", "hardware.layers", "must be >= 1"),
     (BASE + "hardware: {layers: [0B, 0kB]}", "hardware.layers", "sends nothing"),

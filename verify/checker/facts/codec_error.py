@@ -1,8 +1,8 @@
 """Fact `codec-error`: how far what all members of a group take may be from the exact mean of what they gave.
 
-*Statement.* Let x_i be what member i of a group gives: of gradients with error feedback the gradient and what earlier
-roundings left over; of parameters their difference to the reference that all share. Let A be the mean over the members
-of |x_i| for the codecs of 16 bits, and for int8 the mean of each member's largest |x_i| in the block of numbers that
+*Statement.* Let x_i be what member i of a group gives: a gradient, or of parameters their difference to the reference
+that all share; with error feedback also what earlier roundings left over. Let A be the mean over the members of |x_i|
+for the codecs of 16 bits, and for int8, or int4, the mean of each member's largest |x_i| in the block of numbers that
 share a scale. Then each decoded number is off the exact mean of the x_i by at most
 
     `relative` · A + `absolute`,
@@ -14,7 +14,8 @@ is at most the largest |x_i|. Where gradients are summed and not averaged, read 
 block: e = 2⁻¹¹, t = 2⁻²⁵ (float16); 2⁻⁸, 2⁻¹³⁴ (bfloat16): half a unit of the last digit, and of the last digit that
 there is near 0. int8 writes q·s with s = m/127 and q the whole number nearest to x·127/m, at most half of s off; scale,
 product and decoding are float32, u = 2⁻²⁴, which costs at most 127·(4u + 2u²) steps s more, so e = 1/254 + 2⁻²¹; and
-blocks with m < 2⁻¹¹⁹ become zeros: t = 2⁻¹¹⁹.
+blocks with m < 2⁻¹¹⁹ become zeros: t = 2⁻¹¹⁹. int4 is the same with 7 for 127: e = 1/14 + 2⁻²¹. Below "int8" stands for
+both.
 
 *One sum.* Let n numbers of a format be added in any order, partial sums to partial sums included, each addition rounded
 to the nearest; u is the format's e. *Lemma (Rump 2012):* the result is off by at most (n − 1)·u·Σ|x_i|. *Proof* by
@@ -52,6 +53,8 @@ from itertools import chain, count
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from ..axes import BLOCKS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -69,6 +72,7 @@ ROUNDING = {
     "float16": (Fraction(1, 2**11), Fraction(1, 2**25)),
     "bfloat16": (Fraction(1, 2**8), Fraction(1, 2**134)),
     "int8": (Fraction(1, 254) + Fraction(1, 2**21), Fraction(1, 2**119)),
+    "int4": (Fraction(1, 14) + Fraction(1, 2**21), Fraction(1, 2**119)),
 }
 """e and t of every codec."""
 
@@ -117,7 +121,7 @@ def coded_sum(how: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
     if nodes == 1:
         result.add(size, SINGLE)
         return result
-    if inside == 1 and codec != "int8":
+    if inside == 1 and codec not in BLOCKS:
         result.round(size, relative, absolute)
         result.add(size, relative)
         result.roundings = size

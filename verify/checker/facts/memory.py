@@ -1,8 +1,8 @@
 """Fact `memory`: what a run of this schedule asks of its busiest worker.
 
 * `groups`: the most distinct groups (communicators) that one worker is in, over the period and the prologue, whose
-  rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers. With the codec int8 a
-  group that goes as a ring counts twice: a thread sums it over a communicator of its own.
+  rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers. With the codecs int8
+  and int4 a group that goes as a ring counts twice: a thread sums it over a communicator of its own.
 * `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
   weighted graphs the most workers that it sends to or hears from.
 * `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
@@ -10,8 +10,8 @@
   the parameters with which a round began, where averages are late or progress is normalised; and a weighted graph
   keeps one for each in-neighbour of the largest round. A pipeline of width K keeps K arrays for sums: those of K − 1 in
   flight, and one that is being applied or filled. A codec of parameters, or outer steps, keep the reference that all
-  share, and the momentum of outer steps is one more. Error feedback keeps two: what roundings left over of the worker's
-  own gradient, and of the shards that it sums and hands on (a half and a quarter at most). So `arrays` is also scratch
+  share, and the momentum of outer steps is one more. Error feedback keeps two: what roundings left over of what the
+  worker gave, and of the shards that it sums and hands on (a half and a quarter at most). So `arrays` is also scratch
   bytes for each byte of parameters.
 
 Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
@@ -29,6 +29,7 @@ from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
 
+from ..axes import BLOCKS
 from ..schedule import PLAIN, Average
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ def _most_groups(schedule: Schedule) -> tuple[int, int]:
 
 
 def _communicators(schedule: Schedule, average: Average | None) -> int:
-    """How many a group has (None: the group of all workers): a second one where int8 sums it as a ring."""
-    if schedule.how["codec"] != "int8":
+    """How many a group has (None: the group of all workers): a second one where a codec of blocks sums it as a ring."""
+    if schedule.how["codec"] not in BLOCKS:
         return 1
     inside, nodes = schedule.on_nodes(average)
     has_stages = schedule.how["form"] == "hierarchical" and inside > 1 and nodes > 1

@@ -1,8 +1,9 @@
-"""The codec int8: blocks of whole numbers from -127 to 127 that share one float32 scale, in one array of bytes.
+"""The codecs int8 and int4: blocks of whole numbers that share one float32 scale, in one array of bytes.
 
-A block with a number that is not finite decodes to NaN throughout, and one that is almost zero to zeros. How far a
-number may be from its code, and why: `topo.codec_numbers`. Five passes over the numbers encode them (two for the
-largest of a block, scale, round, narrow) and two decode them; they go in pieces that stay in a core's cache.
+int8 has the numbers from -127 to 127, int4 those from -7 to 7, two in a byte, the first one in its lower half. A block
+with a number that is not finite decodes to NaN throughout, and one that is almost zero to zeros. How far a number may
+be from its code, and why: `topo.codec_numbers`. Five passes over the numbers encode them (two for the largest of a
+block, scale, round, narrow) and two decode them, int4 one more; they go in pieces that stay in a core's cache.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ import math
 
 import torch
 
-from partreduce.topo.codec_numbers import LEAST_PEAK_EXPONENT, LEVELS, int8_bytes
+from partreduce.topo.codec_numbers import LEAST_PEAK_EXPONENT, LEVELS, block_bytes
 
 PIECE = 2**17
 """Numbers that are worked on together, about."""
 LEAST_PEAK = 2.0**LEAST_PEAK_EXPONENT
 
 
-class EightBits:
-    """The codec with one size of blocks. It has working memory, so each thread has one of its own.
+class BlockCodec:
+    """A codec with one size of blocks. It has working memory, so each thread has one of its own.
 
     Args:
+        codec: int8 or int4.
         block: numbers that share a scale.
     """
 
-    def __init__(self, block: int) -> None:
-        self.block = block
+    def __init__(self, codec: str, block: int) -> None:
+        self.codec, self.block, self._top = codec, block, LEVELS[codec]
         self._rows = max(1, PIECE // block)
         self._work = torch.empty(0, dtype=torch.float32)
 
@@ -35,12 +37,13 @@ class EightBits:
 
         Args:
             values: one-dimensional; taken as float32, so what is beyond that counts as infinite.
-            encoded: int8_bytes(len(values), block) bytes at an address that is a multiple of 4.
+            encoded: block_bytes(codec, len(values), block) bytes at an address that is a multiple of 4.
         """
         if not len(values):
             return
         values = values.to(torch.float32)
-        levels, scales = self._parts(encoded, len(values))
+        codes, scales = self._parts(encoded, len(values))
+        levels = codes if self.codec == "int8" else torch.empty(len(values), dtype=torch.int8)
         for rows, first in self._pieces(len(values)):
             end = first + rows.numel()
             at = first // self.block
@@ -49,13 +52,17 @@ class EightBits:
                 levels[first:end].view_as(rows),
                 scales[at : at + len(rows)],
                 rows,
+                top=self._top,
             )
+        if levels is not codes:
+            pack(levels, codes)
 
     def decode(self, encoded: torch.Tensor, values: torch.Tensor) -> None:
         """Write the numbers that were encoded into `values`, of any floating-point dtype."""
         if not len(values):
             return
-        levels, scales = self._parts(encoded, len(values))
+        codes, scales = self._parts(encoded, len(values))
+        levels = codes if self.codec == "int8" else unpack(codes)
         for work, first in self._pieces(len(values)):
             end, at = first + work.numel(), first // self.block
             rows = values[first:end].view_as(work) if values.dtype is torch.float32 else work
@@ -65,10 +72,11 @@ class EightBits:
                 values[first:end].copy_(work.view(-1))
 
     def _parts(self, encoded: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the whole numbers [count], the scales [blocks]) as views of the bytes."""
-        assert len(encoded) == int8_bytes(count, self.block), "the array has the size of the code"
+        """(the whole numbers [count], of int4 [count / 2, rounded up], the scales [blocks]) as views of the bytes."""
+        assert len(encoded) == block_bytes(self.codec, count, self.block), "the array has the size of the code"
         num_scales = -(-count // self.block)
-        return encoded[:count].view(torch.int8), encoded[len(encoded) - 4 * num_scales :].view(torch.float32)
+        codes = count if self.codec == "int8" else -(-count // 2)
+        return encoded[:codes].view(torch.int8), encoded[len(encoded) - 4 * num_scales :].view(torch.float32)
 
     def _pieces(self, count: int) -> list[tuple[torch.Tensor, int]]:
         """(working memory [rows, block], where its numbers begin) of all pieces; a shorter last block is a row."""
@@ -85,7 +93,20 @@ class EightBits:
         return pieces
 
 
-def quantise(values: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, work: torch.Tensor) -> None:
+def pack(levels: torch.Tensor, codes: torch.Tensor) -> None:
+    """Write whole numbers of four bits, int8 [count], two in a byte, int8 [count / 2, rounded up]."""
+    codes.copy_(levels[::2]).bitwise_and_(15)
+    codes[: len(levels) // 2].bitwise_or_(levels[1::2] << 4)
+
+
+def unpack(codes: torch.Tensor) -> torch.Tensor:
+    """The whole numbers that `pack` wrote, and a 0 at the end where their number was odd; int8 [2 · bytes]."""
+    return torch.stack(((codes << 4) >> 4, codes >> 4), dim=1).view(-1)
+
+
+def quantise(
+    values: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, work: torch.Tensor, *, top: int = LEVELS["int8"]
+) -> None:
     """Write blocks of numbers as whole numbers and scales, rounded to nearest (ties to even).
 
     Args:
@@ -93,11 +114,12 @@ def quantise(values: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, w
         levels: [blocks, block], int8; written. What stands in a block that is not finite has no meaning.
         scales: [blocks], float32; written.
         work: [blocks, block], float32; overwritten.
+        top: the largest whole number.
     """
     peaks = torch.maximum(values.amax(1), values.amin(1).neg_())  # [blocks]; NaN wins
     plain = (peaks >= LEAST_PEAK) & (peaks < math.inf)
-    torch.div(peaks, LEVELS, out=scales)
+    torch.div(peaks, top, out=scales)
     scales.masked_fill_(peaks < LEAST_PEAK, 0.0).masked_fill_(peaks == math.inf, math.nan)
-    factors = torch.div(LEVELS, peaks).masked_fill_(~plain, 0.0)
+    factors = torch.div(top, peaks).masked_fill_(~plain, 0.0)
     torch.mul(values, factors[:, None], out=work)
     levels.copy_(work.round_())

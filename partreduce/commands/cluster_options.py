@@ -1,0 +1,204 @@
+"""What `--set` and `--model-bytes` say of a cluster and of its workers' computing: hardware, with its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partreduce.commands.options import (
+    DEFAULT_COMPUTE,
+    DEFAULT_INSIDE,
+    DEFAULT_MODEL,
+    DEFAULT_NIC,
+    quantity,
+    settings_of,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.hardware import Hardware, Switch
+    from partreduce.topo.timing.compute import ComputeTimes, Disturbance
+
+NODES = {
+    "pcie3": "15.75GB/s", "pcie4": "31.5GB/s", "pcie5": "63GB/s",
+    "nvlink3": "300GB/s", "nvlink4": "450GB/s", "nvlink5": "900GB/s",
+}  # fmt: skip
+"""Line rates of one direction between two accelerators of a node; docs/clusters.md names the sources."""
+NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "5us", "400g": "5us"}
+"""Gbit/s of a NIC's line rate, with the latency that we assume: of TCP up to 25, of RDMA beyond."""
+
+
+def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
+    """What `--set` says of a cluster, as numbers in seconds, bytes a second and factors.
+
+    Raises:
+        InputError: a key that is not there, or a value that is not understood.
+    """
+    from partreduce.topo.units import parse_bandwidth, parse_time
+
+    readers: dict[str, Callable[[str], object]] = {
+        "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
+        "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
+        "compute": parse_time, "slow": _slow, "jitter": _variation,
+        "disturb": disturbance_of, "touched": str,
+    }  # fmt: skip
+    given = settings_of("--set", entries, readers, "nic=5GB/s")
+    if (node := given.pop("node", None)) is not None:
+        given.setdefault("inside", parse_bandwidth(NODES[node]))
+    if (network := given.pop("network", None)) is not None:
+        given.setdefault("nic", parse_bandwidth(f"{network[:-1]}Gbit/s"))
+        given.setdefault("nic latency", parse_time(NETWORKS[network]))
+    return given
+
+
+def _one_of(names: Collection[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        from partreduce.schedulers.entry import hint
+        from partreduce.topo.errors import InputError
+
+        if text not in names:
+            raise InputError(f"{text!r} is not one of {', '.join(names)}{hint(text, names)}")
+        return text
+
+    return read
+
+
+def hardware_of(
+    cluster: Cluster | None, given: Mapping[str, Any], *, model_bytes: str | None, default_model: str | None = None
+) -> Hardware:
+    """The cluster file's hardware, overridden by what `--set` states, completed by the defaults.
+
+    Without a `default_model` the size of the model stays unknown where neither file nor option states it.
+
+    Raises:
+        InputError: a size that is not understood, or hardware out of range.
+    """
+    from partreduce.topo.hardware import Hardware, Link
+    from partreduce.topo.units import parse_bandwidth, parse_size, parse_time
+
+    stated = cluster.hardware if cluster is not None else None
+    base = stated or Hardware(
+        inside=Link.of_bandwidth(parse_bandwidth(DEFAULT_INSIDE)), nic=Link.of_bandwidth(parse_bandwidth(DEFAULT_NIC))
+    )
+
+    def link(old: Link, key: str) -> Link:
+        inverse = 1 / given[key] if key in given else old.seconds_per_byte
+        return Link(given.get("latency", given.get(f"{key} latency", old.latency)), inverse)
+
+    if model_bytes is None and base.model_bytes is None:
+        model_bytes = default_model
+    seconds = given.get("compute", base.compute)
+    return replace(
+        base,
+        inside=link(base.inside, "inside"),
+        nic=link(base.nic, "nic"),
+        num_nics=given.get("rails", base.num_nics),
+        switches=_switches(cluster, given) if {"switches", "uplink"} & set(given) else base.switches,
+        slowdown=_slowdown(given["slow"]) if "slow" in given else base.slowdown,
+        jitter=given.get("jitter", base.jitter),
+        model_bytes=base.model_bytes if model_bytes is None else quantity("--model-bytes", parse_size, model_bytes),
+        compute=parse_time(DEFAULT_COMPUTE) if seconds is None else seconds,
+    )
+
+
+def _switches(cluster: Cluster | None, given: Mapping[str, Any]) -> tuple[Switch, ...]:
+    """SLURM's switches above the cluster's nodes, or those of its file, with the bandwidth of their uplinks."""
+    from partreduce.topo.errors import InputError
+    from partreduce.topo.hardware import Link
+    from partreduce.topo.slurm import read_switches
+
+    if cluster is None:
+        raise InputError("--set switches: needs the cluster whose nodes hang on them")
+    stated = cluster.hardware.switches if cluster.hardware is not None else ()
+    if "switches" in given:
+        path, _, nodes = given["switches"].partition(":")
+        stated = read_switches(Path(path), cluster.num_nodes, nodes)
+    if "uplink" not in given:
+        return stated
+    if not stated:
+        raise InputError("--set uplink: there are no switches; say --set switches=topology.conf, too")
+    return tuple(replace(one, uplink=Link(one.uplink.latency, 1 / given["uplink"])) for one in stated)
+
+
+def assumed(cluster: Cluster, given: Mapping[str, Any], *, model_bytes: str | None) -> dict[str, str]:
+    """What `hardware_of` takes from its defaults, by the option that would say it."""
+    stated = cluster.hardware
+    links = {"nic": DEFAULT_NIC, "inside": DEFAULT_INSIDE} if stated is None else {}
+    found = {f"--set {key}": value for key, value in links.items() if key not in given}
+    if model_bytes is None and (stated is None or stated.model_bytes is None):
+        found["--model-bytes"] = DEFAULT_MODEL
+    if "compute" not in given and (stated is None or stated.compute is None):
+        found["--set compute"] = DEFAULT_COMPUTE
+    return found
+
+
+def _variation(text: str) -> float:
+    """`0.1` → 0.1; how large it may be says the hardware."""
+    from partreduce.topo.errors import InputError
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise InputError(f"{text!r} is not a number >= 0, such as 0.1")
+    return value
+
+
+def _slow(text: str) -> tuple[int, float]:
+    from partreduce.topo.errors import InputError
+    from partreduce.topo.units import parse_factor
+
+    worker, _, factor = text.partition(":")
+    if not (worker.isascii() and worker.isdigit() and len(worker) <= 10) or not factor:
+        raise InputError(f"{text!r}: write WORKER:FACTOR, such as 3:5x for worker 3 at a fifth of its speed")
+    return int(worker), quantity(repr(text), parse_factor, factor)
+
+
+def _slowdown(entries: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    from partreduce.topo.errors import InputError
+
+    workers = [worker for worker, _ in entries]
+    if (twice := next((worker for worker in workers if workers.count(worker) > 1), None)) is not None:
+        raise InputError(f"--set slow: worker {twice} is named twice")
+    return tuple(sorted(entries))
+
+
+def compute_of(
+    hardware: Hardware, *, disturbance: Disturbance | None = None, trace: Path | None = None
+) -> ComputeTimes:
+    """Step times of the hardware, with a published disturbance or a recorded trace."""
+    from partreduce.topo.timing.compute import ComputeTimes
+    from partreduce.topo.timing.sampling import read_trace
+
+    times = ComputeTimes.of(hardware)
+    if trace is not None:
+        times = replace(times, trace=read_trace(trace))
+    return times if disturbance is None else replace(times, disturbance=disturbance)
+
+
+def disturbance_of(text: str) -> Disturbance:
+    """`delay:2:50ms` → RandomDelay(2, 0.05).
+
+    Raises:
+        InputError: none of the three published disturbances, or a quantity that is not understood.
+    """
+    from partreduce.topo.errors import InputError
+    from partreduce.topo.timing.compute import RandomDelay, RandomSlowdown, ShiftingDelay
+    from partreduce.topo.units import parse_factor, parse_time
+
+    place = repr(text)
+    kind, *rest = text.split(":")
+    if kind == "hop" and len(rest) <= 1:
+        return RandomSlowdown(quantity(place, parse_factor, rest[0]) if rest else 6.0)
+    if kind == "delay" and len(rest) == 2 and rest[0].isascii() and rest[0].isdigit() and len(rest[0]) <= 10:
+        return RandomDelay(int(rest[0]), quantity(place, parse_time, rest[1]))
+    if kind == "skew" and len(rest) == 2:
+        return ShiftingDelay(*(quantity(place, parse_time, time) for time in rest))
+    raise InputError(
+        f"{place}: write hop[:FACTOR] (each worker slow with probability 1/n), delay:WORKERS:TIME (so many "
+        "random workers held up in every step) or skew:LOW:HIGH (everybody held up, the delays shifting)"
+    )
