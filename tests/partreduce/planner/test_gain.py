@@ -56,6 +56,18 @@ def test_the_interval_holds_both_predictions_errors(options: list[Option]) -> No
     assert sampled.high > against.high
 
 
+@pytest.mark.parametrize("data", [Data.PER_WORKER, Data.PER_NODE])
+def test_under_adam_nothing_that_drifts_on_sorted_data_is_recommended_without_a_pilot(data: Data) -> None:
+    thin = replace(HARDWARE, nic=Link.of_bandwidth(0.1e9))
+    job = replace(JOB, data=data, cluster=replace(JOB.cluster, hardware=thin), optimizer=Optimizer.ADAM)
+    weighed = competitors(job, until=0.0)
+    chosen, fastest = recommend(weighed, job), recommend(weighed, replace(job, fastest=True))
+    assert chosen.drift.value == 0
+    assert fastest.drift.value > 0
+    assert any("under Adam was not measured" in said for said in reasons(chosen, weighed, job))
+    assert recommend(weighed, replace(job, optimizer=Optimizer.SGD)).drift.value > 0
+
+
 def test_nothing_is_gained_over_itself(options: list[Option]) -> None:
     same = gain(options[0], options[0], Data.SHUFFLED)
     assert (same.ratio, same.low, same.high) == (1.0, 1.0, 1.0)
