@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-PARTS := training processes proofs running commands conformance strategies others schedulers devices
+PARTS := training processes proofs running commands conformance strategies others devices
 
 .PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
@@ -25,7 +25,7 @@ demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 # only computes gives way to the others. Parts are folders; a new one falls to `running` or `others`. Pretended devices go apart, since they reach so far
 # below torch that a mistake may end their process. Lines interleave, each with its part's name; any failing fails the whole. Bytecode is kept even
 # where it is switched off: the processes that tests start would compile all sources again.
-test-proofs: FILES = tests/topo tests/verify
+test-proofs: FILES = tests/topo tests/verify tests/schedulers
 test-training: FILES = $(addprefix tests/runtime/processes/,test_training.py)
 test-processes: FILES = $(addprefix tests/runtime/,processes) --ignore=tests/runtime/processes/test_training.py
 test-conformance: FILES = $(addprefix tests/runtime/,conformance launcher state)
@@ -33,9 +33,8 @@ test-strategies: FILES = $(addprefix tests/runtime/,strategies sharding)
 test-devices: FILES = $(addprefix tests/runtime/,devices)
 test-running: FILES = tests/runtime $(foreach folder,processes conformance launcher state strategies sharding devices,--ignore=tests/runtime/$(folder))
 test-commands: FILES = tests/partreduce
-test-schedulers: FILES = tests/schedulers
 test-others: FILES = $(filter-out $(addprefix tests/,topo verify runtime partreduce schedulers helpers __pycache__),$(patsubst %/,%,$(wildcard tests/*/)))
-test-schedulers test-proofs test-commands: NICE = nice -n 5
+test-proofs test-commands: NICE = nice -n 5
 
 test: export OPENBLAS_NUM_THREADS = 1
 test: export PYTHONDONTWRITEBYTECODE =

@@ -11,9 +11,9 @@ from math import frexp
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.figures.classes import merged_classes, steps_of_ranks
 from partreduce.topo.figures.decomposition import dense_sectors
+from partreduce.topo.figures.exact import class_matrix
 from partreduce.topo.figures.sectors import Batch, Sectors
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
@@ -131,15 +131,7 @@ def _lengthens_nothing(step: MixingStep) -> bool:
 
 
 def _class_matrices(rule: RuleView, digits: tuple[int, ...]) -> Matrix:
-    met = set(digits)
-    matrices = np.stack(
-        [
-            ExactMatrix.identity(rule.workers_per_node)
-            .averaged((b.local, b.relax, not met & set(b.across)) for b in phase if b.makes_groups)
-            .floats()
-            for phase in rule.phases
-        ]
-    )
+    matrices = np.stack([class_matrix(phase, digits, rule.workers_per_node).floats() for phase in rule.phases])
     return matrices if digits else _off_mean(matrices)
 
 

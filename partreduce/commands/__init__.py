@@ -64,6 +64,7 @@ def refuse_overwriting(given: Mapping[str, object]) -> None:
 
 def build_app() -> typer.Typer:
     """The command line as a typer application."""
+    import inspect
     from importlib import import_module
 
     import typer
@@ -102,5 +103,7 @@ def build_app() -> typer.Typer:
 
     for verb in VERBS + HIDDEN:
         module = import_module(f"partreduce.commands.{MODULES.get(verb, verb)}")
-        app.command(verb, cls=Verb, hidden=verb in HIDDEN, **getattr(module, "SETTINGS", {}))(module.command)
+        said = inspect.cleandoc(module.command.__doc__).split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in said)  # typer would keep the source's lines
+        app.command(verb, cls=Verb, help=text, hidden=verb in HIDDEN, **getattr(module, "SETTINGS", {}))(module.command)
     return app

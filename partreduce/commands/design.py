@@ -43,7 +43,7 @@ def command(
     plot: own.PlotFile = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the schedule that suits a cluster, with the trade-off shown; or build a catalogue entry by --using."""
+    """Find the schedule that suits a cluster and show the trade-offs, or build a catalogue entry with --using."""
     # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
     if _is_answered_by_the_catalogue(
         context, cluster=cluster, listing=listing, using=using, param=param, output=output, as_json=as_json

@@ -82,7 +82,7 @@ OptimizerName = Annotated[
     str,
     typer.Option(
         "--optimizer",
-        help=f"Whose prices of averaging less and late count: {', '.join(OPTIMIZERS)}. AdamW is adam; {CORRECTED} is "
+        help=f"Predict steps for this optimizer: {', '.join(OPTIMIZERS)}. AdamW is adam; {CORRECTED} is "
         "plain SGD with drift correction, for sorted data.",
         autocompletion=options.members(*OPTIMIZERS),
         rich_help_panel=options.MODEL,
@@ -119,7 +119,7 @@ Effort = Annotated[
 TimeLimit = Annotated[
     str | None,
     typer.Option(
-        help="Ends it after so long, whatever the effort; such as 30s.", metavar="TIME", rich_help_panel=options.LIMITED
+        help="Stop after this long, whatever the effort; such as 30s.", metavar="TIME", rich_help_panel=options.LIMITED
     ),
 ]
 Output = Annotated[

@@ -15,7 +15,7 @@ def command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write them.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write outer steps (DiLoCo) as settings of MaxText, torchft or torchtitan, or say what these cannot do.
+    """Write outer steps (DiLoCo) as settings of MaxText, torchft or torchtitan, or say why they cannot.
 
     What is written was read back by `import`, and gave the same schedule.
     """

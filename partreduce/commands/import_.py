@@ -27,7 +27,7 @@ def command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn a networkx graph, an edge list or mixing matrices into a schedule; `verify` then judges it.
+    """Turn a networkx graph, an edge list or mixing matrices into a schedule; check it with `verify`.
 
     DiLoCo settings of MaxText (YAML), torchft and torchtitan (TOML) are explained and proved or refuted, too.
     """

@@ -34,9 +34,9 @@ def command(
         typer.Option("--output", "-o", help="File to write (default cluster.yaml; of a job pilot.json)."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", "-n", help="Start so many local workers first.", min=2)
+        int | None, typer.Option("--workers", "-n", help="Start this many local workers.", min=2)
     ] = None,
-    nodes: Annotated[int, typer.Option(help="Pretend so many machines, with --workers.", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="Spread the local workers over this many pretended machines.", min=1)] = 1,
     model_bytes: Annotated[
         str | None,
         typer.Option(help="Cluster: size of your model, which is moved and noted; 8MB by default.", metavar="SIZE"),
@@ -55,7 +55,7 @@ def command(
     ] = "shuffled",
     as_json: options.Json = False,
 ) -> int:
-    """Measure links and step time of a cluster, or price averaging less and late for a job; under torchrun or srun.
+    """Measure a cluster's links and step time, or what rarer and later averages cost your job.
 
     Without an argument a cluster file is written. With FILE.py:NAME your own job trains for a few dozen steps under a
     few schedules, and a pilot file is written. Both go to design. With CLUSTER, too, what design would recommend by

@@ -51,7 +51,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Of the cluster and the job, over what the file states; may be repeated. KEY=VALUE is one of "
+        help="Overrides the cluster file; may be repeated. KEY=VALUE is one of "
         f"inside={DEFAULT_INSIDE} and nic={DEFAULT_NIC} (links in a node and of a NIC; the defaults), latency=5us, "
         "node=nvlink4 and network=100g (presets of both), switches=topology.conf (SLURM's; perhaps :NODES), "
         f"uplink=2GB/s (of switches), rails=2 (NICs of a node), compute={DEFAULT_COMPUTE} (a step; the default), "

@@ -22,7 +22,7 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs by their traces: seconds a step, waiting, bytes, consensus distance, seconds to a loss."""
+    """Compare traced runs: seconds per step, waiting, bytes, consensus distance, seconds to a loss."""
     from partreduce.console import console, emit_json, number, seconds, size
     from partreduce.report.table import Column, table
     from partreduce.report.traces import read_run, verdict

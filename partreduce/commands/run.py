@@ -30,7 +30,7 @@ def command(
     context: typer.Context,
     *,
     workers: Annotated[int | None, typer.Option("--workers", "-n", help="Processes in all.", min=1)] = None,
-    nodes: Annotated[int, typer.Option(help="Pretend so many machines (LOCAL_RANK, LOCAL_WORLD_SIZE).", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="Pretend that the workers stand on this many machines.", min=1)] = 1,
     schedule: Annotated[
         Path | None, typer.Option(help="Take workers and nodes from this file and pass it on in PARTREDUCE_SCHEDULE.")
     ] = None,
@@ -47,7 +47,7 @@ def command(
     ] = None,
     ssh: Annotated[str, typer.Option(help="With --hosts: the ssh program with options, such as 'ssh -i KEY'.")] = "ssh",
 ) -> int:
-    """Run a script in several processes; the exit code is that of the worker whose failure the others follow."""
+    """Run a script in several processes; exits with the code of the worker that failed first."""
     from partreduce.topo.extras import require
 
     loaded = None

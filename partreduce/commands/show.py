@@ -21,12 +21,12 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .png, .svg, .pdf or .html file instead of the terminal.")
     ] = None,
-    max_workers: Annotated[int, typer.Option(help="Draw at most so many workers.", min=1)] = 64,
-    max_phases: Annotated[int, typer.Option(help="Draw at most so many phases.", min=1)] = 48,
+    max_workers: Annotated[int, typer.Option(help="Draw at most this many workers.", min=1)] = 64,
+    max_phases: Annotated[int, typer.Option(help="Draw at most this many phases.", min=1)] = 48,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
     as_json: Json = False,
 ) -> None:
-    """Draw the phases: rows are workers, columns phases, a colour and letter per group; a skip is blank."""
+    """Draw a schedule: a row per worker, a column per phase, a colour and a letter per group; blank means skip."""
     from partreduce.console import console, emit_json, write_text
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.units import parse_size

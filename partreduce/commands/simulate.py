@@ -33,8 +33,8 @@ def command(
     trace: Annotated[
         Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
+    rounds: Annotated[int, typer.Option(help="Rounds that every worker runs.", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -45,10 +45,11 @@ def command(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict step times, waiting and communication of a schedule, or put several side by side.
+    """Predict step times, waiting and communication of a schedule, or compare several.
 
     Kinds that are decided while the job runs (generated, pairwise, gaps, quorums) run by their protocol, the one that
-    runs between real workers. One schedule communicates for nothing without --model-bytes; several take 100MB.
+    runs between real workers. Without --model-bytes the communication of one schedule takes no time; several are
+    compared at 100MB.
     """
     from partreduce.commands.simulate_several import simulate_several
     from partreduce.topo.document.cluster import load_cluster

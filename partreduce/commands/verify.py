@@ -40,7 +40,7 @@ def command(
     ] = None,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
 ) -> int:
-    """Prove that a schedule cannot conflict or deadlock and reaches consensus; exit 1 if a claim is refuted."""
+    """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
     from partreduce.console import claim_stdout
 
     claim_stdout(certificate, export, as_json=as_json)

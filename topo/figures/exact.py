@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from fractions import Fraction
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
@@ -50,11 +51,11 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
     return total / (rule.num_nodes * rule.workers_per_node)
 
 
-def class_matrix(phase: RulePhase, merged: MergedClass, size: int) -> ExactMatrix:
-    """The matrix of a phase on a merged class, (size, size), the mean not removed."""
-    survives = [tuple(sorted(block.across)) not in merged.met for block in phase]
+def class_matrix(phase: RulePhase, digits: Collection[int], size: int) -> ExactMatrix:
+    """The matrix of a phase on characters not trivial on these digits, (size, size), the mean not removed."""
+    met = set(digits)
     return ExactMatrix.identity(size).averaged(
-        (block.local, block.relax, kept) for block, kept in zip(phase, survives, strict=True)
+        (b.local, b.relax, not met & set(b.across)) for b in phase if b.makes_groups
     )
 
 
@@ -63,7 +64,7 @@ def _class_trace(merged: MergedClass, rule: RuleView, paces: tuple[int, ...], sc
     size, instants = rule.workers_per_node, max(paces)
     centre = Fraction(1, size) if merged.holds_mean else Fraction(0)
     off_mean = ExactMatrix.identity(size).plus(-centre)
-    matrices = [class_matrix(phase, merged, size).plus(-centre) for phase in rule.phases]
+    matrices = [class_matrix(phase, merged.digits, size).plus(-centre) for phase in rule.phases]
     noises = [off_mean @ ExactMatrix.diagonal(diagonal) @ off_mean for diagonal in _noise(rule, paces, schedule)]
     overlap = schedule.mixing.mixes_late
     product, pushed = ExactMatrix.identity(size), ExactMatrix.identity(size).scaled(Fraction(0))

@@ -591,3 +591,15 @@ def test_a_timeline_that_would_not_fit_memory_is_refused_with_what_fits(capsys, 
     path = tmp_path / "big.json"
     assert main(["design", "250000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
     assert "at most 50 rounds fit" in refusal(capsys, "simulate", path, code=65)
+
+
+def test_a_paragraph_of_a_help_text_has_no_line_ends_of_the_source():
+    """They ended lines in mid-sentence, whatever the width of the terminal."""
+    import typer
+
+    from partreduce.commands import build_app
+
+    verbs = typer.main.get_command(build_app()).commands
+    for name, verb in verbs.items():
+        assert verb.help, name
+        assert all("\n" not in paragraph for paragraph in verb.help.split("\n\n")), name

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pytest
@@ -136,6 +139,15 @@ def test_more_kinds_never_make_the_decisive_time_longer(options: list[Option]) -
         fewer = [one for one in options if one.schedule.strategy.kind != kind and not (kind == "late" and one.late)]
         before, after = (decisive_time(recommend(some, JOB), JOB) for some in (fewer, options))
         assert after <= before * (1 + TIE), kind
+
+
+def test_on_trained_jobs_what_comes_late_never_cost_more_than_five_per_cent_of_the_time_without() -> None:
+    rows = json.loads((Path(__file__).parents[3] / "benchmarks/results/regret.json").read_text())["rows"]
+    assert len(rows) >= 14
+    for row in rows:
+        chosen, without = (fmean(row["seconds"][row[words]]) for words in ("recommended", "lockstep"))
+        assert chosen <= 1.05 * without, row["number"]
+    assert any(row["recommended"] != row["lockstep"] for row in rows), "nothing late was taken"
 
 
 def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late() -> None:

@@ -191,7 +191,9 @@ def test_class_matrices_hold_the_whole_spectrum(seed: int) -> None:
     assert sum(c.multiplicity for c in classes) == schedule.cluster.num_nodes
     for t in range(schedule.period):
         whole = sum(row[i] for i, row in enumerate(exact_product([schedule.phase(t)]).rows()))
-        parts = sum(c.multiplicity * class_matrix(rule.phases[t], c, rule.workers_per_node).trace() for c in classes)
+        parts = sum(
+            c.multiplicity * class_matrix(rule.phases[t], c.digits, rule.workers_per_node).trace() for c in classes
+        )
         assert whole == parts
 
 
