@@ -36,6 +36,6 @@ def __getattr__(name: str) -> object:
 
 
 if "TORCHELASTIC_RUN_ID" in os.environ:  # a worker of torchrun: what is refused before the optimizer is made, too
-    from partreduce.runtime.worker.last_line import end_in_one_line
+    from partreduce.runtime.launcher.last_line import end_in_one_line
 
     end_in_one_line()

@@ -27,6 +27,7 @@ from partreduce.runtime.averaging.mean_model import average_everywhere, own_valu
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
 from partreduce.runtime.data.sampler import by_pace
+from partreduce.runtime.launcher.last_line import end_in_one_line
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
@@ -49,7 +50,6 @@ from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.gradient_engine import GradientEngine
-from partreduce.runtime.worker.last_line import end_in_one_line
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
 from partreduce.runtime.worker.parameter_engine import ParameterEngine

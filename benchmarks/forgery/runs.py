@@ -142,9 +142,8 @@ def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matri
     apart = min(second[1] - first[1] for first, second in pairwise(order)) if len(order) > 1 else pace
     age = max(second - (first - late) for steps in turns for first, second in pairwise(steps))
     said = {"claim": "fragments", "fragments": parts, "every": pace, "late": late}
-    if listed is not None and [len(members) for phase in listed for members, _ in phase] == [n]:
-        relax = listed[0][0][1]
-        said |= {"age": age, "equal": kept == 0 and relax == 1}
+    if len(matrices) == 1 and listed is not None and [len(members) for members, _ in listed[0]] == [n]:
+        said |= {"age": age, "equal": kept == 0 and listed[0][0][1] == 1}
     else:
         said |= {"period": pace * len(matrices)}
     bounds = 0 < entry["apart"] <= apart and entry["flying"] >= max(1, flying)

@@ -132,13 +132,15 @@ def answer(rows: list[Row]) -> tuple[str, str]:
         there = [ratio for ratio in found if ratio is not None]
         mean = f"{np.exp(np.mean(np.log(there))):.2f}" if there else ""
         lines.append([name, *("" if ratio is None else f"{ratio:.2f}" for ratio in found), mean])
-    errors = held_out([row for row in rows if "plain" not in row["schedule"]])
+    off = []
+    for optimizer in sorted(set(map(optimizer_of, rows))):
+        errors = held_out([row for row in rows if "plain" not in row["schedule"] and optimizer_of(row) == optimizer])
+        off.append(f"{optimizer} half within {np.median(errors):.0%}, 9 of 10 within {np.quantile(errors, 0.9):.0%}")
     steps = ", ".join(f"{task} {next(r['steps'] for r in rows if r['task'] == task):.0f}" for task in tasks)
     said = (
         f"All-Reduce's steps: {steps}. {DIVERGED:g}: not reached in so many times as many. A momentum of 0.5 goes with "
         "an outer rate of 1, 0.9 with 0.7, both Nesterov's; nothing stands where a run is shorter than four rounds, or "
-        f"was not made. A kind of network held out: half within {np.median(errors):.0%}, 9 of 10 within "
-        f"{np.quantile(errors, 0.9):.0%}."
+        f"was not made. A kind of network held out: {', '.join(off)}."
     )
     return said, kit.table(("outer step", *tasks, "mean"), lines)
 

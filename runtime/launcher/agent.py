@@ -48,17 +48,22 @@ def main() -> int:
             fill_standard_descriptors()
             # The address from which the launcher came: this host can reach it there.
             _say("hello", os.environ.get("SSH_CONNECTION", "").partition(" ")[0])
-            streams = {0: b""}
-            lines, is_open = complete_lines(streams, 0, last=False)
-            while is_open and not lines:
-                lines, is_open = complete_lines(streams, 0, last=False)
-            if lines:
-                _serve(json.loads(lines[0]), streams)
+            orders = {0: b""}
+            if (job := _awaited(orders)) is not None:
+                _serve(job, orders)
     except Terminated:
         pass
     except BrokenPipeError:  # the connection ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where Python flushes at its end
     return 0
+
+
+def _awaited(orders: dict[int, bytes]) -> Any:  # noqa: ANN401 - a JSON value
+    """What the launcher says next, which says nothing else meanwhile; None if it is gone."""
+    lines, is_open = complete_lines(orders, 0, last=False)
+    while is_open and not lines:
+        lines, is_open = complete_lines(orders, 0, last=False)
+    return json.loads(lines[0]) if lines else None
 
 
 def _serve(job: dict[str, Any], orders: dict[int, bytes]) -> None:
@@ -96,10 +101,12 @@ def _serve(job: dict[str, Any], orders: dict[int, bytes]) -> None:
                 variables = variables_of(rank, nodes, job["threads"], beside=len(ranks)) | environment
                 start_worker(workers, guardian, script, job["args"], variables)
             _keep_alive(lifeline)
+            _say("ready")
+            if _awaited(orders) is None:
+                return
             with held():  # signals are for this thread, and the other begins as this one is
                 Background(_obey, {worker.rank: worker for worker in workers}, orders, lifeline, name="orders").start()
             let_go(workers, port)
-            _say("ready")
             _report(workers)
         finally:
             with held():

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, TextIO
 
 from partreduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
 from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything, leave_clean_up_to_parent
+from partreduce.runtime.launcher.last_line import explained
 from partreduce.runtime.launcher.orphans import Guardian, die_with_parent
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
 from partreduce.runtime.launcher.supervision import Child, end_all, supervise
 from partreduce.runtime.transport.admission import RUN_SECRET
-from partreduce.runtime.worker.last_line import explained
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError
 

@@ -226,6 +226,8 @@ class Hosts:
         for node, host in enumerate(self.hosts):
             host.send(json.dumps(job | {"node": node}))
         _wait_for("ready", self.hosts)
+        for host in self.hosts:
+            host.order("go")
         workers = [worker for host in self.hosts for worker in host.workers.values()]
         outlet = self.hosts[0].outlet
         return supervise(workers, self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient)

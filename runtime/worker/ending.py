@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.launcher.last_line import explain_by
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.deadline import Deadline
@@ -22,7 +23,6 @@ from partreduce.runtime.transport.store_line import root_store
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.gradient_engine import GradientEngine
-from partreduce.runtime.worker.last_line import explain_by
 from partreduce.topo.errors import InputError, PartreduceError, PeerLostError
 from partreduce.topo.strategies.base import Phased
 

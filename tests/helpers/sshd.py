@@ -75,8 +75,8 @@ class Hosts:
         """From now on nothing passes between this host and the others; nobody is told."""
         _ip("link", "set", f"{self.mark}{name}o", "nomaster")
 
-    def processes(self, name):
-        """The command lines of what runs there, but for sshd's own."""
+    def _everything(self, name):
+        """The command lines of all that runs there."""
         found = subprocess.run(
             ["ip", "netns", "pids", self.mark + name], capture_output=True, text=True, check=True
         ).stdout
@@ -84,7 +84,11 @@ class Hosts:
         for pid in map(int, found.split()):
             with contextlib.suppress(OSError):
                 lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return {pid: line for pid, line in lines.items() if "sshd" not in line}
+        return lines
+
+    def processes(self, name):
+        """The command lines of what runs there, but for sshd's own."""
+        return {pid: line for pid, line in self._everything(name).items() if "sshd" not in line}
 
     def close(self):
         """End `runs`, what is left of them on the hosts, and these."""
@@ -92,7 +96,7 @@ class Hosts:
             process.kill()
             process.wait()
         for name in "ab":
-            for pid in self.processes(name):
+            for pid in self._everything(name):
                 with contextlib.suppress(OSError):
                     os.kill(pid, 9)
             _ip("netns", "del", self.mark + name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from math import lcm, log
 
 import networkx as nx
@@ -43,26 +42,6 @@ def contraction(schedule):
     return np.linalg.norm(product - 1 / len(product), 2)
 
 
-def exactly_the_mean(exchanges, n):
-    """Whether the rounds take every starting vector to its mean, in fractions, and every worker's partners."""
-    rows = [{i: Fraction(1)} for i in range(n)]
-    most = 0
-    for exchange in exchanges:
-        round_ = base_graph.as_round(exchange)
-        partners = [0] * n
-        old = rows
-        rows = [dict(row) for row in old]
-        for source, target, weight in round_.edges():
-            partners[target] += 1
-            assert weight > 0
-            for column, value in old[source].items():
-                rows[target][column] = rows[target].get(column, Fraction(0)) + weight * value
-            for column, value in old[target].items():
-                rows[target][column] -= weight * value
-        most = max(most, *partners)
-    return all(row.get(j, 0) == Fraction(1, n) for row in rows for j in range(n)), most
-
-
 @pytest.mark.parametrize("n", [int(n) for n in GOLDEN["base_k_plus_1_rounds"] if n != "about"])
 def test_base_k_plus_1_has_its_published_length(n):
     lengths = [len(base_graph.base(n, k)) for k in (1, 2, 3, 4)]
@@ -82,18 +61,10 @@ def test_base_k_plus_1_is_exact_for_all_n_to_100(k):
                 scale = lcm(*(weight.denominator for weight in round_.weights))
                 old, numerators, denominator = numerators, numerators * scale, denominator * scale
                 for source, target, weight in round_.edges():
+                    assert weight > 0
                     numerators[target] = numerators[target] + int(weight * scale) * (old[source] - old[target])
             assert (numerators * n == denominator).all()
             assert len(exchanges) <= 2 * log(n, k + 1) + 2 + 1e-9
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("n", [3, 5, 7, 11, 12, 14, 19, 23, 31])
-def test_base_k_plus_1_is_exact_in_fractions(n, k):
-    for build_ in (base_graph.base, base_graph.simple_base):
-        exact, partners = exactly_the_mean(build_(n, k), n)
-        assert exact
-        assert partners <= k
 
 
 @pytest.mark.parametrize("n", [2, 6, 9, 13, 30, 100])

@@ -490,7 +490,7 @@ def test_errors_are_shown_in_one_line_from_the_import_on_where_torchrun_started_
 
 @pytest.mark.parametrize("ends", ["raise ValueError('theirs')", "raise StoreLostError('ours')"])
 def test_only_errors_of_ours_are_shown_in_one_line(ends):
-    code = "from partreduce.runtime.worker.last_line import end_in_one_line\n"
+    code = "from partreduce.runtime.launcher.last_line import end_in_one_line\n"
     code += "from partreduce.topo.errors import StoreLostError\nend_in_one_line()\n" + ends
     done = WARM.run("-c", code, timeout=60)
     if "theirs" in ends:
