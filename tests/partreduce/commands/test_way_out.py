@@ -42,7 +42,7 @@ def test_a_file_that_is_no_schedule_is_named_for_what_it_looks_like(folder, caps
 
 
 def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(folder, capsys):
-    (folder / "train.py").write_text("def build():\n    return model(width=3), {1: 2}\n")
+    (folder / "train.py").write_text("width: int = 3\nmodel: dict = {width: 3}: 4\n")
     assert main(["design", "train.py"]) == 65
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("it looks like a script; partreduce design CLUSTER --model train.py:NAME reads its model")
