@@ -50,7 +50,7 @@ def export_schedule(schedule: Schedule, format: str) -> str:  # noqa: A002 - the
     strategy = schedule.strategy
     if not strategy.averages_everyone or strategy.averages_gradients or not isinstance(strategy.pace, int):
         raise MissingFeatureError(
-            f"{schedule.name}: {format} has outer steps of all workers after as many steps of each, and this is "
+            f"{schedule.name}: {format} takes only outer steps of all workers after equally many steps; this is "
             f"strategy {strategy.kind!r} with pace {strategy.pace}"
         )
     text = program.text(_members(strategy, program.words) | program.more(schedule))

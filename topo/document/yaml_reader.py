@@ -43,7 +43,10 @@ def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = ""
         mark = error.problem_mark or error.context_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "document"
         problem = " ".join((error.problem or "cannot be parsed").split())
-        raise DocumentError(place, f"is not YAML: {problem}; check the indentation and quotes", source) from None
+        way_out = "check the indentation and quotes"
+        if source.endswith(".py"):
+            way_out = f"it looks like a script; partreduce design CLUSTER --model {source}:NAME reads its model"
+        raise DocumentError(place, f"is not YAML: {problem}; {way_out}", source) from None
     except yaml.YAMLError as error:  # characters that YAML does not allow
         problem = ascii(" ".join(str(error).split()))[1:-1]
         raise DocumentError("document", f"is not YAML: {problem}; remove the character", source) from None

@@ -41,6 +41,13 @@ def test_a_file_that_is_no_schedule_is_named_for_what_it_looks_like(folder, caps
     assert way_out in line
 
 
+def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(folder, capsys):
+    (folder / "train.py").write_text("width: int = 3\nmodel: dict = {width: 3}: 4\n")
+    assert main(["design", "train.py"]) == 65
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("it looks like a script; partreduce design CLUSTER --model train.py:NAME reads its model")
+
+
 def test_schedules_of_two_shapes_are_not_compared_and_the_line_says_what_can_be(capsys):
     for shape in ("2x2", "4x4"):
         assert main(["design", shape, "--using", "allreduce", "-o", f"{shape}.json"]) == 0
