@@ -225,7 +225,7 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     assert chosen(SLOW, *of_rows).routes.tables[0].codec is Codec.INT8
     fast = Hardware(inside=Link(1e-5, 1e-13), nic=Link(1e-4, 1e-13))
     assert chosen(fast, *of_rows).routes.tables[0].codec is Codec.NONE
-    dense = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=0, applying=0.0, codecs=tuple(Codec))
+    dense = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=0, applying=0.0, codecs=tuple(of_rows))
     assert {route.codec for route in dense.routes.tables if route.way is TableWay.DENSE} <= {Codec.NONE}
     with pytest.raises(InputError, match="no codec is allowed"):
         chosen(SLOW)
