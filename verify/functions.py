@@ -89,7 +89,7 @@ def _prove(
     )
     phases: list[Phase] = []
     for step, answers in zip(range(2 * period), steps, strict=False):
-        wrong = _consensus_distance(answers, step) or _not_periodic(answers, phases, step, period)
+        wrong = _members_differ(answers, step) or _not_periodic(answers, phases, step, period)
         if wrong is not None:
             return _without_schedule(name, wrong, scope)
         if step < period:
@@ -109,7 +109,7 @@ def _without_schedule(name: str, wrong: Claim, scope: str) -> FunctionProof:
     return FunctionProof(Proof(name, (wrong, *rest), frozenset({NAME}), {}), None, scope)
 
 
-def _consensus_distance(answers: Sequence[Group | None], step: int) -> Claim | None:
+def _members_differ(answers: Sequence[Group | None], step: int) -> Claim | None:
     for worker, group in enumerate(answers):
         if group is None:
             continue

@@ -310,12 +310,13 @@ def compare(cell: Cell, kind: str, *, place: str = "", seconds: float = 0.0) -> 
 FAULTS = ("wrong tag", "NaN payload", "partial sum", "never complete")
 
 
-def judge_fault(cell: Cell, kind: str, fault: Fault, *, timeout: float = 2.0) -> str | None:
+def judge_fault(cell: Cell, kind: str, fault: Fault) -> str | None:
     """Run a cell into a fault; a sentence if a rank did not learn of it, or kept anything of the failed operation.
 
     Its parameters must be those of a run whose averages ended before it, after as many steps.
     """
-    results = run_cell(cell, kind, fault=fault, timeout=timeout)
+    patience = 6.0 if fault.kind == "never complete" else 60.0  # the first is waited for, and bounds the start as well
+    results = run_cell(cell, kind, fault=fault, timeout=patience)
     for rank, result in enumerate(results):
         if result["error"] is None:
             return f"{cell.name}, {fault.kind}: rank {rank} noticed nothing"
