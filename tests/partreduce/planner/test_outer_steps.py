@@ -29,7 +29,7 @@ THIN = Hardware(nic=Link.of_bandwidth(5e6, 1e-3), inside=Link.of_bandwidth(1e9),
 def job(cluster="4x2", hardware=THIN, **options):
     given = {
         "optimizer": Optimizer.ADAM,
-        "effort": 1.0,
+        "effort": 3.0,
         "time_limit": 3600.0,
         "limits": Limits(max_period=30),
     } | options
