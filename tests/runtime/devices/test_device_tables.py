@@ -1,6 +1,7 @@
 """Tables of their own route on a pretended device: rows and their numbers go over the host, everything else stays."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from partreduce.topo.errors import InputError, PeerLostError
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("one_thread")]
 BY_NAME = {cell.name: cell for cell in TABLE_CELLS}
 LATE = 0.02
+NO_WORLD = SimpleNamespace(next_instance=None)
+"""In the place of a world, for what is refused before one is asked for."""
 SPARSE, AGGREGATED = BY_NAME["sharded, sparse SGD"], BY_NAME["sharded, Adam, aggregated, weighted bags, int8"]
 
 
@@ -152,7 +155,7 @@ def test_a_table_on_a_device_of_another_kind_is_refused(monkeypatch):
     with pytest.raises(
         InputError, match=r"parameter 'words.weight': lies on cpu; rows of tables travel from the CPU and"
     ):
-        partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, SPARSE.schedule, world=object())
+        partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, SPARSE.schedule, world=NO_WORLD)
 
 
 def test_indices_on_another_device_than_the_table_are_named_by_all(ranks):
