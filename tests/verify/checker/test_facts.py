@@ -92,6 +92,11 @@ def mixed(**options):
     return document(2, 2, kind="static", phases=[[{"group": [0, 1]}], [{"group": [0, 1, 2, 3]}]], **options)
 
 
+def inside_only(**options):
+    """Two nodes of two, of which one averages."""
+    return document(2, 2, kind="static", phases=[[{"group": [0, 1]}]], **options)
+
+
 def staged(raw, group, **how):
     """A group, then all, with a second communicator for whatever int8 does not sum in stages."""
     raw["strategy"]["phases"] = [[{"group": group}], [{"group": list(range(6))}]]
@@ -135,6 +140,22 @@ SKIPS = [
     ([(0, 1), (0, 2), (1, 3), (2, 3)], {"n": 4, "max_ig": 5, "backup": [0, 1, 0, 1]}, [0, 7, 6, 0]),
 ]
 
+UNCODED = rounded(1025, 2**32, 2**147, 0)
+OF_SIX = [
+    # Multiplied out for three nodes of two: (1 + e) for each rounding, (1 + (n - 1)·u) where n are added; less one
+    ("int4", {}, rounded(635486595, 2**32, 2**116, 2)),
+    ("int4", {"form": "hierarchical"}, rounded(493831797, 2**31, 2**115, 3)),
+    ("int4", {"form": "hierarchical", "where": "across-nodes"}, rounded(635486007, 2**32, 2**116, 2)),
+    ("int8", {}, rounded(33891389, 2**32, 2**116, 2)),
+    ("int8", {"form": "hierarchical"}, rounded(25467843, 2**31, 2**115, 3)),
+    ("int8", {"form": "hierarchical", "where": "across-nodes"}, rounded(33890873, 2**32, 2**116, 2)),
+    ("float16", {}, rounded(12588803, 2**32, 2**22, 6)),
+    ("float16", {"form": "hierarchical"}, rounded(6296067, 2**32, 2**21, 3)),
+    ("float16", {"form": "hierarchical", "where": "across-nodes"}, rounded(2098433, 2**31, 2**22, 2)),
+    ("bfloat16", {}, rounded(100991763, 2**32, 2**131, 6)),
+    ("bfloat16", {"form": "hierarchical"}, rounded(50530067, 2**32, 2**130, 3)),
+    ("bfloat16", {"form": "hierarchical", "where": "across-nodes"}, rounded(33621517, 2**32, 2**131, 2)),
+]
 BY_HAND = [
     (groups(3, []), "doubly-stochastic", {"smallest_weight": "0"}),
     (groups(3, []), "deadlock-free", {"height": 0}),
@@ -180,6 +201,10 @@ BY_HAND = [
     (rule([2], 2, [([0], [], "1/10")], [([0, 1], [])]), "doubly-stochastic", {"smallest_weight": "1/2"}),
     (groups(2, [[0, 1]], what={"outer": {"lr": 2}}), "memory", held(1, 1, 1, 2)),
     (groups(2, [[0, 1]], what={"outer": {"momentum": "1/2"}}), "memory", held(1, 1, 1, 3)),
+    *[
+        (document(3, 2, kind="allreduce", how={"codec": codec, **how}), "codec-error", sums)
+        for codec, how, sums in OF_SIX
+    ],
     # turns of fragments
     (document(1, 2, kind="allreduce", pace=7, what={"fragments": 3}), "fragments", turned(3, 7, 2, 0, 7, equal=True)),
     (
