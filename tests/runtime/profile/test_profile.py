@@ -155,7 +155,7 @@ def test_profile_writes_a_cluster_file_that_loads(tmp_path) -> None:
     assert cluster.hardware.model_bytes == 64_000
     assert (cluster.hardware.compute or 0) >= 0.002
     measured = dict(cluster.hardware.codec)
-    assert sorted(measured) == ["bfloat16", "float16", "int8"]
+    assert sorted(measured) == ["bfloat16", "float16", "int4", "int8"]
     assert all(0 < seconds < 1e-5 for codec in measured.values() for seconds in (codec.encode, codec.decode))
     document = json.loads("\n".join(line.removeprefix("[0] ") for line in done.stdout.splitlines()))
     assert len(document["checks"]) == 10
