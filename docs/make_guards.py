@@ -28,7 +28,8 @@ Beside them:
   [test_what_the_checker_reads.py][read];
 * every number of every fact is the prover's, computed apart, and what simulations say: [test_facts.py][facts];
 * bounds of gaps are what every interleaving attains: [test_gap_facts.py][gaps];
-* hostile files end in one line: [test_checker_attacks.py][attacks];
+* hostile files and wrong arguments end in one line: [test_checker_attacks.py][attacks],
+  [test_checker_program.py][program];
 * entries and schedules that are changed at random: [test_certificate_mutations.py][random], and
   `python -m benchmarks.forgery`.
 
@@ -38,6 +39,7 @@ Beside them:
 [facts]: ../../../tests/verify/checker/test_facts.py
 [gaps]: ../../../tests/verify/checker/test_gap_facts.py
 [attacks]: ../../../tests/verify/checker/test_checker_attacks.py
+[program]: ../../../tests/verify/checker/test_checker_program.py
 [random]: ../../../tests/verify/checker/test_certificate_mutations.py
 
 """
