@@ -25,4 +25,4 @@ def row_bytes(codec: str, columns: int, *, element_bytes: int = 4) -> int:
     """Bytes of a table's row: int8 has one scale for the row, and nothing is filled up."""
     if codec == "none":
         return element_bytes * columns
-    return int(NUMBER_BYTES[codec]) * columns + (SCALE_BYTES if codec == "int8" else 0)
+    return int(NUMBER_BYTES[codec] * columns) + (SCALE_BYTES if codec == "int8" else 0)

@@ -30,7 +30,7 @@ from partreduce.topo.strategies.axes import (
 from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
 from partreduce.topo.strategies.outer import Anchor, Outer
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
+from partreduce.topo.strategies.routes import ROW_CODECS, Gradient, Route, Routes, TableWay
 
 if TYPE_CHECKING:
     import random
@@ -216,7 +216,7 @@ def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
             else None
         )
         columns = draw.randrange(1, 5)
-        codec = Codec.NONE if way is TableWay.DENSE else draw.choice([one for one in Codec if one is not Codec.INT4])
+        codec = Codec.NONE if way is TableWay.DENSE else draw.choice(ROW_CODECS)
         tables.append(
             Route(parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts, codec=codec)
         )

@@ -18,7 +18,6 @@ import numpy as np
 
 from partreduce.planner.job import Data, Job
 from partreduce.planner.option import Option
-from partreduce.planner.steps_model import Optimizer
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated
 
 NINE_OF_TEN = 1.645
@@ -144,19 +143,10 @@ def contenders(options: Sequence[Option], job: Job) -> list[Option]:
     What is late, and was not asked for, has to be fastest where lateness costs most. What lets workers drift apart on
     data of their own needs a price of that, where anything else is allowed.
     """
-    if not job.fastest and not has_price_of_drift(job):
+    if not job.fastest and not job.knows_price_of_drift:
         options = [one for one in options if not one.drift.value] or options
     waiting = min((decisive_time(one, job) for one in options if not (one.late or one.facts)), default=math.inf)
     return [one for one in options if job.fastest or decisive_time(one, job) <= waiting or not (one.late or one.facts)]
-
-
-def has_price_of_drift(job: Job) -> bool:
-    """False for Adam on sorted data without a pilot.
-
-    What drift costs was measured under SGD. Under Adam two of two jobs with it, drawn at random, had not reached
-    All-Reduce's loss after five times its steps (benchmarks/results/regret.md).
-    """
-    return job.data is Data.SHUFFLED or job.optimizer is not Optimizer.ADAM or job.pilot is not None
 
 
 def regrets(options: Sequence[Option], job: Job) -> list[float]:

@@ -197,6 +197,15 @@ class Job:
         return self.curvature is None or self.curvature < stability_limit(PIPELINE_WIDTH)
 
     @property
+    def knows_price_of_drift(self) -> bool:
+        """False for Adam on sorted data without a pilot.
+
+        What drift costs was measured under SGD. Under Adam two of two jobs with it, drawn at random, had not reached
+        All-Reduce's loss after five times its steps (benchmarks/results/regret.md).
+        """
+        return self.data is Data.SHUFFLED or self.optimizer is not Optimizer.ADAM or self.pilot is not None
+
+    @property
     def codecs(self) -> tuple[Codec, ...]:
         """The codecs that a candidate takes where its strategy allows it and it pays, the finest first.
 

@@ -36,7 +36,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Codec
-from partreduce.topo.strategies.routes import TableWay
+from partreduce.topo.strategies.routes import ROW_CODECS, TableWay
 from partreduce.topo.timing.tables import Touched
 
 BATCHES = 4
@@ -132,10 +132,9 @@ def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
     """What rows may travel in, the finest first."""
     if table_codec is None:
         return (Codec.NONE,)
-    of_rows = [one for one in Codec if one is not Codec.INT4]
-    codec = next((one for one in of_rows if one == table_codec), None)
+    codec = next((one for one in ROW_CODECS if one == table_codec), None)
     if codec is None:
-        raise InputError(f"parallelize: table_codec {table_codec!r} is not one of {', '.join(of_rows)}")
+        raise InputError(f"parallelize: table_codec {table_codec!r} is not one of {', '.join(ROW_CODECS)}")
     if schedule.strategy.what:
         raise InputError(
             f"parallelize: table_codec is {codec}, and schedule {schedule.name!r} says itself how its tables travel; "

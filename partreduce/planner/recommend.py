@@ -16,7 +16,6 @@ from partreduce.planner.gain import (
     contenders,
     decisive_time,
     gain,
-    has_price_of_drift,
     least_time,
     regrets,
     simplicity,
@@ -225,7 +224,7 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
     ratio = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
     if job.take is not None:
         return ratio
-    if fastest.drift.value and not has_price_of_drift(job):
+    if fastest.drift.value and not job.knows_price_of_drift:
         return (
             f"{ratio}, but lets workers drift apart on {job.data} data: what that costs under Adam was not measured; a "
             "pilot measures it on your job (partreduce measure FILE.py:NAME CLUSTER)"

@@ -25,6 +25,12 @@ def explained(error: BaseException) -> BaseException:
     return next((known for explain in _explanations if (known := explain(error)) is not None), error)
 
 
+def tell(error: PartreduceError) -> int:
+    """Write the line; returns the exit code."""
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    return error.exit_code
+
+
 def end_in_one_line(*, own_process: bool = True) -> None:
     """From now on; not where the program shows errors in a way of its own, nor where somebody types it in."""
     is_typed = hasattr(sys, "ps1") or sys.flags.interactive
@@ -37,5 +43,4 @@ def _show(kind: type[BaseException], error: BaseException, traceback: TracebackT
     if not isinstance(known, PartreduceError):
         sys.__excepthook__(kind, error, traceback)
         return
-    sys.stderr.write(f"{type(known).__name__}: {known}\n")
-    raise SystemExit(known.exit_code)
+    raise SystemExit(tell(known))

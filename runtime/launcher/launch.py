@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from partreduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
 from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything, leave_clean_up_to_parent
-from partreduce.runtime.launcher.last_line import explained
+from partreduce.runtime.launcher.last_line import explained, tell
 from partreduce.runtime.launcher.orphans import Guardian, die_with_parent
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
@@ -274,8 +274,7 @@ def _code_of(error: BaseException) -> int:
         return 130
     sys.last_value = known = explained(error)
     if isinstance(known, PartreduceError):
-        sys.stderr.write(f"{type(known).__name__}: {known}\n")
-        return known.exit_code
+        return tell(known)
     _say(error)
     return 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,7 +11,7 @@ from partreduce.runtime.transport.coded_sums import FlatCodedStages
 from partreduce.runtime.transport.communicators import Communicator, first_line
 from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.notes import deaths_of
-from partreduce.runtime.transport.own_host import has_address, own_host
+from partreduce.runtime.transport.own_host import chosen_interface, has_address, own_host
 from partreduce.runtime.transport.staged import StagedSums
 from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo, Store
 from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, PeerWatch, SignsOfLife
@@ -204,9 +203,8 @@ class GlooWorld(GroupTable):
         By itself gloo takes the address of this machine's name, which on many machines is a loopback address.
         """
         if self._device is None:
-            interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
             make = ProcessGroupGloo
-            if interface:
+            if interface := chosen_interface():
                 self._device = make.create_device(interface=interface)
             elif has_address(self.store):
                 self._device = make.create_device(hostname=own_host(self.store)[0])

@@ -22,8 +22,7 @@ def own_host(store: Store) -> tuple[str, bool]:
     Raises:
         UnavailableError: the interface has no address, or the store's host cannot be resolved or reached.
     """
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if interface:
+    if interface := chosen_interface():
         return _address_of(interface), False
     if not (master := _host_of(store)):
         return "127.0.0.1", False
@@ -36,6 +35,11 @@ def own_host(store: Store) -> tuple[str, bool]:
         raise UnavailableError(
             f"host {master!r} of the run's store (MASTER_ADDR): cannot be resolved or reached ({error})"
         ) from None
+
+
+def chosen_interface() -> str:
+    """The network interface that `GLOO_SOCKET_IFNAME` names, the first one of several; empty for none."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
 
 
 def has_address(store: Store) -> bool:

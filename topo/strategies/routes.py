@@ -66,6 +66,10 @@ class Route(Closed):
         return f"{self.way} in {self.codec}" if self.codec.rounds else str(self.way)
 
 
+ROW_CODECS = tuple(codec for codec in Codec if codec is not Codec.INT4)
+"""What a table's rows may travel in, the finest first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes(Closed):
     """What travels apart from the strategy's own averaging, in every step and in lockstep.
@@ -169,7 +173,7 @@ def _check_route(route: Route, where: str, num_workers: int) -> None:
             f"{where}.codec: is {route.codec}; way dense is averaged with everything else, for which how.codec is; "
             "leave it out"
         )
-    if route.codec is Codec.INT4:
+    if route.codec not in ROW_CODECS:
         raise ScheduleError(f"{where}.codec: is {route.codec}, which is for sums; rows have int8 for their shortest")
     for host in route.hosts:
         if not 0 <= host < num_workers:

@@ -135,41 +135,26 @@ SKIPS = [
     ([(0, 1), (0, 2), (1, 3), (2, 3)], {"n": 4, "max_ig": 5, "backup": [0, 1, 0, 1]}, [0, 7, 6, 0]),
 ]
 
-OF_SIX = [
-    # Multiplied out for three nodes of two: (1 + e) for each rounding, (1 + (n - 1)·u) where n are added; less one
-    ("int4", {}, rounded(635486595, 2**32, 2**116, 2)),
-    ("int4", {"form": "hierarchical"}, rounded(493831797, 2**31, 2**115, 3)),
-    ("int4", {"form": "hierarchical", "where": "across-nodes"}, rounded(635486007, 2**32, 2**116, 2)),
-    ("int8", {}, rounded(33891389, 2**32, 2**116, 2)),
-    ("int8", {"form": "hierarchical"}, rounded(25467843, 2**31, 2**115, 3)),
-    ("int8", {"form": "hierarchical", "where": "across-nodes"}, rounded(33890873, 2**32, 2**116, 2)),
-    ("float16", {}, rounded(12588803, 2**32, 2**22, 6)),
-    ("float16", {"form": "hierarchical"}, rounded(6296067, 2**32, 2**21, 3)),
-    ("float16", {"form": "hierarchical", "where": "across-nodes"}, rounded(2098433, 2**31, 2**22, 2)),
-    ("bfloat16", {}, rounded(100991763, 2**32, 2**131, 6)),
-    ("bfloat16", {"form": "hierarchical"}, rounded(50530067, 2**32, 2**130, 3)),
-    ("bfloat16", {"form": "hierarchical", "where": "across-nodes"}, rounded(33621517, 2**32, 2**131, 2)),
-]
+RING: dict[str, str] = {}
+STAGED = {"form": "hierarchical"}
+ACROSS = STAGED | {"where": "across-nodes"}
 CODED_SUMS = [
-    *[
-        (document(3, 2, kind="allreduce", how={"codec": name, **how}), "codec-error", sums)
-        for name, how, sums in OF_SIX
-    ],
-    (
-        document(5, 3, kind="allreduce", how={"codec": "int4", "form": "hierarchical", "where": "across-nodes"}),
-        "codec-error",
-        rounded(635486889, 2**32, 2**116, 2),
-    ),
-    (
-        document(257, 1, kind="allreduce", how={"codec": "bfloat16"}),
-        "codec-error",
-        rounded(4328523271, 2**32, 2**124, 257),
-    ),
-    (
-        document(1, 2, kind="allreduce", how={"codec": "int4", "form": "hierarchical", "where": "across-nodes"}),
-        "codec-error",
-        rounded(1025, 2**32, 2**147, 0),
-    ),
+    # Nodes, workers on each, codec, form. Multiplied out: (1 + e) for each rounding, (1 + (n - 1)·u) where n are added
+    (3, 2, "int4", RING, rounded(635486595, 2**32, 2**116, 2)),
+    (3, 2, "int4", STAGED, rounded(493831797, 2**31, 2**115, 3)),
+    (3, 2, "int4", ACROSS, rounded(635486007, 2**32, 2**116, 2)),
+    (3, 2, "int8", RING, rounded(33891389, 2**32, 2**116, 2)),
+    (3, 2, "int8", STAGED, rounded(25467843, 2**31, 2**115, 3)),
+    (3, 2, "int8", ACROSS, rounded(33890873, 2**32, 2**116, 2)),
+    (3, 2, "float16", RING, rounded(12588803, 2**32, 2**22, 6)),
+    (3, 2, "float16", STAGED, rounded(6296067, 2**32, 2**21, 3)),
+    (3, 2, "float16", ACROSS, rounded(2098433, 2**31, 2**22, 2)),
+    (3, 2, "bfloat16", RING, rounded(100991763, 2**32, 2**131, 6)),
+    (3, 2, "bfloat16", STAGED, rounded(50530067, 2**32, 2**130, 3)),
+    (3, 2, "bfloat16", ACROSS, rounded(33621517, 2**32, 2**131, 2)),
+    (5, 3, "int4", ACROSS, rounded(635486889, 2**32, 2**116, 2)),
+    (257, 1, "bfloat16", RING, rounded(4328523271, 2**32, 2**124, 257)),
+    (1, 2, "int4", ACROSS, rounded(1025, 2**32, 2**147, 0)),
 ]
 BY_HAND = [
     (groups(3, []), "doubly-stochastic", {"smallest_weight": "0"}),
@@ -294,7 +279,16 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "name", "numbers"), [*BY_HAND, *CODED_SUMS])
+@pytest.mark.parametrize(
+    ("raw", "name", "numbers"),
+    [
+        *BY_HAND,
+        *(
+            (document(nodes, size, kind="allreduce", how={"codec": codec, **form}), "codec-error", sums)
+            for nodes, size, codec, form, sums in CODED_SUMS
+        ),
+    ],
+)
 def test_facts_worked_out_by_hand(raw, name, numbers):
     facts = computed(raw)
     assert (facts[name][1] if name in facts else None) == numbers
