@@ -322,10 +322,15 @@ class Heartbeat:
         )
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """As `cause`, and also members that gave up themselves."""
+        """As `cause`, and also members that gave up themselves.
+
+        Of a worker that has finished, the others may still save whole tables with it, though they have finished, too.
+        """
         if (problem := self._notes.problem) is not None:
             return problem
         members = list(members)
+        if "finished" in self._noted:
+            round_ = None
         if (why := self.cause(members, round_)) is not None:
             return why
         given_up = (rank for rank in members if rank != self.rank and self.read("failed", rank) is not None)
