@@ -71,7 +71,7 @@ def test_workers_of_different_pace_end_at_the_same_round_in_a_real_run():
     def work(world):
         model = torch.nn.Linear(1, 1)
         inner = torch.optim.SGD(model.parameters(), lr=1e-5)
-        optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world)
         sampler = RoundSampler(data, plan, 3, accumulate=2, rank=world.rank)
         loader = torch.utils.data.DataLoader(data, 3, sampler=sampler, drop_last=True)
         for epoch in range(2):
@@ -92,7 +92,7 @@ def trained(world, loader_of, loop):
     plan = schedule((1, 3, 2))
     model = torch.nn.Linear(1, 1)
     inner = torch.optim.SGD(model.parameters(), lr=1e-5)
-    optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world)
+    optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world)
     for _ in range(2):
         for x in loop(optimizer, loader_of(plan, world.rank)):
             optimizer.zero_grad()
