@@ -21,7 +21,7 @@ def wrapped(world, make=None, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     inner = make(model) if make else torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, DistributedOptimizer(inner, model, PAIR, timeout=20, world=world, **options)
+    return model, DistributedOptimizer(inner, model, PAIR, timeout=60, world=world, **options)
 
 
 def trained(model, optimizer, rank, steps=3):

@@ -533,6 +533,21 @@ def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(c
     assert found[4]["peak_nic_bytes"] == pytest.approx(found[1]["peak_nic_bytes"] / 4)
     assert main(["simulate", str(path), *network]) == 0
     assert "43.75 MB in the step that sends most" in capsys.readouterr().out
+    exactly = {"of_worker": 43_750_000, "of_node": 43_750_000, "in_flight": 25_000_000}
+    assert found[4]["sent_bytes"] == exactly
+    assert answer(capsys, "verify", path, "--json", "--model-bytes", "100MB")["figures"]["sent_bytes"] == exactly
+    assert main(["verify", str(path), "--model-bytes", "100MB"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "in one step no more than 43.75 MB leave a worker and 43.75 MB a node, and no more than 25 MB of a" in said
+
+
+def test_bytes_of_a_round_are_said_where_rounds_are_fixed(capsys, tmp_path):
+    path = tmp_path / "paces.json"
+    write_schedule(path, Schedule("p", Cluster.regular(2, 2), AllReduce(pace=(1, 2, 1, 1))))
+    assert main(["verify", str(path), "--model-bytes", "1MB"]) == 0
+    assert "a fact: in one round no more than 1.5 MB leave a worker" in " ".join(capsys.readouterr().out.split())
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
+    assert "a fact of fixed rounds only" in refusal(capsys, "verify", path, "--model-bytes", "1MB", code=65)
 
 
 @pytest.mark.parametrize(
