@@ -21,6 +21,7 @@ from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.deadlock_free import prove_deadlock_free
 from partreduce.verify.membership import prove_membership
 from partreduce.verify.memory import prove_memory
+from partreduce.verify.sent_bytes import prove_sent_bytes
 from partreduce.verify.staleness import prove_meetings
 
 NAME = "outer-consensus"
@@ -41,7 +42,12 @@ def prove_own_anchors(schedule: Schedule) -> tuple[Claim, ...]:
         return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
     membership = prove_membership(plain)
     claims = (first, membership, _prove_consensus(schedule, plain), prove_deadlock_free(plain))
-    return (*(c for c in claims if c is not None), *prove_meetings(plain), prove_memory(schedule))
+    return (
+        *(c for c in claims if c is not None),
+        *prove_meetings(plain),
+        prove_memory(schedule),
+        prove_sent_bytes(schedule),
+    )
 
 
 def _prove_consensus(schedule: Schedule, plain: Schedule) -> Claim:

@@ -31,6 +31,7 @@ from partreduce.verify.outer_steps import NAME as OUTER_CONSENSUS
 from partreduce.verify.outer_steps import prove_own_anchors
 from partreduce.verify.quorum import prove_quorum
 from partreduce.verify.quorum_groups import prove_quorum_of_groups
+from partreduce.verify.sent_bytes import prove_sent_bytes
 from partreduce.verify.staleness import prove_meetings
 from partreduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
 from partreduce.verify.tables import essential_of_tables, prove_tables
@@ -146,7 +147,7 @@ def _kept_gap_claims(schedule: Schedule) -> tuple[Claim, ...]:
     claims = prove_kept_gap(schedule)
     if not schedule.is_mixing:
         return claims
-    of_rounds = (claim for claim in _claims_of_runs(schedule) if claim.claim not in {"queues", "memory"})
+    of_rounds = (claim for claim in _claims_of_runs(schedule) if claim.claim not in {"queues", "memory", "sent-bytes"})
     return (*claims, *of_rounds)
 
 
@@ -159,7 +160,7 @@ def _claims_of_runs(schedule: Schedule) -> tuple[Claim, ...]:
         prove_codec_error(schedule),
     )
     made = (claim for claim in of_payload if claim is not None)
-    return (*prove_meetings(schedule), *made, prove_memory(schedule))
+    return (*prove_meetings(schedule), *made, prove_memory(schedule), prove_sent_bytes(schedule))
 
 
 @dataclass(frozen=True, slots=True)
