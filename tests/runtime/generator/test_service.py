@@ -143,7 +143,7 @@ def test_a_full_disk_is_named_and_nothing_is_answered(tmp_path):
 def service():
     keys = JobKeys.make()
     made = GeneratorService(setting_of(1), keys, lease=6.0)
-    thread = threading.Thread(target=made.run, args=(60,))
+    thread = threading.Thread(target=made.run, args=(600,))
     thread.start()
     yield made
     made.stop()

@@ -201,7 +201,7 @@ def generator():
     keys, notes = JobKeys.make(), []
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
     service = GeneratorService(setting, keys, lease=10.0, on_note=notes.append)
-    thread = threading.Thread(target=service.run, args=(100,))
+    thread = threading.Thread(target=service.run, args=(600,))
     thread.start()
     yield {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}, notes
     service.stop()
