@@ -38,7 +38,7 @@ def reports(answer, rank=None, **facts):
 
 
 def test_random_schedules_on_processes_equal_the_reference(driver):
-    environment = {"CASES_FROM": os.environ.get("PARTREDUCE_TEST_SEED", "0"), "CASES": os.environ.get("CASES", "40")}
+    environment = {"CASES_FROM": os.environ.get("PARTREDUCE_TEST_SEED", "0"), "CASES": os.environ.get("CASES", "15")}
     answer = driver.run("random schedules", limit=110, environment=environment)
     assert answer["code"] == 0, answer["output"][-2000:]
     assert len(answer["reports"]) == 6
