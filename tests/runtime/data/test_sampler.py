@@ -128,6 +128,22 @@ def test_a_loop_that_ignores_the_paces_is_told_of_them_and_of_the_loop_that_work
     assert all(told in str(error) for error in errors)
 
 
+def test_a_mean_model_that_one_worker_enters_alone_is_named_as_that_beside_the_paces():
+    """Its loop is right, so that advice about the loop alone led nowhere."""
+
+    def run(world):
+        def batches(optimizer, loader):
+            yield from optimizer.batches(loader)
+            if world.rank == 0:
+                with optimizer.mean_model():
+                    pass
+
+        trained(world, even, batches)
+
+    errors = ThreadRanks(3).run(3, run, catch=PeerLostError)
+    assert all("all workers call mean_model(), so take it out of any `if rank == 0`" in str(e) for e in errors)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

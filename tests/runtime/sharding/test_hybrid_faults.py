@@ -126,7 +126,7 @@ def test_a_state_dict_that_worker_0_alone_asks_for_is_named(ranks, of, place):
     said = ranks.run(4, run)
     waits = "finished after 1 rounds" if place == "finish" else "waits for all in mean_model() after 1 rounds"
     assert f"{waits}: worker 0 is in state_dict(), which puts the rows of 'words.weight' together" in said[0]
-    assert "let all of them call it, before finish()" in said[0]
+    assert "let all of them call it at the same place" in said[0]
     assert all("worker 0 gave up first" in line and "state_dict()" in line for line in said[1:])
     ranks.fresh()
 
