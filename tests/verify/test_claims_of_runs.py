@@ -134,9 +134,9 @@ def _parts(schedule: Schedule):
 
 
 def test_too_many_workers_are_not_proved_and_quick():
-    n = 20_000
+    n = 100_000
     proof = prove(explicit(n, [range(0, n, 2), range(1, n, 2)], [range(i, i + 2) for i in range(0, n, 2)]))
     assert proof["staleness"].status is Status.NOT_PROVED
-    assert proof["end"].numbers["behind"] == -1
+    assert proof["end"].status is Status.NOT_PROVED
     wide = prove(graph(100, shift(100, Fraction(1, 3))))
     assert wide["queues"].numbers["capacities"] == [100] * 100
