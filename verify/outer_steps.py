@@ -19,7 +19,7 @@ from partreduce.verify.base import Claim, fraction_above, not_proved, proved, re
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.membership import prove_membership
-from partreduce.verify.runs import ages, deadlock_free, memory
+from partreduce.verify.runs import ages, deadlock_free, memory, sent_bytes
 from partreduce.verify.stated import Stated
 
 NAME = "outer-consensus"
@@ -45,6 +45,7 @@ def prove_own_anchors(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
         deadlock_free(plain, stated),
         *ages(plain, stated),
         memory(schedule, stated),
+        sent_bytes(schedule, stated),
     )
     return tuple(claim for claim in claims if claim is not None)
 

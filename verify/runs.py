@@ -1,9 +1,14 @@
-"""What a run of fixed rounds can rely on, in words: order, ages, queues, its end, equal workers, memory.
+"""What a run of fixed rounds can rely on, in words: order, ages, queues, its end, equal workers, memory, bytes.
 
 The theorems and the numbers are the checker's (`verify/checker/facts/`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil
+from typing import Any
 
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import WIDER, Codec, Drain, Pipeline
@@ -24,6 +29,8 @@ END = (
 )
 """What `deadlock-free` assumes about the end of a job, and proves of it."""
 
+SENT = ("of_worker", "of_node", "in_flight")
+
 ASSUMED = "Assumed: the same start, and a deterministic optimizer that is set up alike on all workers."
 BYTES = " A codec is no exception: all take the decoded bytes, whoever summed them, too."
 
@@ -38,6 +45,7 @@ def claims_of_runs(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
         equal_replicas(schedule, stated),
         codec_error(schedule, stated),
         memory(schedule, stated),
+        sent_bytes(schedule, stated),
     )
     return tuple(claim for claim in claims if claim is not None)
 
@@ -243,3 +251,27 @@ def memory(schedule: Schedule, stated: Stated) -> Claim | None:
         )
 
     return stated.claim("memory", words)
+
+
+def sent_bytes(schedule: Schedule, stated: Stated) -> Claim | None:
+    """What one step sends and what is on its way, for each byte of what an operation averages."""
+
+    def words(numbers: Numbers) -> str:
+        is_cut, whole = numbers["parts"] > 1, "gradients" if schedule.strategy.averages_gradients else "the model"
+        of_worker, of_node, in_flight = (float(Fraction(numbers[name])) for name in SENT)
+        what = (
+            "the largest fragment" if is_cut else "gradients" if schedule.strategy.averages_gradients else "the model"
+        )
+        return (
+            f"For each byte of {'the largest fragment' if is_cut else whole} at most {of_worker:.6g} bytes leave a worker and {of_node:.6g} a node in one "
+            f"{'turn' if is_cut else 'round'}, of which a step begins at most one, and at most {in_flight:.6g} are on "
+            "their way at a time. What rounding up to whole numbers and blocks adds is not counted, and sums go around "
+            "one ring in the order of ranks."
+        )
+
+    return stated.claim("sent-bytes", words)
+
+
+def in_bytes(numbers: Mapping[str, Any], model_bytes: int) -> dict[str, int]:
+    """The numbers of `sent-bytes` in bytes, rounded up, for a model of this size that is cut into equal fragments."""
+    return {name: ceil(Fraction(numbers[name]) * model_bytes / numbers["parts"]) for name in SENT}

@@ -101,7 +101,7 @@ def run(case: RandomRun, world) -> History:
     rank = world.rank
     model = Model(case.start)
     inner = torch.optim.SGD(model.parameters(), lr=1.0, foreach=False)
-    optimizer = DistributedOptimizer(inner, model, case.schedule, timeout=20, world=world)
+    optimizer = DistributedOptimizer(inner, model, case.schedule, timeout=60, world=world)
     buckets = optimizer.run.flat.buckets
     places = [
         {slot.names[0]: slice(slot.start, slot.start + slot.parameter.numel()) for slot in bucket.slots}

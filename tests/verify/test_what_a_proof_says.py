@@ -34,7 +34,7 @@ ESSENTIAL = {
     "pairwise": ({"consensus", "deadlock-free"}, set()),
     "server": ({"consensus", "deadlock-free"}, set()),
 }
-OF_RUNS = ["staleness", "end", "memory"]
+OF_RUNS = ["staleness", "end", "memory", "sent-bytes"]
 OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "consensus-distance"]
 
 

@@ -183,10 +183,13 @@ class Schedule(Options):
             return self.on_nodes(None)
         if self.form == "rule":
             return len(members), size // len(members)
-        node_of = self._node_of
-        counts = Counter(node_of[worker] if node_of else worker // self.node_size for worker in members)
+        counts = Counter(map(self.node_of, members))
         each = set(counts.values())
         return (each.pop(), len(counts)) if len(each) == 1 else (size, 0)
+
+    def node_of(self, worker: int) -> int:
+        """The node that a worker stands on."""
+        return self._node_of[worker] if self.nodes else worker // self.node_size
 
     @cached_property
     def _node_of(self) -> dict[int, int]:

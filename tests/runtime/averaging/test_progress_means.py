@@ -69,7 +69,7 @@ class Job:
             for parameter in self.model.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
         inner = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
-        options = {"timeout": 20} | options
+        options = {"timeout": 60} | options
         self.optimizer = DistributedOptimizer(inner, self.model, schedule, world=world, **options)
         self.rank = world.rank
 
@@ -217,7 +217,7 @@ def test_a_model_that_is_loaded_alone_is_refused(ranks):
 @pytest.mark.parametrize("field", ["round", "starts"])
 def test_workers_with_different_references_end_in_an_error_that_names_them(ranks, when, field):
     def work(world):
-        job = Job(world, nested(when=when), timeout=5)
+        job = Job(world, nested(when=when), timeout=60)
         start = job.optimizer.runner._start_sum
 
         def with_another(step, round_, group):
@@ -244,7 +244,7 @@ def test_workers_with_different_references_end_in_an_error_that_names_them(ranks
 
 def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
     def work(world):
-        job = Job(world, nested(), timeout=4).train(4)
+        job = Job(world, nested(), timeout=60).train(4)
         if world.rank == 1:
             job.optimizer.load_state_dict(job.optimizer.state_dict())
         try:

@@ -302,7 +302,7 @@ def test_a_worker_lost_before_a_turn_or_in_mid_flight_ends_the_run_by_name(ranks
     strategy = AllReduce(pace=8, when=Merge(steps=2), what=Routes(outer=DILOCO, fragments=2))
 
     def work(world):
-        training = training_of(world, strategy, timeout=4)
+        training = training_of(world, strategy, timeout=60)
         training.steps(1)
         before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
         if world.rank == 2:

@@ -22,6 +22,7 @@ from . import (
     queues,
     quorum,
     quorum_groups,
+    sent_bytes,
     staleness,
     stochastic,
     tables,
@@ -78,6 +79,7 @@ FACTS: dict[Mode, dict[str, Stated]] = {
         "equal-replicas": equal_replicas.numbers,
         "codec-error": codec_error.numbers,
         "memory": memory.numbers,
+        "sent-bytes": sent_bytes.numbers,
         "one-route": tables.one_route,
         "one-owner": tables.one_owner,
         "table-order": tables.table_order,
@@ -89,6 +91,7 @@ FACTS: dict[Mode, dict[str, Stated]] = {
         "staleness": staleness.numbers,
         "end": end.numbers,
         "memory": memory.numbers,
+        "sent-bytes": sent_bytes.numbers,
     },
     "gap": {**SUMS, **GAP, "staleness": staleness.numbers, "end": end.numbers},
     "lossy gap": {
@@ -118,6 +121,7 @@ OF_THE_FILE = {
     "unit-sums",
     "codec-error",
     "memory",
+    "sent-bytes",
     "one-route",
     "one-owner",
     "nic-bytes",
@@ -126,14 +130,14 @@ OF_THE_FILE = {
 """Facts. All others follow from the rules of a protocol, and so does all that is said of a gap or a quorum but sums."""
 
 
-def fact(schedule: Schedule, name: str, limit: int = MAX_WORK) -> Fact | None:
-    """One fact of a schedule whose groups are disjoint; None where there is nothing to state."""
+def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None:
+    """One fact of a schedule whose groups are disjoint, for so much work; None where there is nothing to state."""
     stated = FACTS[schedule.mode].get(name)
     if stated is None:
         return None
     follows = name not in OF_THE_FILE or stated in GAP.values()
     try:
-        numbers = stated(schedule, Work(name, limit))
+        numbers = stated(schedule, Work(name, limit or MAX_WORK))
     except TooLarge:
         return Fact(name, None, follows)
     return None if numbers is None else Fact(name, numbers, follows)
