@@ -257,16 +257,14 @@ def sent_bytes(schedule: Schedule, stated: Stated) -> Claim | None:
     """What one step sends and what is on its way, for each byte of what an operation averages."""
 
     def words(numbers: Numbers) -> str:
-        is_cut, whole = numbers["parts"] > 1, "gradients" if schedule.strategy.averages_gradients else "the model"
+        whole = "gradients" if schedule.strategy.averages_gradients else "the model"
+        what, turn = ("the largest fragment", "turn") if numbers["parts"] > 1 else (whole, "round")
         of_worker, of_node, in_flight = (float(Fraction(numbers[name])) for name in SENT)
-        what = (
-            "the largest fragment" if is_cut else "gradients" if schedule.strategy.averages_gradients else "the model"
-        )
         return (
-            f"For each byte of {'the largest fragment' if is_cut else whole} at most {of_worker:.6g} bytes leave a worker and {of_node:.6g} a node in one "
-            f"{'turn' if is_cut else 'round'}, of which a step begins at most one, and at most {in_flight:.6g} are on "
-            "their way at a time. What rounding up to whole numbers and blocks adds is not counted, and sums go around "
-            "one ring in the order of ranks."
+            f"For each byte of {what} at most {of_worker:.6g} bytes leave a worker and {of_node:.6g} a node in one "
+            f"{turn}, of which a step begins at most one, and at most {in_flight:.6g} are on their way at a time. What "
+            "rounding up to whole numbers and blocks adds is not counted, and sums go around one ring in the order of "
+            "ranks."
         )
 
     return stated.claim("sent-bytes", words)
