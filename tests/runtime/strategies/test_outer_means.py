@@ -140,21 +140,30 @@ OWN = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True, anchor="own"))
 
 @pytest.mark.parametrize(
     "strategy",
-    [AllReduce(pace=5, what=DILOCO), nested(pace=2), nested(pace=2, what=OWN)],
-    ids=["everybody", "nested", "own anchors"],
+    [
+        AllReduce(pace=5, what=DILOCO),
+        nested(pace=2),
+        nested(pace=2, what=OWN),
+        AllReduce(pace=(5, 10, 5), what=DILOCO, averaging="step-normalised"),
+        nested(pace=(4, 2, 4), what=OWN, averaging="step-normalised"),
+    ],
+    ids=["everybody", "nested", "own anchors", "normalised", "own anchors, normalised"],
 )
 @pytest.mark.parametrize("saved", [2, 5, 8, 10])
 def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, saved):
+    """With uneven data, and wherever anchor and momentum lie."""
+    paces = job(strategy).schedule.paces()
+
     def whole(world):
         training = training_of(world, strategy)
-        training.steps(saved)
+        training.steps(saved * paces[world.rank] // paces.min())
         save_checkpoint(training.optimizer, tmp_path)
-        return training.steps(12), training.optimizer.runner.state()
+        return training.to_the_end(12), training.optimizer.runner.state()
 
     def resumed(world):
-        training = training_of(world, strategy)
-        assert load_checkpoint(training.optimizer, tmp_path).steps == saved
-        return training.steps(12), training.optimizer.runner.state()
+        training = training_of(world, strategy, outer_state="host" if world.rank else "device")
+        assert load_checkpoint(training.optimizer, tmp_path).steps == saved * paces[world.rank] // paces.min()
+        return training.to_the_end(12), training.optimizer.runner.state()
 
     for (one, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
         assert torch.equal(one, other)
@@ -301,6 +310,9 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
             with pytest.raises(InputError) as caught:
                 training_of(world, AllReduce(pace=2, what=DILOCO), **options)
             texts.append(str(caught.value))
+        for where, what, words in (("disk", DILOCO, "is not one of"), ("host", Routes(), "has no outer steps")):
+            with pytest.raises(InputError, match=f"outer_state: .*{words}"):
+                training_of(world, AllReduce(pace=2, what=what), outer_state=where)
         with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
             ScheduleAverager(job(AllReduce(pace=2, what=DILOCO)).schedule, world=world)
         return texts
