@@ -94,7 +94,8 @@ def _simulate_one(
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.errors import InputError
 
-    loaded = load_schedule(path).meetings  # which alone take time
+    whole = load_schedule(path)
+    loaded = whole.meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
         raise InputError(
             f"--cluster: is {place}, but the schedule is for {loaded.cluster}; name a cluster of that shape, or design "
@@ -119,7 +120,7 @@ def _simulate_one(
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
-        _print(loaded, timeline, facts, output, form=form, free=free)
+        _print(whole, timeline, facts, output, form=form, free=free)
 
 
 def _sent(

@@ -20,6 +20,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import outer_means
 from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError, PeerLostError, ScheduleError
@@ -320,6 +321,39 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
     for keep, correction in ranks.run(3, work):
         assert "measures what workers moved since they were equal" in keep
         assert "has outer steps, for which it is not derived" in correction
+
+
+@pytest.mark.parametrize(("workers", "momentum"), [(4, 0.5), (5, 0.5), (6, 0.0)])
+def test_random_pairs_are_nolocos_equations(ranks, workers, momentum):
+    """In its own terms: slow weights phi, outer gradients delta, and the momentum alpha with beta = gamma = 0.7."""
+    every, rounds = 3, 9
+    options = {"every": every, "momentum": momentum, "phases": 4, "seed": 2}
+    schedule = registry.build("noloco", Cluster.regular(1, workers), **options)
+    pushes = np.random.default_rng(1).normal(size=(rounds * every, workers, 16))
+
+    def work(world):
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.full((16,), 3.0, dtype=torch.float64))
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
+        for push in pushes:
+            model.weight.grad = -torch.from_numpy(push[world.rank].copy())
+            optimizer.step()
+        last = model.weight.detach().numpy().copy()
+        optimizer.finish()
+        return last
+
+    phi, velocity, theta = (np.full((workers, 16), value) for value in (3.0, 0.0, 3.0))
+    for round_ in range(rounds):
+        theta += pushes[round_ * every : (round_ + 1) * every].sum(axis=0)
+        delta, before, following = theta - phi, phi.copy(), phi.copy()
+        for pair in (group.members for group in schedule.phase(round_)):
+            for worker in pair:
+                drawn = 0.7 * delta[list(pair)].mean(axis=0) - 0.7 * (before[worker] - before[list(pair)].mean(axis=0))
+                velocity[worker] = momentum * velocity[worker] + drawn
+                following[worker] = before[worker] + velocity[worker]
+            theta[list(pair)] = following[list(pair)]
+        phi = following
+    np.testing.assert_allclose(ranks.run(workers, work), theta, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("feeds", [True, False])
