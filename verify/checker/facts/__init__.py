@@ -7,9 +7,11 @@ file but an assumption about what runs: it is stated as following from the rules
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from ..refusal import TooLarge, Work
+from ..schedule import Mode, Numbers, Schedule
 from . import (
     codec_error,
     deadlock_free,
@@ -30,14 +32,7 @@ from . import (
 )
 from .conflict_free import confirm_disjoint
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ..schedule import Mode, Schedule
-
-    Stated = Callable[[Schedule, Work], "Numbers | None"]
-
-Numbers = dict[str, Any]
+Stated = Callable[[Schedule, Work], Numbers | None]
 
 MAX_WORK = 10**9
 """What one fact may cost: seconds. One that costs more is left out, and said to be."""
