@@ -72,6 +72,7 @@ class EventGraph:
         self.num_workers = n = len(backups)
         self.needs: list[Need] = []
         self.uses: list[list[int]] = [[] for _ in range(3 * n)]
+        self.bounds: dict[tuple[int, int], tuple[float, float]] = {}  # of every edge, once a fact has asked for them
         senders: list[list[int]] = [[] for _ in range(n)]
         for v in range(n):
             self._add(n + v, [v], tokens=1)

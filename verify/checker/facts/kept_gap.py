@@ -115,13 +115,16 @@ def _setting(schedule: Schedule) -> KeptGap:
 
 def _bounds(schedule: Schedule, work: Work) -> Bounds:
     """Of every edge, in order; that an update queue has a bound was seen when the file was read."""
-    edges = sorted((source, target) for target, source, _ in schedule.rounds[0])
-    neighbours: list[set[int]] = [set() for _ in range(schedule.num_workers)]
-    for u, v in edges:
-        neighbours[u].add(v)
-        neighbours[v].add(u)
-    leads = [schedule.events.leads(v, near, work) for v, near in enumerate(neighbours)]
-    return {(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in edges}
+    found: Bounds = schedule.events.bounds
+    if not found:
+        edges = sorted((source, target) for target, source, _ in schedule.rounds[0])
+        neighbours: list[set[int]] = [set() for _ in range(schedule.num_workers)]
+        for u, v in edges:
+            neighbours[u].add(v)
+            neighbours[v].add(u)
+        leads = [schedule.events.leads(v, near, work) for v, near in enumerate(neighbours)]
+        found.update({(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in edges})
+    return found
 
 
 def _number(bound: float) -> int:
