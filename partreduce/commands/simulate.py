@@ -135,7 +135,8 @@ def _sent(
         facts |= _quorum_facts(schedule, observed)
     elif schedule.is_mixing and not free:
         from partreduce.topo.timing.cost import bytes_of, communication
-        from partreduce.verify.sent_bytes import in_bytes, prove_sent_bytes
+        from partreduce.verify.runs import in_bytes
+        from partreduce.verify.stated import Stated
 
         sent = communication(schedule, hardware, form=form)
         facts |= {
@@ -144,7 +145,7 @@ def _sent(
             "peak_nic_bytes": sent.peak_nic_bytes,
         }
         if form is None:  # the file's, of which the fact is
-            facts["sent_bytes"] = in_bytes(prove_sent_bytes(schedule), bytes_of(hardware, None))
+            facts["sent_bytes"] = in_bytes(Stated(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
     return facts

@@ -78,12 +78,12 @@ def _sent_bytes(proof: "Proof", model_bytes: str) -> dict[str, dict[str, int]]:
         InputError: no size, or a schedule of which nothing is known to be sent.
     """
     from partreduce.topo.errors import InputError
-    from partreduce.verify.sent_bytes import NAME, in_bytes
+    from partreduce.verify.runs import in_bytes
 
     size = quantity_of_bytes(model_bytes, "--model-bytes")
-    if NAME not in proof or not proof[NAME].holds:
+    if "sent-bytes" not in proof or not proof["sent-bytes"].numbers:
         raise InputError("--model-bytes: what a step sends is a fact of fixed rounds only; leave it out")
-    return {"sent_bytes": in_bytes(proof[NAME], size)}
+    return {"sent_bytes": in_bytes(proof["sent-bytes"].numbers or {}, size)}
 
 
 def print_sent(sent: dict[str, int], schedule: "Schedule | None") -> None:
