@@ -174,9 +174,8 @@ def _build(cluster: str, using: str, output: Path | None, *, as_json: bool) -> N
 
 def phases_of(schedule: "Schedule") -> tuple[int | None, int | None]:
     """The period and the number of distinct phases, or None for strategies that have no fixed phases."""
-    if schedule.is_mixing:
-        return schedule.period, schedule.num_distinct_phases()
-    return None, None
+    met = schedule.meetings
+    return (met.period, met.num_distinct_phases()) if met.is_mixing else (None, None)
 
 
 def entry_of(using: str) -> tuple[str, list[str]]:

@@ -565,6 +565,25 @@ def test_outer_steps_that_cannot_be_are_refused_in_one_line(capsys, entry, words
     assert len(error.splitlines()) == 1
 
 
+def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_figures(capsys, tmp_path):
+    path, other = tmp_path / "noloco.json", ROOT / "examples" / "two-level.json"
+    assert answer(capsys, "design", "4x4", "--using", "noloco(every=20)", "-o", path, "--json")["period"] == 8
+    said = answer(capsys, "verify", path, "--json", "--model-bytes", "1MB")
+    assert said["verdict"] == "proved"
+    assert said["figures"]["sent_bytes"] == {"of_worker": 1_000_000, "of_node": 4_000_000, "in_flight": 1_000_000}
+    assert main(["verify", str(path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "anchors come to agree, by a factor of at most 0.3159 every 160 steps (8 rounds)" in shown
+    pairs, levels = answer(capsys, "simulate", path, other, "--json")["schedules"]
+    assert (pairs["period"], pairs["contraction"], pairs["steps_ratio"]) == (8, None, None)
+    assert pairs["memory_bytes"] == levels["memory_bytes"] == 300_000_000
+    assert main(["simulate", str(path), "--rounds", "2"]) == 0
+    assert "outer SGD 0.7, momentum 0.5, own anchors" in capsys.readouterr().out
+    assert "radius of a period is 5.94" in refusal(
+        capsys, "design", "2x2", "--using", "noloco(lr=1.95,momentum=0.9)", code=65
+    )
+
+
 def test_regions_are_those_of_the_switches(capsys, tmp_path):
     path = tmp_path / "regions.json"
     cluster = ROOT / "examples" / "two-regions.yaml"
