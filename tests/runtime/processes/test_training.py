@@ -307,11 +307,13 @@ def test_unequal_data_without_join_is_named_with_the_way_out(driver, scenario, p
 
 
 ALONE = [
-    (place, kind)
-    for place in ("save_checkpoint()", "load_checkpoint()", "mean_model()", "finish()")
-    for kind in ("gradients", "parameters", "in 8 bits", "late", "gap")
-] + [("load_state_dict()", "gap"), ("load_state_dict()", "in 8 bits")]
-"""Where else a worker may load a state by itself, no others have to come."""
+    ("save_checkpoint()", "gradients"), ("save_checkpoint()", "gap"), ("load_checkpoint()", "parameters"),
+    ("load_checkpoint()", "in 8 bits"), ("mean_model()", "gradients"), ("mean_model()", "late"),
+    ("mean_model()", "in 8 bits"), ("finish()", "parameters"), ("finish()", "late"), ("finish()", "gap"),
+    ("load_state_dict()", "gap"), ("load_state_dict()", "in 8 bits"),
+]  # fmt: skip
+"""Each place under several kinds and each kind at several places; where else a worker may load a state by itself, no
+others have to come."""
 
 
 @pytest.mark.parametrize(("place", "kind"), ALONE)

@@ -268,7 +268,6 @@ def test_effective_neighbours_of_32_workers() -> None:
 @pytest.mark.parametrize(("schedule", "rounds"), [
     (neighbor(16, ring(16)), 266),
     (neighbor(25, ring(25)), 653),
-    (neighbor(100, ring(100)), 10496),
     (neighbor(16, torus(4, 4)), 28),
     (neighbor(25, torus(5, 5)), 43),
     (neighbor(32, torus(4, 8)), 111),
