@@ -33,6 +33,8 @@ from partreduce.verify.quorum import prove_quorum
 from partreduce.verify.quorum_groups import prove_quorum_of_groups
 from partreduce.verify.staleness import prove_meetings
 from partreduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
+from partreduce.verify.survives import NAME as SURVIVES
+from partreduce.verify.survives import prove_survives
 from partreduce.verify.tables import essential_of_tables, prove_tables
 
 ON_DISJOINT = "rests on conflict-freedom, which is refuted."
@@ -59,10 +61,13 @@ def prove(schedule: Schedule) -> Proof:
     rule = schedule.rule()
     essential = prover.essential | (prover.of_rules if rule is not None and asks_everyone(rule) else frozenset())
     essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
+    essential |= {SURVIVES} if schedule.contingencies else frozenset()
     certificate: dict[str, Any] = {}
     claims = prover.claims(schedule)
     is_clashing = any(claim.claim == CONFLICT_FREE and not claim.holds for claim in claims)
     claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
+    if schedule.contingencies:
+        claims += (not_proved(SURVIVES, ON_DISJOINT),) if is_clashing else prove_survives(schedule)
     if schedule.is_mixing or prover.certified is not None:
         period = schedule.period if prover.certified is None else prover.certified(schedule)
         certificate = certificate_of(schedule, claims, period=period)
