@@ -24,7 +24,7 @@ from partreduce.topo.losses import MAX_NODES, Loss, Symmetries, losses_of_nodes
 from partreduce.topo.rule import RuleView, digit_of, strides_of
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import RulePhases
-from partreduce.verify.base import Claim, fact, not_proved, proved, refuted, some
+from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product
 from partreduce.verify.consensus import GROUND, class_groups
 from partreduce.verify.norm_bound import candidates, least_square
@@ -40,20 +40,18 @@ MAX_RATED, MAX_RATES = 48, 4 * 10**6
 """Cells of a contingency whose rate is proved, and the sum of their cubes over all of them."""
 
 
-def prove_survives(schedule: Schedule) -> tuple[Claim, ...]:
-    """Prove that contingencies cover whole classes and work, or refute it by a loss; and how far a loss moves the mean.
+def prove_survives(schedule: Schedule) -> Claim:
+    """Prove that contingencies cover whole classes and work, or refute it by a loss.
 
-    Empty where there are none. Rules: independent of the number of nodes. Listed groups: O(classes · period · n).
+    Rules: independent of the number of nodes. Listed groups: O(classes · period · n).
     """
-    if not schedule.contingencies:
-        return ()
     covered = Covered.of(schedule)
     if covered.missing is not None:
         text = f"no contingency is for the loss of {some(covered.missing)}, though others are for as many workers."
-        return refuted(NAME, text, {"lost": list(covered.missing)}), _moved(schedule)
+        return refuted(NAME, text, {"lost": list(covered.missing)})
     if covered.beyond is not None:
         text = f"{some(covered.beyond)} is not the smallest loss of a class, or losses of as many are not covered."
-        return refuted(NAME, text, {"lost": list(covered.beyond)}), _moved(schedule)
+        return refuted(NAME, text, {"lost": list(covered.beyond)})
     bounds: list[Fraction] = []
     cells, budget = MAX_CELLS, MAX_RATES
     undisturbed = _Known({}, {})
@@ -66,17 +64,17 @@ def prove_survives(schedule: Schedule) -> tuple[Claim, ...]:
             text = (
                 f"the survivors of all {len(schedule.contingencies)} classes of losses have too many cells to look at."
             )
-            return not_proved(NAME, text), _moved(schedule)
+            return not_proved(NAME, text)
         runs = _Runs.of(schedule, contingency)
         known = _Known({}, {}) if isinstance(contingency.groups, RulePhases) else undisturbed
         if apart := runs.apart(known):
             text = f"after the loss of {some(contingency.lost)} survivors do not agree: {apart}."
-            return refuted(NAME, text, {"lost": list(contingency.lost)}), _moved(schedule)
+            return refuted(NAME, text, {"lost": list(contingency.lost)})
         size = len(runs.sizes)
         is_rated = size <= MAX_RATED and size**3 <= budget and runs.is_small
         budget -= size**3 if is_rated else 0
         bounds.append(runs.least_square(known) if is_rated else Fraction(1))
-    return _survives(schedule, covered, bounds), _moved(schedule)
+    return _survives(schedule, covered, bounds)
 
 
 def _cells(schedule: Schedule, contingency: Contingency) -> int:
@@ -316,21 +314,12 @@ def _survives(schedule: Schedule, covered: Covered, bounds: Sequence[Fraction]) 
     return proved(NAME, text, **entry, answers=lines.hexdigest())
 
 
-def _moved(schedule: Schedule) -> Claim:
-    """How far the loss of k workers moves the mean, and a join, in parts of the squared disagreement then."""
+def moved_words(schedule: Schedule) -> str:
+    """How far the loss of k workers moves the mean, and a join: what the fact `mean-moved` is in numbers."""
     n = schedule.num_workers
-    sizes = sorted({len(contingency.lost) for contingency in schedule.contingencies})
-    numbers = {
-        "lost": sizes,
-        "usual": [str(Fraction(k, (n - 1) * (n - k))) for k in sizes],
-        "at_most": [str(Fraction(k, n - k)) for k in sizes],
-        "joined": str(Fraction(1, (n + 1) ** 2)),
-        "joined_at_most": str(Fraction(n - 1, (n + 1) ** 2)),
-    }
-    text = (
+    return (
         f"A death of worker i moves the mean by (mean - x_i)/{n - 1}, a join from donor d by (x_d - mean)/{n + 1}. Let "
         "d² be the workers' mean squared distance to their mean at that instant; its usual size is what "
         "consensus-distance bounds. Then a loss of k moves the mean by the root of k/(n - k)·d² at most, and of "
         "k/((n - 1)(n - k))·d² in the mean over all such losses."
     )
-    return fact(MOVED, text, None, **numbers)

@@ -26,17 +26,15 @@ values of these nodes or the first other one, the first of its kind that is not 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations, permutations, product
 from math import comb, prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .refusal import require
+from .refusal import Work, require
 from .strict_json import as_choice, as_integers, as_list, as_object
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from .refusal import Work
+if TYPE_CHECKING:  # which reads contingencies by this file
     from .schedule import Average, Schedule
 
 MAX_CONTINGENCIES = 2**16

@@ -51,14 +51,17 @@ own.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import lcm, prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..contingencies import (
     MAX_NODES,
+    Contingency,
+    Loss,
     all_losses,
     digits_of,
     expanded,
@@ -72,14 +75,9 @@ from ..facts.conflict_free import confirm_disjoint
 from ..linear_algebra import bound_minus_gram, pivots
 from ..period import MAX_SIZE, averages_on_class, classes, distance_from_mean
 from ..refusal import Work, confirm, confirm_equal
+from ..schedule import Average, Schedule
 from ..strict_json import as_fraction, as_integer, as_list
 from .consensus import ZERO, Components
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..contingencies import Contingency, Loss
-    from ..schedule import Average, Schedule
 
 ASKED = 2**20
 """Lines of all answers, up to which every loss was asked about."""

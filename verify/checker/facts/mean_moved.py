@@ -23,12 +23,9 @@ losses that the contingencies are for. Where gradients are averaged all models a
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 
 def numbers(schedule: Schedule, work: Work) -> Numbers | None:
