@@ -19,15 +19,10 @@ RULE = {
     "version": 1,
     "name": "prague-figure-10",
     "cluster": {"num_nodes": 4, "workers_per_node": 4},
-    "strategy": {
-        "kind": "static",
-        "node_radices": [2, 2],
-        "phases": [
-            [{"local": [0], "across": [0, 1]}, {"local": [2, 3], "across": []}],
-            [{"local": [0, 3], "across": []}, {"local": [1], "across": [0]}],
-        ],
-    },
-}
+    "strategy": {"kind": "static", "node_radices": [2, 2],
+        "phases": [[{"local": [0], "across": [0, 1]}, {"local": [2, 3], "across": []}],
+        [{"local": [0, 3], "across": []}, {"local": [1], "across": [0]}]]},
+}  # fmt: skip
 GROUPS = {
     "format": "partreduce.schedule",
     "version": 1,
@@ -229,16 +224,9 @@ BROKEN = [
         ),
     ),
     (changed(RULE, ["strategy", "how"], "ring"), "strategy.how", 'is "ring"; it must be an object'),
-    (
-        changed(RULE, ["strategy", "how"], {"fom": "ring"}),
-        "strategy.how",
-        'has the unknown key "fom"; did you mean "form"?',
-    ),
-    (
-        changed(RULE, ["strategy", "how"], {"form": "star"}),
-        "strategy.how.form",
-        "it must be 'ring' or 'hierarchical'",
-    ),
+    (changed(RULE, ["strategy", "how"], {"fom": "ring"}), "strategy.how",
+        'has the unknown key "fom"; did you mean "form"?'),
+    (changed(RULE, ["strategy", "how"], {"form": "star"}), "strategy.how.form", "it must be 'ring' or 'hierarchical'"),
     (changed(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalised'"),
     (changed(RULE, ["strategy", "pace"], 0), "strategy.pace", "is 0; it must be >= 1"),
     (changed(RULE, ["strategy", "pace"], "fast"), "strategy.pace", 'is "fast"; it must be an integer'),
@@ -249,11 +237,8 @@ BROKEN = [
     (changed(GROUPS, [*P0, 0, "group"], []), "strategy.phases[0][0].group", "a group has at least 2 workers"),
     (changed(GROUPS, [*P0, 0, "group"], 3), "strategy.phases[0][0].group", "must be a list"),
     (changed(GROUPS, [*P0, 0, "group"]), "strategy.phases[0][0]", 'the key "group" is missing'),
-    (
-        changed(GROUPS, [*P0, 1, "group", 1], 4),
-        "strategy.phases[0][1].group[1]",
-        "rank 4 is out of range; ranks are 0..3",
-    ),
+    (changed(GROUPS, [*P0, 1, "group", 1], 4), "strategy.phases[0][1].group[1]",
+        "rank 4 is out of range; ranks are 0..3"),
     (changed(GROUPS, [*P0, 1, "group", 1], -1), "strategy.phases[0][1].group[1]", "rank -1 is out of range"),
     (changed(GROUPS, [*P0, 1, "group", 1], True), "strategy.phases[0][1].group[1]", "is true; it must be an integer"),
     (changed(GROUPS, [*P0, 1, "group", 1], 0.0), "strategy.phases[0][1].group[1]", "is 0.0; it must be an integer"),
@@ -315,7 +300,7 @@ BROKEN = [
     (b'{\n"a": "\xff"}', "2:7", "is not UTF-8"),
     (b'{"a": "\xed\xa0\x80"}', "1:8", "is not UTF-8"),
     (b'{"a": "\xc0\xaf"}', "1:8", "is not UTF-8"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
