@@ -39,13 +39,11 @@ below D, and D(x) ≤ X(x) after all.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from .refusal import Work
+from .refusal import Work
 
 
 class Need(NamedTuple):

@@ -7,9 +7,11 @@ file but an assumption about what runs: it is stated as following from the rules
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from ..refusal import TooLarge, Work
+from ..schedule import Mode, Numbers, Schedule
 from . import (
     codec_error,
     deadlock_free,
@@ -18,6 +20,7 @@ from . import (
     fragments,
     kept_gap,
     lag,
+    mean_moved,
     memory,
     queues,
     quorum,
@@ -30,14 +33,7 @@ from . import (
 )
 from .conflict_free import confirm_disjoint
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ..schedule import Mode, Schedule
-
-    Stated = Callable[[Schedule, Work], "Numbers | None"]
-
-Numbers = dict[str, Any]
+Stated = Callable[[Schedule, Work], Numbers | None]
 
 MAX_WORK = 10**9
 """What one fact may cost: seconds. One that costs more is left out, and said to be."""
@@ -85,6 +81,7 @@ FACTS: dict[Mode, dict[str, Stated]] = {
         "table-order": tables.table_order,
         "nic-bytes": tables.nic_bytes,
         "row-error": tables.row_error,
+        "mean-moved": mean_moved.numbers,
     },
     "own anchors": {
         "deadlock-free": deadlock_free.numbers,
@@ -126,6 +123,7 @@ OF_THE_FILE = {
     "one-owner",
     "nic-bytes",
     "row-error",
+    "mean-moved",
 }
 """Facts. All others follow from the rules of a protocol, and so does all that is said of a gap or a quorum but sums."""
 

@@ -24,13 +24,10 @@ The needs of events.py are the rules; the theorems stand there. A worker is in a
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..kept_gap import KeptGap
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..kept_gap import KeptGap
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 NONE = -1
 """There is no bound."""
