@@ -38,7 +38,8 @@ def command(
         int | None, typer.Option(help="torch threads per worker (default: cores shared out).", min=1)
     ] = None,
     survive: Annotated[
-        int, typer.Option(help="How many workers may be lost: the others go on without them (allreduce only).", min=0)
+        int,
+        typer.Option(help="How many workers may be lost: the others go on (default: what the schedule plans).", min=0),
     ] = 0,
     hosts: Annotated[
         Path | None,
@@ -78,6 +79,7 @@ def command(
     from partreduce.runtime.launcher.over_ssh import reached
     from partreduce.runtime.launcher.signals import Terminated, terminable
 
+    planned = 0 if loaded is None else max((len(one.lost) for one in loaded.contingencies), default=0)
     needs_generator = loaded is not None and loaded.strategy.needs_generator
     patient = loaded is not None and loaded.strategy.goes_on_without
     try:
@@ -108,7 +110,7 @@ def command(
                 environment=environment,
                 survive=needs_generator,
                 patient=patient,
-                most_lost=survive,
+                most_lost=survive or planned,
             )
     except Terminated as ended:
         return ended.exit_code

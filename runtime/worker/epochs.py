@@ -24,6 +24,7 @@ from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.needed_groups import member_sets
 from partreduce.runtime.transport.notes import JOINED, LEFT, MEMBERSHIP, NEWS, OPEN, POLL_SECONDS, Notes
 from partreduce.runtime.transport.store_line import NamedPrefixStore, root_store
 from partreduce.runtime.transport.waiting import Wait
@@ -42,12 +43,12 @@ from partreduce.schedulers.protocols.membership import (
     View,
     Vote,
 )
+from partreduce.topo.contingency import after_loss, check_covered
 from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.errors import FencedError, MissingFeatureError, PeerLostError, UnavailableError
+from partreduce.topo.errors import FencedError, MissingFeatureError, PeerLostError, ScheduleError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Form, Lockstep, Sending
+from partreduce.topo.strategies.axes import Form, Sending
 from partreduce.topo.strategies.base import Averaging
 
 Sums = list[tuple[Reducer, Reduction]]
@@ -92,6 +93,8 @@ class Epochs(Everyone):
         self._key = key
         self._reducers: dict[Reducer, str] = {}
         self._forwarded = False
+        self._now: Schedule | None = schedule
+        """What is run now; None where this worker is alone."""
 
     def begin(self, reducers: Sequence[Reducer]) -> None:
         """The run's operations go by these; tell the launcher that this worker is connected."""
@@ -106,10 +109,14 @@ class Epochs(Everyone):
         return self._state.view.members
 
     def group_of(self, round_: int) -> Group | None:
-        """With whom this worker averages in a round: by the schedule; after a loss with all who are left."""
-        if not self._state.view.epoch:
-            return self.schedule.group_of(self.world.rank, round_)
-        return Group(self.members) if len(self.members) > 1 else None
+        """With whom this worker averages in a round, in the ranks of the beginning."""
+        if self._now is self.schedule:
+            return self._now.group_of(self.world.rank, round_)
+        if self._now is None:
+            return None
+        members = self.members
+        group = self._now.group_of(members.index(self.world.rank), round_)
+        return None if group is None else Group(tuple(members[place] for place in group.members), group.relax)
 
     # What the run asks of it.
 
@@ -302,27 +309,35 @@ class Epochs(Everyone):
     def _is_rebuilt(self) -> bool:
         """Connect with all who are left, after they have said the same of what they go on with."""
         view, world = self._state.view, self.world
+        lost = frozenset(range(world.size)) - frozenset(view.members)
+        self._now = after_loss(self.schedule, lost) if len(view.members) > 1 else None
         self.heartbeat.doing(f"connects the groups of epoch {view.epoch}", view.members)
         name = f"epoch-{view.epoch}"
         store = NamedPrefixStore(name, world.store, {place: [rank] for place, rank in enumerate(view.members)})
         facts = {
-            "schedule": schedule_sha256(self.schedule),
+            "schedule": "none" if self._now is None else schedule_sha256(self._now),
             "epoch": json.dumps([view.epoch, view.members, view.resume]),
         }
         for reducer, key in self._reducers.items():
             reducer.key = f"{key} {name}"
-        if len(view.members) == 1:
+        if self._now is None:
             return True
         try:
             place = view.members.index(world.rank)
             handshake(store, place, len(view.members), facts, key=f"{self._key}-{name}", timeout=self.timeout)
             world.given_up = lambda: "a further worker is lost" if self._is_open() else None
-            world.create(view.members)
+            for members in sorted({view.members, *self._own_groups(self._now, place)}):
+                world.create(members)
         except UnavailableError:
             return False
         finally:
             world.given_up = lambda: None
         return True
+
+    def _own_groups(self, schedule: Schedule, place: int) -> list[tuple[int, ...]]:
+        """The groups of this worker, who is at a place among those who are left."""
+        members = self.members
+        return [tuple(members[one] for one in group) for group in member_sets(schedule, place)]
 
 
 def _lose(sums: Sums) -> None:
@@ -365,14 +380,12 @@ def lives_on_after_losses(
 def refusal_of(schedule: Schedule) -> str:
     """What of a schedule keeps it from going on after a loss, as a clause; empty where nothing does."""
     strategy = schedule.strategy
-    if not isinstance(strategy, AllReduce):
-        return f"its strategy is {strategy.kind!r}"
-    if not isinstance(strategy.when, Lockstep):
-        return f"it averages {strategy.when.word!r} and not in lockstep"
-    if strategy.takes_turns or not strategy.what.outer.is_plain or not strategy.what.average_dense:
-        return "it has outer steps, fragments or sums of gradients"
-    if strategy.how.codec.rounds or strategy.how.form is not Form.RING or strategy.how.sending is not Sending.WHOLE:
-        return "its sums have a codec, a form other than 'ring', or leave by layers"
+    try:
+        check_covered(schedule)
+    except ScheduleError as error:
+        return str(error)
+    if strategy.how.form is not Form.RING or strategy.how.sending is not Sending.WHOLE:
+        return "its sums have a form other than 'ring', or leave by layers"
     if strategy.averaging is not Averaging.MEAN and len(set(schedule.paces().tolist())) > 1:
         return "it averages by steps, over unequal paces"
     return ""

@@ -6,7 +6,8 @@ none; `facts/` computes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from .claims import (
     consensus,
@@ -18,12 +19,8 @@ from .claims import (
 )
 from .facts.conflict_free import confirm_disjoint
 from .refusal import confirm, confirm_equal, require
+from .schedule import Mode, Schedule
 from .strict_json import as_choice, as_list, as_object, as_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .schedule import Mode, Schedule
 
 FORMAT = "partreduce.certificate"
 

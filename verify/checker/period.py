@@ -17,19 +17,16 @@ Two classes on which the same blocks vanish have the same matrices, so one of ea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
 from math import ceil, lcm
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .linear_algebra import IntegerMatrix, bound_minus_gram, pivots
 from .refusal import Work, confirm, require
+from .schedule import Average, Edge, Schedule
 from .strict_json import as_fraction
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .schedule import Average, Edge, Schedule
 
 MAX_DIGITS = 12
 """Rules may have so many digits: 4,096 classes."""

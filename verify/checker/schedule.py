@@ -10,27 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, repeat
 from math import lcm, prod
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .axes import When, read_how, read_when
-from .kept_gap import event_graph, require_fit
-from .quorum import require_in_groups
+from .events import EventGraph
+from .kept_gap import KeptGap, event_graph, require_fit
+from .quorum import StartedRounds, require_in_groups
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text, shortest
 from .tables import Tables, read_what
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from .events import EventGraph
-    from .kept_gap import KeptGap
-    from .quorum import StartedRounds
 
 LIMIT = 2**31
 """No rank, number of workers, radix or pace reaches this."""
@@ -49,6 +44,9 @@ DEFAULTS: dict[str, object] = {
     "prologue": 0,
 }
 
+
+Numbers = dict[str, Any]
+"""What is stated of a schedule, by the names of its numbers."""
 
 Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "groups by quorum", "own anchors"]
 """In lockstep, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
@@ -183,10 +181,13 @@ class Schedule(Options):
             return self.on_nodes(None)
         if self.form == "rule":
             return len(members), size // len(members)
-        node_of = self._node_of
-        counts = Counter(node_of[worker] if node_of else worker // self.node_size for worker in members)
+        counts = Counter(map(self.node_of, members))
         each = set(counts.values())
         return (each.pop(), len(counts)) if len(each) == 1 else (size, 0)
+
+    def node_of(self, worker: int) -> int:
+        """The node that a worker stands on."""
+        return self._node_of[worker] if self.nodes else worker // self.node_size
 
     @cached_property
     def _node_of(self) -> dict[int, int]:

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -203,12 +202,10 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
             ours.destroy([group.members])
             assert not ours.has(group.members, name="blocks"), "both went together"
             return
-        start = time.monotonic()
         with pytest.raises(RuntimeError):
             group.all_reduce(torch.ones(5000), Coding(how)).wait()
         with pytest.raises(RuntimeError):
             group.all_reduce(torch.ones(5000), Coding(how)).wait()
-        assert time.monotonic() - start < 30
         world.abandon()
         with pytest.raises(UnavailableError, match="was destroyed"):
             group.all_reduce(torch.ones(5000), Coding(how))

@@ -193,10 +193,8 @@ def test_who_finished_without_coming_is_missed_at_once(ranks):
         optimizer.finish()
 
     ranks.fresh()
-    begun = time.monotonic()
     errors = ranks.run(2, evaluates, catch=PeerLostError)
     assert "worker 1 finished after 0 rounds" in str(errors[0])
-    assert time.monotonic() < begun + 30
 
     def looks_up(world):
         case = Case()

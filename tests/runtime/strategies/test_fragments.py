@@ -179,12 +179,12 @@ def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks
         training.steps(saved)
         kept = set(training.optimizer.runner.state())
         save_checkpoint(training.optimizer, tmp_path)
-        return training.steps(16), list(training.worker.model.buffers()), kept
+        return training.to_the_end(16), list(training.worker.model.buffers()), kept
 
     def resumed(world):
         training = training_of(world, strategy, batch_norm=True)
         assert load_checkpoint(training.optimizer, tmp_path).steps == saved
-        return training.steps(16), list(training.worker.model.buffers())
+        return training.to_the_end(16), list(training.worker.model.buffers())
 
     for (one, buffers, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
         assert torch.equal(one, other)
@@ -302,7 +302,7 @@ def test_a_worker_lost_before_a_turn_or_in_mid_flight_ends_the_run_by_name(ranks
     strategy = AllReduce(pace=8, when=Merge(steps=2), what=Routes(outer=DILOCO, fragments=2))
 
     def work(world):
-        training = training_of(world, strategy, timeout=4)
+        training = training_of(world, strategy, timeout=60)
         training.steps(1)
         before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
         if world.rank == 2:
@@ -419,7 +419,7 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
         "when.merge.steps: is 1; what is averaged every 1 steps": AllReduce(when=Merge(steps=1)),
         "when.merge.alpha: is 1; a worker keeps at least 0": AllReduce(pace=2, when=Merge(alpha=1)),
         "which is lockstep; leave it out": AllReduce(pace=2, when=Merge()),
-        "when: strategy 'static' has no late averaging": Static(phases=everybody, pace=2, when=Merge(steps=1)),
+        "when: strategy 'static' has no merging inside a round": Static(phases=everybody, pace=2, when=Merge(steps=1)),
         "what.outer.lr: is 5; with alpha 9/10 and this momentum anchors and models go apart from a rate of 19/9": (
             AllReduce(pace=2, when=Merge(alpha=0.9), what=Routes(outer=Outer(lr=5)))
         ),
