@@ -38,9 +38,9 @@ def command(
         int | None, typer.Option(help="torch threads per worker (default: cores shared out).", min=1)
     ] = None,
     survive: Annotated[
-        int,
+        int | None,
         typer.Option(help="How many workers may be lost: the others go on (default: what the schedule plans).", min=0),
-    ] = 0,
+    ] = None,
     hosts: Annotated[
         Path | None,
         typer.Option(help="Start the workers on these machines over ssh: a file of lines `HOST [slots=N]`."),
@@ -110,7 +110,7 @@ def command(
                 environment=environment,
                 survive=needs_generator,
                 patient=patient,
-                most_lost=survive or planned,
+                most_lost=planned if survive is None else survive,
             )
     except Terminated as ended:
         return ended.exit_code

@@ -29,6 +29,7 @@ from partreduce.runtime.transport.notes import JOINED, LEFT, MEMBERSHIP, NEWS, O
 from partreduce.runtime.transport.store_line import NamedPrefixStore, root_store
 from partreduce.runtime.transport.waiting import Wait
 from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.user_warning import warn_user
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.membership import (
     Broken,
@@ -61,6 +62,7 @@ class _BrokenError(UnavailableError):
 
     def __init__(self, recorder: Recorder, operation: Operation, why: Exception) -> None:
         super().__init__(str(why))
+        why.__traceback__ = None  # its frames hold the sum, and with that the connections whose end the others wait for
         self._recorder, self.operation, self.why = recorder, operation, why
 
     def note(self) -> None:
@@ -362,17 +364,22 @@ def lives_on_after_losses(
         MissingFeatureError: it does, and no run of this kind can yet.
     """
     if not os.environ.get(MOST_LOST):
+        if schedule.contingencies and not world.rank:
+            warn_user(
+                f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only on one machine, under "
+                "`partreduce run`; here a loss ends it"
+            )
         return False
-    refusal = refusal_of(schedule)
-    if key != "1":
-        refusal = "it belongs to the second DistributedOptimizer of this process"
-    elif replica or tables or corrects:
-        refusal = "its replicas are sharded" if replica else "its tables are spread" if tables else "it corrects drift"
-    elif not isinstance(world, GlooWorld):
-        refusal = "its groups are not gloo's"
-    if refusal:
+    refusals = {
+        "it belongs to the second DistributedOptimizer of this process": key != "1",
+        "its replicas are sharded": bool(replica),
+        "its tables are spread over the workers": bool(tables),
+        "it corrects drift": corrects,
+        "its groups are not gloo's": not isinstance(world, GlooWorld),
+    }
+    if refusal := refusal_of(schedule) or next((why for why, holds in refusals.items() if holds), ""):
         raise MissingFeatureError(
-            f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; leave out --survive"
+            f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with --survive 0"
         )
     return True
 

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 
 import torch
 
@@ -29,17 +30,13 @@ def gradient(rank, step):
     return tuple(12 / 8 * ((rank + 1) * (step + place) % 7 - 3) for place in range(len(START)))
 
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def at(kind, method, when):
+def at(kind, method, when, number=signal.SIGKILL):
     """Let this process die, once, as a method of a class is called `when` that says so."""
     original = getattr(kind, method)
 
     def patched(self, *arguments, **named):
         if when(self, *arguments, **named):
-            die()
+            os.kill(os.getpid(), number)
         return original(self, *arguments, **named)
 
     setattr(kind, method, patched)
@@ -58,6 +55,15 @@ def fail_after_confirm(round_):
     Reducer.agree = agree
 
 
+def fail(_round):
+    """Let this worker's script have an error of its own."""
+
+    def begin(*_arguments, **_named):
+        raise ZeroDivisionError
+
+    Reducer.begin = begin
+
+
 INSTANTS = {
     "before the sum": lambda r: at(Reducer, "begin", lambda _, kind, step, in_round, *a, **n: in_round == r),
     "in the sum": lambda r: at(Reducer, "wait", lambda _, reduction: reduction.operation.round == r),
@@ -67,10 +73,12 @@ INSTANTS = {
     "rebuilding": lambda _: at(Epochs, "_is_rebuilt", lambda *_: True),
     "in mean_model()": lambda _: at(Reducer, "begin", lambda _, kind, *a, **n: kind == "mean model"),
     "confirm breaks": fail_after_confirm,
+    "stopped": lambda r: at(Reducer, "begin", lambda _, kind, step, in_round, *a, **n: in_round == r, signal.SIGSTOP),
+    "an error": fail,
 }
 
 
-def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0):
+def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0, strategy=None, contingencies=()):
     """(exit code, what each worker said at its end, all that was written) of a run.
 
     Args:
@@ -81,15 +89,19 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         most_lost: how many may be.
         evaluate: after which steps the mean model is looked at.
         timeout: of the optimizer, in seconds.
+        strategy: in place of `allreduce` at this pace.
+        contingencies: what the schedule plans.
     """
 
     def work():
+        warnings.simplefilter("default")
         rank = int(os.environ["RANK"])
         for instant, round_ in [deaths[rank]] if rank in deaths else []:
             INSTANTS[instant](round_)
         model = torch.nn.Module()
         model.weight = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
-        schedule = Schedule("goes on", Cluster.regular(1, workers), AllReduce(pace=pace))
+        kind = strategy or AllReduce(pace=pace)
+        schedule = Schedule("goes on", Cluster.regular(1, workers), kind, contingencies=contingencies)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=timeout)
         means = []
         for step in optimizer.batches(range(steps)):
@@ -111,18 +123,19 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
     return code, {one["rank"]: one for one in said}, text
 
 
-def replayed(members_in, survivors, *, pace=1, steps=9, workers=4):
-    """What survivors hold before `finish()`, by rank; `members_in(round)` are those whose means are taken."""
+def replayed(groups_in, survivors, *, pace=1, steps=9, workers=4, gradients=None):
+    """What survivors hold before `finish()`, by rank; `groups_in(round)` are those whose means are taken."""
     models = {rank: list(START) for rank in range(workers)}
     for step in range(steps):
-        members = members_in(step // pace)
-        if pace == 1:
+        groups = groups_in(step // pace)
+        if gradients or (gradients is None and pace == 1):
+            (members,) = groups
             moves = [sum(g) / len(members) for g in zip(*(gradient(rank, step) for rank in members), strict=True)]
             models = {rank: [x - RATE * g for x, g in zip(model, moves, strict=True)] for rank, model in models.items()}
             continue
         for rank, model in models.items():
             models[rank] = [x - RATE * g for x, g in zip(model, gradient(rank, step), strict=True)]
-        if step % pace == pace - 1:
+        for members in groups if step % pace == pace - 1 else ():
             mean = [sum(x) / len(members) for x in zip(*(models[rank] for rank in members), strict=True)]
             models = {rank: list(mean) if rank in members else model for rank, model in models.items()}
     return {rank: models[rank] for rank in survivors}

@@ -3,7 +3,15 @@
 import pytest
 
 from helpers.goes_on_runs import replayed, run
-from partreduce.runtime.transport.notes import Notes  # noqa: F401 - torch is loaded before anything is forked
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.contingency import Contingency, after_loss
+from partreduce.topo.errors import FencedError, InputError, MissingFeatureError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Static
+from partreduce.topo.strategies.axes import Codec, How, Sending
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.pairwise import Pairwise
 
 pytestmark = pytest.mark.processes
 
@@ -12,7 +20,7 @@ ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
 
 def until(round_, before, after):
     """Members of each round: `before` up to, and not in, a round."""
-    return lambda this: before if this < round_ else after
+    return lambda this: [before if this < round_ else after]
 
 
 def own(said):
@@ -53,7 +61,7 @@ def test_two_die_in_one_round_and_later_a_third_and_one_goes_on_alone():
     assert code == 0, text
 
     def members(round_):
-        return ALL if round_ < 3 else (1, 3) if round_ < 6 else (3,)
+        return [ALL if round_ < 3 else (1, 3) if round_ < 6 else (3,)]
 
     assert own(said) == replayed(members, (3,)), text
     assert "worker 3 goes on alone from round 6" in text
@@ -75,11 +83,44 @@ def test_a_death_in_mean_model_takes_the_mean_of_those_who_are_left_and_nothing_
     assert code == 0, text
     assert sorted(said) == list(THREE)
     assert len({tuple(one["means"][0]) for one in said.values()}) == 1
-    inside = replayed(lambda _: ALL, THREE, pace=3, steps=5)
+    inside = replayed(lambda _: [ALL], THREE, pace=3, steps=5)
     mean = [sum(values) / 3 for values in zip(*inside.values(), strict=True)]
     assert said[0]["means"][0] == pytest.approx(mean, rel=1e-14)
     expected = replayed(until(1, ALL, THREE), THREE, pace=3)
     assert said[0]["own"] == pytest.approx(expected[0], rel=1e-14)
+
+
+EVEN_ODD = ([(0, 1), (2, 3)], [(0, 3), (1, 2)])
+PAIRS = Static(phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)))
+
+
+@pytest.mark.parametrize("instant", ["before the sum", "prepared"])
+@pytest.mark.parametrize("contingencies", [(), (Contingency((2,)),)], ids=["nothing planned", "planned"])
+def test_of_fixed_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(instant, contingencies):
+    """Worker 2 dies in round 4, of pairs 0,1 and 2,3: the rest goes on in round 4, or in 5 if 0 and 1 were faster."""
+    code, said, text = run({2: (instant, 4)}, strategy=PAIRS, contingencies=contingencies)
+    assert code == 0, text
+    schedule = Schedule("replayed", Cluster.regular(1, 4), PAIRS, contingencies=contingencies)
+    planned = after_loss(schedule, {2})
+
+    def groups(resume, pairs_of_4):
+        def of(round_):
+            if round_ < 4:
+                return EVEN_ODD[round_ % 2]
+            if round_ < resume:
+                return pairs_of_4
+            return [tuple(THREE[place] for place in group.members) for group in planned.phase(round_)]
+
+        return of
+
+    possible = [
+        replayed(groups(resume, pairs), THREE, gradients=False) for resume, pairs in ((4, []), (5, [(0, 1)]), (5, []))
+    ]
+    assert _flat(own(said)) in [pytest.approx(_flat(one), rel=1e-14) for one in possible], text
+
+
+def _flat(models):
+    return [x for rank in sorted(models) for x in models[rank]]
 
 
 def test_more_losses_than_may_be_end_the_run_with_the_signal_and_names():
@@ -90,7 +131,48 @@ def test_more_losses_than_may_be_end_the_run_with_the_signal_and_names():
     assert "worker 0 was killed by signal 9" in text
 
 
+def test_a_silent_worker_is_given_up_and_ended_and_the_run_says_so():
+    code, said, text = run({2: ("stopped", 4)}, timeout=10.0)
+    assert code == FencedError.exit_code, text
+    assert own(said) == replayed(until(4, ALL, THREE), THREE), text
+    assert "worker 2 said nothing for 10 s and was ended" in text
+
+
+def test_an_error_of_a_worker_itself_ends_the_run():
+    code, said, text = run({2: ("an error", 0)})
+    assert (code, said) == (1, {}), text
+    assert "ZeroDivisionError" in text
+    assert "go on" not in text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (Pairwise(active=(0, 2)), "strategy.kind: is pairwise"),
+        (AllReduce(how=How(sending=Sending.LAYERS)), "leave by layers"),
+        (Static(phases=PAIRS.phases, pace=(1, 1, 1, 2), averaging=Averaging.STEP_NORMALISED), "averages by steps"),
+        (AllReduce(how=How(codec=Codec.BFLOAT16)), "strategy.how.codec"),
+    ],
+)
+def test_what_cannot_go_on_yet_is_refused_in_a_line(strategy, words):
+    code, said, text = run({}, strategy=strategy, most_lost=1)
+    assert (code, said) == (MissingFeatureError.exit_code, {}), text
+    assert words in text
+    assert "run it with --survive 0" in text
+
+
+def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():
+    code, said, text = run({}, contingencies=(Contingency((2,)),), most_lost=0)
+    assert (code, sorted(said)) == (0, list(ALL)), text
+    assert text.count("here a loss ends it") == 1
+
+
+def test_as_many_workers_may_be_lost_as_leave_one():
+    with pytest.raises(InputError, match="--survive 4: of 4 workers 0 to 3 may be lost"):
+        run({}, most_lost=4)
+
+
 def test_without_a_loss_such_a_run_does_what_any_does():
     code, said, text = run({}, evaluate=(3,))
     assert (code, sorted(said)) == (0, list(ALL)), text
-    assert own(said) == replayed(lambda _: ALL, ALL)
+    assert own(said) == replayed(lambda _: [ALL], ALL)
