@@ -95,6 +95,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
 
     def work():
         warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *_: sys.stderr.write(f"{message}\n")  # pytest would keep them
         rank = int(os.environ["RANK"])
         for instant, round_ in [deaths[rank]] if rank in deaths else []:
             INSTANTS[instant](round_)
