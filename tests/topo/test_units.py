@@ -42,7 +42,7 @@ def test_parse(parse, text, value):
         (units.parse_bandwidth, "10", "has no unit"),
         (units.parse_bandwidth, "10GB", "unknown unit"),
         (units.parse_bandwidth, "0GB/s", "must be > 0"),
-        (units.parse_bandwidth, "-1GB/s", "is not a bandwidth"),
+        (units.parse_bandwidth, "-1GB/s", "is negative; write a positive number"),
         (units.parse_bandwidth, "infGB/s", "is not a bandwidth"),
         (units.parse_bandwidth, "1e400GB/s", "is not a bandwidth|unknown unit"),
         (units.parse_bandwidth, "", "is not a bandwidth"),
