@@ -46,6 +46,8 @@ def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fr
     number, unit = Fraction(match[1]), match[2]
     if unit in units:
         return number * units[unit]
+    if re.match(r"([eE][-+]?)?[0-9]", unit):
+        raise InputError(f"{_shown(text)} is too large or too small for {what}; write it such as {example}")
     written = match[0][: len(match[0]) - len(unit)].rstrip()
     if readings := _bits_or_bytes(unit, units):
         choice = " or ".join(f"{written}{name} for {'bits' if 'bit' in name else 'bytes'}" for name in readings)

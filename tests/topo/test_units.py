@@ -44,7 +44,7 @@ def test_parse(parse, text, value):
         (units.parse_bandwidth, "0GB/s", "must be > 0"),
         (units.parse_bandwidth, "-1GB/s", "is negative; write a positive number"),
         (units.parse_bandwidth, "infGB/s", "is not a bandwidth"),
-        (units.parse_bandwidth, "1e400GB/s", "is not a bandwidth|unknown unit"),
+        (units.parse_bandwidth, "1e400GB/s", "is too large or too small for a bandwidth"),
         (units.parse_bandwidth, "", "is not a bandwidth"),
         (units.parse_bandwidth, "9" * 10**6, "is not a bandwidth"),
         (units.parse_time, "5", "has no unit"),
