@@ -22,14 +22,28 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Codec, GroupPhases, How, Late, Lockstep, Pipeline, Sending
+from partreduce.topo.strategies import (
+    Anchor,
+    Codec,
+    GroupPhases,
+    How,
+    Late,
+    Lockstep,
+    Merge,
+    Outer,
+    Pipeline,
+    Routes,
+    Sending,
+)
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.gap import Gap, Order
 from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.static import Static
 
 RANKS = 4
+DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 MOST_STEPS = 24
 PLACES = ("fill", "sum", "commit")
 """Where an operation may be late."""
@@ -54,17 +68,23 @@ class Cell:
     width: int = 1
     """Of a pipeline of gradients."""
     sending: Sending = Sending.WHOLE
+    outer: Outer = PLAIN
+    fragments: int = 1
+    merged: Merge | None = None
+    on_host: bool = False
+    """Whether anchor and momentum of outer steps lie in host memory meanwhile."""
 
     @property
     def schedule(self) -> Schedule:
-        when: Any = Late() if self.overlap else Lockstep()
+        when: Any = self.merged or (Late() if self.overlap else Lockstep())
+        what = Routes(outer=self.outer, fragments=self.fragments)
         if self.width > 1:
             when = Pipeline(width=self.width)
         averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
         strategy: Any
         if self.kind == "allreduce":
             how = How(codec=self.codec, sending=self.sending)
-            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=how)
+            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=how, what=what)
         elif self.kind == "gap":
             both = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
             order = Order.PARALLEL if self.overlap else Order.SERIAL
@@ -81,7 +101,8 @@ class Cell:
             everyone = [Group(tuple(range(RANKS)), self.relax)]
             phases = tuple(Phase.from_groups(RANKS, groups) for groups in (pairs, crossed, everyone))
             how = How(codec=self.codec)
-            strategy = Static(phases=GroupPhases(phases), pace=self.paces, when=when, averaging=averaging, how=how)
+            means = {"when": when, "averaging": averaging, "how": how, "what": what}
+            strategy = Static(phases=GroupPhases(phases), pace=self.paces, **means)
         return Schedule(self.name, Cluster.regular(1, RANKS), strategy)
 
 
@@ -116,6 +137,22 @@ CELLS = [
     Cell("static, float16", codec=Codec.FLOAT16),
     Cell("static, overlap, float16", overlap=True, codec=Codec.FLOAT16),
     Cell("allreduce of parameters, bfloat16", kind="allreduce", paces=2, codec=Codec.BFLOAT16),
+    *(
+        Cell(f"{name}{', on the host' * on_host}", on_host=on_host, **members)
+        for name, members in {
+            "outer steps": {"kind": "allreduce", "paces": 2, "outer": DILOCO, "optimizer": "adam"},
+            "outer steps of all, between groups": {"outer": DILOCO, "rounds": 7},
+            "outer steps of groups": {"paces": 2, "outer": replace(DILOCO, anchor=Anchor.OWN)},
+            "fragments merged late": {
+                "kind": "allreduce",
+                "paces": 4,
+                "outer": DILOCO,
+                "fragments": 3,
+                "merged": Merge(steps=3, alpha=Fraction(1, 2)),
+            },
+        }.items()
+        for on_host in (False, True)
+    ),
 ]
 CUDA_CELLS = [
     Cell(f"{kind}, Adam {how}", kind=kind, optimizer=f"adam {how}")
@@ -172,6 +209,7 @@ def train(
         timeout=world.timeout.total_seconds(),
         buffers=cell.buffers,
         drift_correction=0.3 if cell.drift else None,
+        outer_state="host" if cell.on_host else "device",
         world=world,
     )
     waits, error, taken = device.host_waits, None, 0

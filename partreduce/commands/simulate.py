@@ -94,7 +94,8 @@ def _simulate_one(
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.errors import InputError
 
-    loaded = load_schedule(path).meetings  # which alone take time
+    whole = load_schedule(path)
+    loaded = whole.meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
         raise InputError(
             f"--cluster: is {place}, but the schedule is for {loaded.cluster}; name a cluster of that shape, or design "
@@ -119,7 +120,7 @@ def _simulate_one(
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
-        _print(loaded, timeline, facts, output, form=form, free=free)
+        _print(whole, timeline, facts, output, form=form, free=free)
 
 
 def _sent(
@@ -134,7 +135,8 @@ def _sent(
         facts |= _quorum_facts(schedule, observed)
     elif schedule.is_mixing and not free:
         from partreduce.topo.timing.cost import bytes_of, communication
-        from partreduce.verify.sent_bytes import in_bytes, prove_sent_bytes
+        from partreduce.verify.runs import in_bytes
+        from partreduce.verify.stated import Stated
 
         sent = communication(schedule, hardware, form=form)
         facts |= {
@@ -143,7 +145,7 @@ def _sent(
             "peak_nic_bytes": sent.peak_nic_bytes,
         }
         if form is None:  # the file's, of which the fact is
-            facts["sent_bytes"] = in_bytes(prove_sent_bytes(schedule), bytes_of(hardware, None))
+            facts["sent_bytes"] = in_bytes(Stated(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
     return facts

@@ -78,12 +78,12 @@ def _sent_bytes(proof: "Proof", model_bytes: str) -> dict[str, dict[str, int]]:
         InputError: no size, or a schedule of which nothing is known to be sent.
     """
     from partreduce.topo.errors import InputError
-    from partreduce.verify.sent_bytes import NAME, in_bytes
+    from partreduce.verify.runs import in_bytes
 
     size = quantity_of_bytes(model_bytes, "--model-bytes")
-    if NAME not in proof or not proof[NAME].holds:
+    if "sent-bytes" not in proof or not proof["sent-bytes"].numbers:
         raise InputError("--model-bytes: what a step sends is a fact of fixed rounds only; leave it out")
-    return {"sent_bytes": in_bytes(proof[NAME], size)}
+    return {"sent_bytes": in_bytes(proof["sent-bytes"].numbers or {}, size)}
 
 
 def print_sent(sent: dict[str, int], schedule: "Schedule | None") -> None:
@@ -241,13 +241,16 @@ def in_plain_words(schedule: "Schedule", proof: "Proof") -> str:
         said.append(f"all workers hold the same model every {_steps(schedule)}")
     elif bound:
         said.append(f"at most {bound[2:]} of the models' differences is left after every {_steps(schedule)}")
+    elif "outer-consensus" in held:
+        agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]}"
+        said.append(f"without gradients anchors come to agree, {agree} every {_steps(schedule)}")
     elif "consensus" in held:
         said.append("the models are drawn together")
     return f"{', '.join(said).capitalize()}." if said else ""
 
 
 def _steps(schedule: "Schedule") -> str:
-    paces, rounds = schedule.paces(), schedule.period if schedule.is_mixing else 1
+    paces, rounds = schedule.paces(), schedule.meetings.period if schedule.meetings.is_mixing else 1
     least, most = int(paces.min()) * rounds, int(paces.max()) * rounds
     if most == 1:
         return "step"
@@ -262,7 +265,7 @@ def _bound_of(claim: "Claim") -> str:
     from partreduce.console import number
 
     entry = claim.entry or {}
-    if "squared" in entry and claim.claim == "contraction":
+    if "squared" in entry and claim.claim in {"contraction", "outer-consensus"}:
         return f"≤ {number(float(Fraction(entry['squared'])) ** 0.5)}"
     return f"≤ {number(float(Fraction(entry['at_most'])))}" if "at_most" in entry else ""
 

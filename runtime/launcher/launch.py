@@ -83,6 +83,10 @@ def launch(
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
+    if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
+        raise InputError(
+            f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
+        )
     shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
     workers: list[Child] = []
     try:

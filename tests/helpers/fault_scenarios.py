@@ -249,29 +249,15 @@ BY_LAUNCHER = {
     "gap, notify": (5, lambda: killed_in_step_2(0.05, 4, notify_ack=True)),
     "gap, staleness": (5, lambda: killed_in_step_2(0.05, 3, staleness=2, order=Order.PARALLEL)),
     "gap, backup": (5, lambda: killed_in_step_2(1.5, 4, together=True, backup=1, max_ig=3)),
-    **{
-        f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
-        for kind in ("pipeline", "quorum", "quorum of groups")
-    },
+    **{f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
+        for kind in ("pipeline", "quorum", "quorum of groups")},
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
-    "row": (
-        5,
-        lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8, at=int(os.environ["AT"])),
-    ),
-    **{
-        f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
-        for kind in (
-            "static",
-            "allreduce",
-            "pipeline",
-            "quorum",
-            "quorum of groups",
-            "pairwise",
-            "server",
-            "asynchronous server",
-        )
-    },
-}
+    "row": (5, lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8,
+        at=int(os.environ["AT"]))),
+    **{f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
+        for kind in ("static", "allreduce", "pipeline", "quorum", "quorum of groups", "pairwise", "server",
+        "asynchronous server")},
+}  # fmt: skip
 WITHOUT_LAUNCHER = {
     "training": (3, lambda: trained(everyone(), -1, 0, timeout=8)),
     "connecting": (4, lambda: connecting(8)),

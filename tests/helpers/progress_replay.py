@@ -115,7 +115,7 @@ def run(case: RandomRun, world) -> History:
         optimizer.step()
         if optimizer.steps % optimizer.run.pace == 0:
             history.arrays.append([bucket.flat.numpy().copy() for bucket in buckets])
-            history.references.append([array.numpy().copy() for array in optimizer.runner.reference.arrays])
+            history.references.append([array.values.numpy().copy() for array in optimizer.runner.reference.arrays])
     optimizer.runner.drain()
     return history
 

@@ -258,7 +258,7 @@ def killed(when) -> None:
             except PartreduceError:
                 held = {"values": weights(model)}
                 if coded:
-                    array = optimizer.runner.reference.arrays[0]
+                    array = optimizer.runner.reference.arrays[0].values
                     held["reference"] = torch.cat([slot.view(array).flatten() for slot in optimizer.run.flat.slots()])
                 facts = {name: tensor.unique().tolist() for name, tensor in held.items()}
                 facts["steps"] = optimizer.steps
@@ -640,16 +640,8 @@ SCENARIOS = {
     "unused parameter": (2, unused_parameter),
     **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},
     "wrong size": (3, wrong_size),
-    **{
-        f"killed {w}": (4, lambda w=w: killed(w))
-        for w in (
-            "between operations",
-            "in mid-operation",
-            "in mid-operation, hierarchical",
-            "in mid-operation, coded",
-            "stopped",
-        )
-    },
+    **{f"killed {w}": (4, lambda w=w: killed(w)) for w in ("between operations", "in mid-operation",
+        "in mid-operation, hierarchical", "in mid-operation, coded", "stopped")},
     "exception": (4, exception),
     "refused": (4, refused),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
@@ -670,12 +662,10 @@ SCENARIOS = {
     "no newline": (2, no_newline),
     "exit code": (3, exit_code),
     "traced": (4, traced),
-    **{
-        f"alone in {place} {kind}": (2, lambda make=make, place=place: alone(make(), place))
+    **{f"alone in {place} {kind}": (2, lambda make=make, place=place: alone(make(), place))
         for place in ("save_checkpoint()", "load_checkpoint()", "load_state_dict()", "mean_model()", "finish()")
-        for kind, make in ALONE.items()
-    },
-}
+        for kind, make in ALONE.items()},
+}  # fmt: skip
 
 
 def main(scenarios) -> None:

@@ -74,6 +74,8 @@ def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
     for schedule, kind in ((None, "NoneType"), ({}, "dict"), (b"{}", "bytes")):
         with pytest.raises(InputError, match=f"schedule: is a {kind}; pass the path"):
             DistributedOptimizer(inner, model, schedule)
+    with pytest.raises(InputError, match=r'is no file, but a name .* --using "allreduce\(every=4\)" -o allreduce.json'):
+        DistributedOptimizer(inner, model, "allreduce(every=4)")
     with pytest.raises(InputError, match="must be str or bytes"):
         partreduce.files.parse_schedule(3)
     with pytest.raises(InputError, match="save_checkpoint: optimizer is a PosixPath; pass the DistributedOptimizer"):

@@ -23,7 +23,8 @@ from partreduce.topo.strategies import AllReduce
 from partreduce.topo.timing.cost import communication
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, Proof
-from partreduce.verify.sent_bytes import in_bytes, prove_sent_bytes
+from partreduce.verify.runs import in_bytes
+from partreduce.verify.stated import Stated
 
 
 def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
@@ -74,7 +75,7 @@ def test_what_a_node_sends_is_what_is_priced_where_ranks_go_from_node_to_node():
         schedule = random_schedule(draw)
         if schedule.is_mixing and schedule.cluster.workers_per_node and not schedule.prologue:
             priced = communication(schedule, Hardware(model_bytes=2**24)).peak_nic_bytes
-            assert in_bytes(prove_sent_bytes(schedule), 2**24)["of_node"] == pytest.approx(priced, abs=1)
+            assert in_bytes(Stated(schedule).numbers("sent-bytes"), 2**24)["of_node"] == pytest.approx(priced, abs=1)
             seen += 1
 
 
@@ -148,9 +149,9 @@ def _parts(schedule: Schedule):
 
 
 def test_too_many_workers_are_not_proved_and_quick():
-    n = 20_000
+    n = 100_000
     proof = prove(explicit(n, [range(0, n, 2), range(1, n, 2)], [range(i, i + 2) for i in range(0, n, 2)]))
     assert proof["staleness"].status is Status.NOT_PROVED
-    assert proof["end"].numbers["behind"] == -1
+    assert proof["end"].status is Status.NOT_PROVED
     wide = prove(graph(100, shift(100, Fraction(1, 3))))
     assert wide["queues"].numbers["capacities"] == [100] * 100

@@ -9,18 +9,13 @@ import json
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from .certificate import check
 from .facts import facts
 from .refusal import REFUTED, UNREADABLE, Refusal, one_line, require
-from .schedule import read_schedule
+from .schedule import Numbers, read_schedule
 from .strict_json import MAX_BYTES, read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from .facts import Numbers
 
 USAGE = "python -I checker [--max-bytes N] certificate.json schedule.json"
 MAX_SHOWN = 200
@@ -33,8 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:  # of standard output: who reads it may have seen enough, or its disk is full
         if not isinstance(error, BrokenPipeError):
             sys.stderr.write(f"the answer cannot be written: {error.strerror}\n")
-        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - for what the interpreter writes as it ends
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter writes as it ends
         return UNREADABLE
 
 

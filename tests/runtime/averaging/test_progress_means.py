@@ -88,7 +88,7 @@ class Job:
         return [tensor.detach().clone() for tensor in [*self.model.parameters(), *self.model.buffers()]]
 
     def references(self):
-        return [array.clone() for array in self.optimizer.runner.reference.arrays]
+        return [array.values.clone() for array in self.optimizer.runner.reference.arrays]
 
 
 def same(first, second):
@@ -194,7 +194,9 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
         starting.add(world.rank)
         run = job.optimizer.run
         reference = common_start(run.reducer, run.everyone, 1, 0, 0)
-        return [array.clone() for array in reference.arrays], [bucket.flat.clone() for bucket in run.flat.buckets]
+        return [array.values.clone() for array in reference.arrays], [
+            bucket.flat.clone() for bucket in run.flat.buckets
+        ]
 
     monkeypatch.setattr(Communicator, "broadcast", counted)
     results = ranks.run(4, work)
@@ -224,7 +226,7 @@ def test_workers_with_different_references_end_in_an_error_that_names_them(ranks
             reference = job.optimizer.runner.reference
             if world.rank == 2 and round_ == 3:
                 setattr(reference, field, 7)
-                reference.arrays[0].add_(1.0)
+                reference.arrays[0].values.add_(1.0)
             return start(step, round_, group)
 
         job.optimizer.runner._start_sum = with_another

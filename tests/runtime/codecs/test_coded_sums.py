@@ -25,8 +25,8 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Static
 
-CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "48"))
-CHUNK = 24
+CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "24"))
+CHUNK = 12
 """Random groups of one test."""
 
 

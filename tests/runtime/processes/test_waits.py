@@ -228,7 +228,7 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver, tmp_path):
     keys = JobKeys.make()
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
     service = GeneratorService(setting, keys, lease=10.0)
-    thread = threading.Thread(target=service.run, args=(100,))
+    thread = threading.Thread(target=service.run, args=(600,))
     thread.start()
     given_up, ended = tmp_path / "given up", threading.Event()
 

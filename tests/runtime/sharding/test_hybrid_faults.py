@@ -1,8 +1,6 @@
 """Bad input and odd loops with tables of their own route: one line on all workers, no hang, no wrong number."""
 
 import itertools
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,6 +23,7 @@ from helpers.hybrid_runs import (
     schedule_of,
     start,
 )
+from helpers.warm import WARM
 from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.strategies.routes import Route, Routes, TableWay
 
@@ -432,8 +431,7 @@ def test_a_killed_process_is_named_by_all_others(tmp_path):
     schedule = partreduce.design("3x1", using="allreduce")
     what = Routes(tables=(Route(parameter="0.weight", rows=500, columns=8),))
     partreduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, what=what)))
-    command = [sys.executable, "-m", "partreduce", "run", "--workers", "3", str(script), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    done = WARM.run("partreduce", "run", "--workers", "3", script, file)
     assert done.returncode
     said = (done.stdout + done.stderr).splitlines()
     lost = [line for line in said if "PeerLostError: step 5, round 5: " in line]

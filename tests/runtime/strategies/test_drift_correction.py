@@ -328,29 +328,17 @@ def make(world, plan, correction, inner=None):
     [
         (Schedule("s", Cluster.regular(1, 2), AllReduce()), "auto", None, "does not average parameters in groups"),
         (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2, when=Late())), "auto", None, "overlaps"),
-        (
-            Schedule("s", Cluster.regular(1, 2), Pairwise(active=(0,))),
-            0.3,
-            None,
-            "does not average parameters in groups",
-        ),
+        (Schedule("s", Cluster.regular(1, 2), Pairwise(active=(0,))), 0.3, None,
+            "does not average parameters in groups"),
         (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)), "auto", torch.optim.Adam, "the optimizer is Adam"),
-        (
-            Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)),
-            "auto",
-            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-            "has momentum 0.9",
-        ),
+        (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)), "auto",
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "has momentum 0.9"),
         (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)), "strong", None, "neither 'auto' nor a strength"),
         (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)), 3, None, "is not a strength in (0, 2]"),
-        (
-            Schedule("s", Cluster.regular(1, 2), Static(phases=GroupPhases((Phase.from_groups(2, []),)))),
-            "auto",
-            None,
-            "do not connect all workers",
-        ),
+        (Schedule("s", Cluster.regular(1, 2), Static(phases=GroupPhases((Phase.from_groups(2, []),)))), "auto", None,
+            "do not connect all workers"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_shown_right_is_refused(ranks, plan, correction, inner, words):
     for error in ranks.run(2, lambda world: make(world, plan, correction, inner), catch=InputError):
         assert words in str(error)

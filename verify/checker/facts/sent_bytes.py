@@ -34,20 +34,15 @@ of the backend:* it sums around one ring, in the order of ranks.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..axes import BLOCKS
-from ..schedule import PLAIN, Average
+from ..refusal import Work
+from ..schedule import PLAIN, Average, Numbers, Schedule
 from .fragments import numbers as turns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
 
 Sent = tuple[Fraction, Fraction]
 """What leaves the worker and the node that send most."""
