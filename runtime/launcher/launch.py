@@ -91,6 +91,10 @@ def launch(
         raise InputError(f"--survive {most_lost}: of {num_workers} workers 0 to {num_workers - 1} may be lost")
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
+    if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
+        raise InputError(
+            f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
+        )
     shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
     if most_lost:
         shared[MOST_LOST] = str(most_lost)
