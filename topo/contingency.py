@@ -11,6 +11,7 @@ import numpy as np
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice
+from partreduce.topo.losses import Loss, Symmetries
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.routes import ALIKE
@@ -30,16 +31,54 @@ class Survivors(Choice):
     """All survivors in one group, in every round."""
 
 
+Groups = Survivors | RulePhases | GroupPhases
+
+
 @dataclass(frozen=True, slots=True)
 class Contingency:
     """What survivors run after the loss of these workers, or of any that the schedule's symmetries map to these.
 
-    Only the groups change: pace, averaging and how payload travels stay what they are. Phases number the survivors
-    anew, 0 … m − 1, in ascending order of their ranks.
+    `lost` represents its class (`topo.losses`). Only the groups change: pace, averaging, prologue and how payload
+    travels stay what they are. Phases number the survivors anew, 0 … m − 1, in ascending order of their ranks.
     """
 
-    lost: tuple[int, ...]
-    groups: Survivors | RulePhases | GroupPhases = Survivors.REMAINING
+    lost: Loss
+    groups: Groups = Survivors.REMAINING
+
+
+def by_loss(contingency: Contingency) -> tuple[int, Loss]:
+    """The order of contingencies: smaller losses first."""
+    return len(contingency.lost), contingency.lost
+
+
+def check_contingencies(schedule: Schedule) -> None:
+    """Refuse contingencies that nobody could run. Whether they cover all losses and reach consensus, `verify` says.
+
+    Raises:
+        ScheduleError: the place, the value and the rule.
+    """
+    check_covered(schedule)
+    n, seen = schedule.num_workers, set()
+    for index, (lost, groups) in enumerate((one.lost, one.groups) for one in schedule.contingencies):
+        place = f"contingencies[{index}]"
+        if not lost or list(lost) != sorted(set(lost)) or not 0 <= lost[0] <= lost[-1] < n or n - len(lost) < 2:
+            raise ScheduleError(
+                f"{place}.lost: is {list(lost[:12])}; it names workers of 0..{n - 1}, ascending, and leaves 2 or more"
+            )
+        if lost in seen:
+            raise ScheduleError(f"{place}.lost: {list(lost[:12])} has a contingency already; keep one of them")
+        seen.add(lost)
+        if groups is Survivors.REMAINING:
+            continue
+        if not isinstance(schedule.strategy, Static):
+            raise ScheduleError(f"{place}.groups: All-Reduce goes on with all who are left; leave it out")
+        if not isinstance(groups, Survivors):
+            if not len(groups):
+                raise ScheduleError(f"{place}.phases: is empty; there is at least 1 phase")
+            try:
+                groups.check(schedule.cluster.without(lost))
+            except ScheduleError as error:
+                raise ScheduleError(f"{place}: {error}") from None
 
 
 def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
@@ -58,7 +97,25 @@ def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
         raise ScheduleError(f"lost worker {outside[0]}: is out of range; ranks are 0..{schedule.num_workers - 1}")
     if schedule.num_workers - len(gone) < 2:
         raise ScheduleError(f"{len(gone)} of {schedule.num_workers} workers are lost; a schedule needs at least 2")
-    return _continued(schedule, gone, Survivors.ALL)
+    groups = _planned(schedule, gone)
+    return _continued(schedule, gone, Survivors.ALL if groups is None else groups)
+
+
+def _planned(schedule: Schedule, lost: frozenset[int]) -> Groups | None:
+    """The groups of the contingency for a loss, for its own survivors; None where none is planned."""
+    if len(lost) not in {len(contingency.lost) for contingency in schedule.contingencies}:
+        return None
+    symmetries = Symmetries.of(schedule)
+    like = symmetries.representative(lost)
+    found = next((one.groups for one in schedule.contingencies if one.lost == like), None)
+    if not isinstance(found, GroupPhases):
+        return found  # a rule is for equal nodes, whichever they are
+    to, left = symmetries.mapping(lost), [worker for worker in range(schedule.num_workers) if worker not in lost]
+    place = {worker: number for number, worker in enumerate(sorted(to[worker] for worker in left))}
+    order = [place[to[worker]] for worker in left]
+    return GroupPhases(
+        tuple(Phase.from_labels(phase.labels()[order], dict(enumerate(phase.relax or ()))) for phase in found.phases)
+    )
 
 
 def check_covered(schedule: Schedule) -> None:
@@ -82,7 +139,7 @@ def check_covered(schedule: Schedule) -> None:
             )
 
 
-def _continued(schedule: Schedule, lost: frozenset[int], groups: Survivors | RulePhases | GroupPhases) -> Schedule:
+def _continued(schedule: Schedule, lost: frozenset[int], groups: Groups) -> Schedule:
     """The schedule of the survivors, whose groups are these."""
     cluster, strategy = schedule.cluster.without(lost), schedule.strategy
     pace = strategy.pace

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency
+from partreduce.topo.contingency import Contingency, by_loss, check_contingencies
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep
@@ -45,6 +45,9 @@ class Schedule:
         if self.num_workers < 2:
             raise ScheduleError(f"cluster {self.cluster}: has 1 worker; a schedule needs at least 2 workers")
         self.strategy.check(self.cluster)
+        if self.contingencies:
+            object.__setattr__(self, "contingencies", tuple(sorted(self.contingencies, key=by_loss)))
+            check_contingencies(self)
 
     @property
     def num_workers(self) -> int:

@@ -27,6 +27,8 @@ from partreduce.verify.quorum import prove_quorum, prove_quorum_of_groups
 from partreduce.verify.runs import ages, claims_of_runs, deadlock_free
 from partreduce.verify.stated import Stated
 from partreduce.verify.stochastic import DOUBLY, sums_of_groups
+from partreduce.verify.survives import MOVED, moved_words, prove_survives
+from partreduce.verify.survives import NAME as SURVIVES
 from partreduce.verify.tables import essential_of_tables, prove_tables
 
 ON_DISJOINT = "rests on conflict-freedom, which is refuted."
@@ -53,11 +55,16 @@ def prove(schedule: Schedule) -> Proof:
     rule = schedule.rule()
     essential = prover.essential | (prover.of_rules if rule is not None and asks_everyone(rule) else frozenset())
     essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
+    essential |= {SURVIVES} if schedule.contingencies else frozenset()
     certificate: dict[str, Any] = {}
     stated = Stated(schedule)
     claims = prover.claims(schedule, stated)
     is_clashing = any(claim.claim == CONFLICT_FREE and not claim.holds for claim in claims)
     claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
+    if schedule.contingencies:
+        claims += (not_proved(SURVIVES, ON_DISJOINT) if is_clashing else prove_survives(schedule),)
+        moved = stated.claim(MOVED, moved_words(schedule))
+        claims += () if moved is None else (moved,)
     if schedule.is_mixing or prover.certified is not None:
         period = schedule.period if prover.certified is None else prover.certified(schedule)
         certificate = certificate_of(schedule, claims, period=period)

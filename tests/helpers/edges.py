@@ -94,6 +94,19 @@ def answers(*lines):
     return {"claim": "membership", "answers": sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()}
 
 
+def losing(raw, *planned, **options):
+    """A schedule with contingencies: the lost workers, or (lost workers, members)."""
+    listed = [{"lost": one} if isinstance(one, list) else {"lost": one[0], **one[1]} for one in planned]
+    return raw | {"contingencies": listed} | options
+
+
+def survives(workers, nodes, squared, *after):
+    """`after` are the lines of the answers, those of each loss in a text."""
+    text = "".join(f"{line}\n" for lines in after for line in lines.split(","))
+    hashed = sha256(text.encode()).hexdigest() if after else ""
+    return {"claim": "survives", "workers": workers, "nodes": nodes, "squared": list(squared), "answers": hashed}
+
+
 PRODUCT = {"claim": "exact-consensus", "method": "product"}
 HALF = groups(2, [([0, 1], "1/2")])
 """A difference is halved."""
@@ -199,6 +212,229 @@ TURNS = ([[0, 1]], [[1, 2]])
 TURNS_WEIGHT = [
     *(3316, 363, 2244, -1630, -559, 4237, 122, 136, -258, 2208),
     *(-100, -18, 118, -3, 2077, -108, -110, 218, -165, 49, 2342),
+]
+
+
+def over_all(nodes):
+    return document(nodes, 1, kind="allreduce")
+
+
+SURVIVES = "claims/survives.py"
+ALL_3, ALONE_3 = groups(3, [[0, 1, 2]]), ([0], [1], [2])
+AFTER_3 = ["0 1,0 1"] * 3
+"""Of three in one group, each of whom may be lost."""
+CHAIN_3 = groups(3, [[0, 1]], [[1, 2]])
+PAIRED = rule([4], 2, [([0, 1], [])], [([0, 1], [0], "1/2")])
+"""Nodes that differ move half of the way to one another: of that a quarter of the squares is left."""
+
+
+def after_paired(nodes=4):
+    """Each worker of it lost in turn: who is alone on its node skips the first phase."""
+    result = []
+    for lost in range(2 * nodes):
+        alone = lost // 2 * 2
+        first = ["-" if i == alone else f"{(i + (i >= alone)) // 2 * 2 - (i >= alone)} 1" for i in range(2 * nodes - 1)]
+        result.append(",".join([*first, *["0 1/2"] * (2 * nodes - 1)]))
+    return result
+
+
+TINY_TEXT = str(Fraction(1, 10**12))
+HALVED = groups(3, [([0, 1, 2], "1/2")])
+TWO_NODES = document(2, 2, kind="static", phases=[[{"group": [0, 1, 2, 3]}]])
+OWN_PAIR = {"phases": [[{"group": [0, 1], "relax": "1/2"}], [{"group": [0, 1]}]]}
+
+
+def of_nodes(n):
+    """Two nodes of n workers, all in one group."""
+    return document(2, n, kind="static", phases=[[{"group": list(range(2 * n))}]])
+
+
+def after_nodes(n):
+    return [",".join(["0 1"] * n)] * 2
+
+
+SURVIVING = [
+    Edge(
+        SURVIVES,
+        "a contingency for every class of losses",
+        (losing(ALL_3, *ALONE_3), survives(1, 1, "000", *AFTER_3)),
+        (losing(ALL_3, *ALONE_3[:2]), survives(1, 1, "00", *AFTER_3)),
+        ".workers is 1; expected a contingency for the loss of [2]",
+    ),
+    Edge(
+        SURVIVES,
+        "of one node as well",
+        (
+            losing(TWO_NODES, [0], [0, 1], [0, 2], [2], [2, 3]),
+            survives(2, 1, "00000", *["0 1,0 1,0 1"] * 4, *["0 1,0 1"] * 6),
+        ),
+        (losing(TWO_NODES, [0], [0, 1], [2]), survives(1, 1, "000", *["0 1,0 1,0 1"] * 4, *["0 1,0 1"] * 2)),
+        ".workers is 1; expected a contingency for the loss of [2, 3]",
+    ),
+    Edge(
+        SURVIVES,
+        "no contingency for another loss",
+        (losing(TWO_NODES, [0], [2]), survives(1, 0, "00", *["0 1,0 1,0 1"] * 4)),
+        (losing(TWO_NODES, [0], [0, 2], [2]), survives(1, 0, "000", *["0 1,0 1,0 1"] * 4)),
+        ".workers is 1; expected losses that stand for such a class, not [0, 2]",
+    ),
+    Edge(
+        SURVIVES,
+        "the smallest loss stands for its class",
+        (losing(TWO_NODES, [0], [2]), survives(1, 0, "00", *["0 1,0 1,0 1"] * 4)),
+        (losing(TWO_NODES, [1], [2]), survives(1, 0, "00", *["0 1,0 1,0 1"] * 4)),
+        ".workers is 1; expected a contingency for the loss of [0]",
+    ),
+    Edge(
+        SURVIVES,
+        "workers that are not always together are not alike",
+        (losing(TWO_NODES, [0], [2]), survives(1, 0, "00", *["0 1,0 1,0 1"] * 4)),
+        (
+            losing(document(2, 2, kind="static", pace=[1, 2, 1, 1], phases=[[{"group": [0, 1, 2, 3]}]]), [0], [2]),
+            survives(1, 0, "00", *["0 1,0 1,0 1"] * 4),
+        ),
+        ".workers is 1; expected a contingency for the loss of [1]",
+    ),
+    Edge(
+        SURVIVES,
+        "of schedules with contingencies only",
+        (losing(ALL_3, *ALONE_3), survives(1, 1, "000", *AFTER_3)),
+        (ALL_3, survives(1, 1, "", *AFTER_3)),
+        'is "survives"; expected a schedule with contingencies',
+    ),
+    Edge(
+        SURVIVES,
+        "two workers are left",
+        (losing(ALL_3, *ALONE_3), survives(1, 1, "000", *AFTER_3)),
+        (losing(ALL_3, *ALONE_3), survives(2, 1, "000", *AFTER_3)),
+        ".workers is 2; expected fewer",
+    ),
+    Edge(
+        SURVIVES,
+        "a bound for each contingency",
+        (losing(ALL_3, *ALONE_3), survives(1, 1, "000", *AFTER_3)),
+        (losing(ALL_3, *ALONE_3), survives(1, 1, "00", *AFTER_3)),
+        ".squared is 2; expected 3 bounds",
+    ),
+    Edge(
+        SURVIVES,
+        "a bound of at most 1",
+        (losing(ALL_3, *ALONE_3), survives(1, 1, "111", *AFTER_3)),
+        (losing(ALL_3, *ALONE_3), survives(1, 1, ["1", "1", str(1 + TINY)], *AFTER_3)),
+        ".squared[2]",
+    ),
+    Edge(
+        SURVIVES,
+        "the remaining groups join all survivors",
+        (
+            losing(CHAIN_3, [0], ([1], {"groups": "all"}), [2]),
+            survives(1, 1, "101", "-,-,0 1,0 1", "0 1,0 1", "0 1,0 1,-,-"),
+        ),
+        (losing(CHAIN_3, [0], [1], [2]), survives(1, 1, "111", "-,-,0 1,0 1", "-,-,-,-", "0 1,0 1,-,-")),
+        '.squared[1] is "consensus"; expected groups that join all survivors; they leave 2 parts',
+    ),
+    Edge(
+        SURVIVES,
+        "relax > 0 in groups that join",
+        (losing(groups(3, [([0, 1, 2], TINY_TEXT)]), *ALONE_3), survives(1, 1, "111", *[f"0 {TINY},0 {TINY}"] * 3)),
+        (losing(groups(3, [([0, 1, 2], 0)]), *ALONE_3), survives(1, 1, "111", *["0 0,0 0"] * 3)),
+        "they leave 2 parts",
+    ),
+    Edge(
+        SURVIVES,
+        "relax < 2 in every group",
+        (
+            losing(groups(3, [([0, 1, 2], str(2 - TINY))]), *ALONE_3),
+            survives(1, 1, "111", *[f"0 {2 - TINY},0 {2 - TINY}"] * 3),
+        ),
+        (losing(groups(3, [([0, 1, 2], 2)], [[0, 1, 2]]), *ALONE_3), survives(1, 1, "111", *["0 2,0 2,0 1,0 1"] * 3)),
+        "expected 0 <= relax < 2 in every group",
+    ),
+    Edge(
+        SURVIVES,
+        "relax >= 0 in every group",
+        (losing(groups(3, [([0, 1, 2], 0)], [[0, 1, 2]]), *ALONE_3), survives(1, 1, "111", *["0 0,0 0,0 1,0 1"] * 3)),
+        (
+            losing(groups(3, [([0, 1, 2], str(-TINY))], [[0, 1, 2]]), *ALONE_3),
+            survives(1, 1, "111", *[f"0 {-TINY},0 {-TINY},0 1,0 1"] * 3),
+        ),
+        "expected 0 <= relax < 2 in every group",
+    ),
+    Edge(
+        SURVIVES,
+        "what a period of listed groups leaves of differences",
+        (losing(HALVED, *ALONE_3), survives(1, 1, ["1/4"] * 3, *["0 1/2,0 1/2"] * 3)),
+        (losing(HALVED, *ALONE_3), survives(1, 1, ["1/4", "1/4", str(Fraction(1, 4) - TINY)], *["0 1/2,0 1/2"] * 3)),
+        ".squared[2]",
+    ),
+    Edge(
+        SURVIVES,
+        "what a rule leaves of differences between nodes without lost workers",
+        (losing(PAIRED, [0]), survives(1, 0, ["1/4"], *after_paired())),
+        (losing(PAIRED, [0]), survives(1, 0, [str(Fraction(1, 4) - TINY)], *after_paired())),
+        "expected a larger one, on functions that differ between other nodes",
+    ),
+    Edge(
+        SURVIVES,
+        "what a rule leaves of differences to the node of the lost worker",
+        (losing(rule([2], 2, [([0, 1], [])], [([0, 1], [0], "1/2")]), [0]), survives(1, 0, ["1/4"], *after_paired(2))),
+        (
+            losing(rule([2], 2, [([0, 1], [])], [([0, 1], [0], "1/2")]), [0]),
+            survives(1, 0, [str(Fraction(1, 4) - TINY)], *after_paired(2)),
+        ),
+        "expected a larger one: the matrix is indefinite",
+    ),
+    Edge(
+        SURVIVES,
+        "nodes without lost workers meet, too",
+        (losing(rule([4], 1, [([0], [0])]), [0]), survives(1, 1, ["0"], *["0 1,0 1,0 1"] * 4)),
+        (losing(rule([4], 1, [([0], [])]), [0]), survives(1, 1, ["1"], *["-,-,-"] * 4)),
+        "they leave 2 parts",
+    ),
+    Edge(
+        SURVIVES,
+        "groups of phases of their own share no worker",
+        (losing(ALL_3, [0], [1], ([2], OWN_PAIR)), survives(1, 1, "000", *AFTER_3[:2], "0 1/2,0 1/2,0 1,0 1")),
+        (
+            losing(ALL_3, [0], [1], ([2], {"phases": [[{"group": [0, 1], "relax": "1/2"}, {"group": [0, 1]}]]})),
+            survives(1, 1, "000", *AFTER_3[:2], "0 1/2,0 1/2"),
+        ),
+        "expected groups that do not share worker 0",
+    ),
+    Edge(
+        SURVIVES,
+        "phases of their own join all survivors",
+        (losing(ALL_3, [0], [1], ([2], OWN_PAIR)), survives(1, 1, "000", *AFTER_3[:2], "0 1/2,0 1/2,0 1,0 1")),
+        (losing(ALL_3, [0], [1], ([2], {"phases": [[]]})), survives(1, 1, "001", *AFTER_3[:2], "-,-")),
+        '.squared[2] is "consensus"',
+    ),
+    Edge(
+        SURVIVES,
+        "the answers are those of the map to the representative",
+        (
+            losing(TWO_NODES, ([0], {"phases": [[{"group": [0, 1]}], [{"group": [1, 2]}]]}), [2]),
+            survives(1, 0, "10", "0 1,0 1,-,-,1 1,1 1", "0 1,0 1,-,-,1 1,1 1", "0 1,0 1,0 1", "0 1,0 1,0 1"),
+        ),
+        (
+            losing(TWO_NODES, ([0], {"phases": [[{"group": [0, 1]}], [{"group": [1, 2]}]]}), [2]),
+            survives(1, 0, "10", "0 1,0 1,-,-,1 1,1 1", "-,1 1,1 1,0 1,0 1,-", "0 1,0 1,0 1", "0 1,0 1,0 1"),
+        ),
+        ".answers",
+    ),
+    Edge(
+        SURVIVES,
+        "answers wherever there are at most 2^20 lines",
+        (losing(over_all(2**11), [0]), survives(1, 1, "0")),
+        (losing(over_all(2**9), [0]), survives(1, 1, "0")),
+        ".answers",
+    ),
+    Edge(
+        SURVIVES,
+        "a bound below 1 for at most 64 cells",
+        (losing(of_nodes(64), list(range(64)), list(range(64, 128))), survives(0, 1, "00", *after_nodes(64))),
+        (losing(of_nodes(65), list(range(65)), list(range(65, 130))), survives(0, 1, "00", *after_nodes(65))),
+        "expected 1: there are over 64 cells",
+    ),
 ]
 
 # fmt: off
@@ -478,5 +714,6 @@ EDGES = [
         (OWN, rate("pivots", "1/4")), "expected a claim about own anchors"),
     Edge("strict_json.py", "a fraction in lowest terms", (HALF, rate("pivots", "1/4")), (HALF, rate("pivots", "2/8")),
         '.squared is "2/8"; expected a fraction string in lowest terms'),
+    *SURVIVING,
 ]
 # fmt: on

@@ -10,6 +10,7 @@ from fractions import Fraction
 from helpers.edges import Edge, document, graph, groups, rule
 
 HUGE = 2**31
+LOST = "contingencies.py"
 
 
 def reads(file, of, true, false, says):
@@ -48,6 +49,11 @@ def table(**members):
 def tables(*names, **options):
     listed = [{"parameter": name, "rows": 6, "columns": 2} for name in names]
     return over_all(3, what={"tables": listed, **options})
+
+
+def lost(*listed):
+    """Three nodes of two workers with these contingencies."""
+    return rule([3], 2, [([0, 1], [0])]) | {"contingencies": list(listed)}
 
 
 def outer(**members):
@@ -560,5 +566,100 @@ READ_EDGES = [
     reads(STRICT, "no truth value", relax(1), relax(True), "must be an integer or a fraction"),
     reads(STRICT, "a text of 2^53", relax(str(2**53)), relax(f"{2**53}/0"), "must be an integer or a fraction"),
     reads(STRICT, "no list", relax("3"), relax(["3"]), "strategy.phases[0]: must be an integer or a fraction"),
+    # contingencies
+    reads(LOST, "a loss at least", lost({"lost": [0]}), lost(), "contingencies: has 1 to 65536"),
+    reads(LOST, "a worker at least", lost({"lost": [0]}), lost({"lost": []}), "[0].lost: names 1 worker or more"),
+    reads(LOST, "each worker once", lost({"lost": [0, 1]}), lost({"lost": [1, 1]}), "[0].lost: names 1 worker or more"),
+    reads(LOST, "a rank below n", lost({"lost": [5]}), lost({"lost": [6]}), "[0].lost: must hold integers 0..5"),
+    reads(
+        LOST,
+        "two workers left",
+        lost({"lost": [0, 1, 2, 3]}),
+        lost({"lost": [0, 1, 2, 3, 4]}),
+        "[0].lost: leaves 2 workers or more",
+    ),
+    reads(
+        LOST,
+        "a loss in one of them",
+        lost({"lost": [0]}, {"lost": [1]}),
+        lost({"lost": [0, 1]}, {"lost": [1, 0]}),
+        "contingencies: a loss stands in one of them",
+    ),
+    reads(
+        LOST,
+        "groups that remain, or all",
+        lost({"lost": [0], "groups": "all"}),
+        lost({"lost": [0], "groups": "others"}),
+        "[0].groups: must be one of",
+    ),
+    reads(
+        LOST,
+        "phases in the place of groups",
+        lost({"lost": [0], "phases": [[{"group": [0, 4]}]]}),
+        lost({"lost": [0], "phases": [[{"group": [0, 4]}]], "groups": "all"}),
+        "[0]: phases are for static, and in the place of groups",
+    ),
+    reads(
+        LOST,
+        "phases of survivors",
+        lost({"lost": [0], "phases": [[{"group": [0, 4]}]]}),
+        lost({"lost": [0], "phases": [[{"group": [0, 5]}]]}),
+        "[0].phases[0]: must hold integers 0..4",
+    ),
+    reads(
+        LOST,
+        "a phase at least",
+        lost({"lost": [0], "phases": [[]]}),
+        lost({"lost": [0], "phases": []}),
+        "[0].phases: must hold at least 1",
+    ),
+    reads(
+        LOST,
+        "radices beside phases",
+        lost({"lost": [0, 1], "node_radices": [2], "phases": [[]]}),
+        lost({"lost": [0, 1], "node_radices": [2]}),
+        "[0]: radices go with phases",
+    ),
+    reads(
+        LOST,
+        "rules of nodes that are equal after the loss",
+        lost({"lost": [0, 2, 4], "node_radices": [3], "phases": [[]]}),
+        lost({"lost": [0, 2], "node_radices": [3], "phases": [[]]}),
+        "[0].node_radices: needs equal nodes",
+    ),
+    reads(
+        LOST,
+        "of as many nodes as are left",
+        lost({"lost": [0, 1], "node_radices": [2], "phases": [[]]}),
+        lost({"lost": [0, 1], "node_radices": [3], "phases": [[]]}),
+        "[0].node_radices: needs equal nodes, and a product of num_nodes",
+    ),
+    reads(
+        LOST,
+        "no groups beside All-Reduce",
+        over_all(2, 2) | {"contingencies": [{"lost": [0]}]},
+        over_all(2, 2) | {"contingencies": [{"lost": [0], "groups": "all"}]},
+        "[0]: All-Reduce goes on with all who are left",
+    ),
+    *(
+        reads(
+            LOST,
+            f"of whole models in lockstep, as they are: {name}",
+            over_all(3, 1, pace=4) | {"contingencies": [{"lost": [0]}]},
+            of | {"contingencies": [{"lost": [0]}]},
+            "contingencies: are for static and allreduce of whole models in lockstep",
+        )
+        for name, of in (
+            ("late", over_all(3, 1, pace=4, when={"late": 1})),
+            ("merged", turns(4, 1, steps=1)),
+            ("fragments", over_all(3, 1, pace=4, what={"fragments": 2})),
+            ("outer steps", over_all(3, 1, pace=4, what={"outer": {"lr": "1/2"}})),
+            ("tables", table()),
+            ("a codec", over_all(3, 1, pace=4, how={"codec": "int8"})),
+            ("a pipeline", over_all(3, 1, when={"pipeline": {}})),
+            ("a quorum", over_all(4, 1, when={"quorum": {"quorum": 2}})),
+            ("weighted graphs", gap()),
+        )
+    ),
 ]
 # fmt: on

@@ -16,6 +16,7 @@ from .claims import (
     exact_consensus,
     membership,
     outer_steps,
+    survives,
 )
 from .facts.conflict_free import confirm_disjoint
 from .refusal import confirm, confirm_equal, require
@@ -51,6 +52,7 @@ CLAIMS: dict[str, Claim] = {
     "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance"), STEPS),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ()),
     "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
+    "survives": Claim(survives.check, ("workers", "nodes", "squared", "answers"), frozenset({"rounds"})),
 }
 """Every claim by its name, or its name and method."""
 

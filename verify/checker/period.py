@@ -52,10 +52,11 @@ def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[C
     return [(members, not varying.isdisjoint(across), relax) for members, across, relax in groups]
 
 
-def classes(schedule: Schedule, place: str) -> list[list[int]]:
+def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) -> list[list[int]]:
     """The first class of every pattern of blocks that vanish, by size and then in order; `[[]]` without digits.
 
-    The class of the empty set is a pattern of its own, because it alone holds the mean.
+    The class of the empty set is a pattern of its own, because it alone holds the mean. `among`: only of classes that
+    hold one of these digits.
     """
     num_digits = len(schedule.radices)
     require(num_digits <= MAX_DIGITS, place, f"over {MAX_DIGITS} digits")
@@ -65,6 +66,8 @@ def classes(schedule: Schedule, place: str) -> list[list[int]]:
     for size in range(num_digits + 1):
         for digits in combinations(range(num_digits), size):
             varying = frozenset(digits)
+            if among is not None and varying.isdisjoint(among):
+                continue
             pattern = (bool(digits), *(not varying.isdisjoint(across) for across in order))
             first_of_pattern.setdefault(pattern, list(digits))
     return list(first_of_pattern.values())

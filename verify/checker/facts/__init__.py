@@ -20,6 +20,7 @@ from . import (
     fragments,
     kept_gap,
     lag,
+    mean_moved,
     memory,
     queues,
     quorum,
@@ -80,6 +81,7 @@ FACTS: dict[Mode, dict[str, Stated]] = {
         "table-order": tables.table_order,
         "nic-bytes": tables.nic_bytes,
         "row-error": tables.row_error,
+        "mean-moved": mean_moved.numbers,
     },
     "own anchors": {
         "deadlock-free": deadlock_free.numbers,
@@ -121,6 +123,7 @@ OF_THE_FILE = {
     "one-owner",
     "nic-bytes",
     "row-error",
+    "mean-moved",
 }
 """Facts. All others follow from the rules of a protocol, and so does all that is said of a gap or a quorum but sums."""
 
