@@ -296,7 +296,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def join(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Put the training loop into it when workers may have unequal amounts of data: all then end at the same round.
+        """Wrap the training loop in it when workers may have unequal amounts of data: all then end at the same round.
 
         A worker whose loop ends stays in the groups with its parameters as they are, until all loops have ended.
         With averaged gradients it contributes zeros and keeps stepping with the others.
@@ -343,7 +343,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     yield run.flat.model
 
     def log(self, **numbers: float | torch.Tensor) -> None:
-        """Note numbers of this step in the trace, such as `loss=loss`; nothing happens without `trace`.
+        """Record numbers of this step in the trace, such as `loss=loss`; without `trace` it does nothing.
 
         `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
         """
