@@ -40,9 +40,10 @@ from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
 from partreduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
 from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
-from partreduce.runtime.transport.hierarchical import chosen_form, formed
+from partreduce.runtime.transport.forms import chosen_form, formed
 from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
+from partreduce.runtime.transport.torch_api import outside_graphs
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
@@ -262,6 +263,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
 
+    @outside_graphs
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
         scale: torch.Tensor | None = self.__dict__.get("grad_scale")
@@ -276,6 +278,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.ending.after(error)
             raise
 
+    @outside_graphs
     def average_gradients(self) -> None:
         """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
 
