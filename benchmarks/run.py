@@ -53,15 +53,6 @@ BENCHMARKS = (
         "--attempts 20000 --seed 0", "--attempts 100000 --seed 1", 120,
     ),
     Benchmark(
-        "worked-example", "the planner beats Figure 10 and the catalogue on 4x4 and on random bandwidths",
-        "planner.gains",
-        "example --time-limit 10 -o {out}", "example --seeds 0 2 --forms ring hierarchical", 240,
-    ),
-    Benchmark(
-        "clusters", "the planner on regular, irregular and uneven clusters", "planner.gains",
-        "clusters --time-limit 10 --only 8x8 3,3,2 5,3 -o {out}", "clusters", 300,
-    ),
-    Benchmark(
         "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "transport",
         "p_reduce --megabytes 8 40 --workers 2 --turns 7 -o {out}", "p_reduce -o benchmarks/results/overhead.md", 240,
     ),

@@ -26,7 +26,7 @@ Beside them:
   below the figure, a rate below the second eigenvalue or too small an error: [test_checker_numbers.py][numbers];
 * what is read and refused is what the loader reads and refuses, with the same hash:
   [test_what_the_checker_reads.py][read];
-* every number of every fact is the prover's, computed apart, and what simulations say: [test_facts.py][facts];
+* every number of every fact is what simulations, counts and eigenvalues of their own say: [test_facts.py][facts];
 * bounds of gaps are what every interleaving attains: [test_gap_facts.py][gaps];
 * hostile files and wrong arguments end in one line: [test_checker_attacks.py][attacks],
   [test_checker_program.py][program];

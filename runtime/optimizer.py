@@ -88,6 +88,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             default.
         codec: how sums are written on the wire: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by
             default.
+        outer_state: where anchor and momentum of outer steps lie between two of them: `device` (default), or `host`, in
+            pinned memory; bit for bit the same. Workers may differ in it. On CPU both are one memory.
         world: how to reach the others; found from the process group or the launcher's environment by default.
         mesh: for sharded models: the mesh's dimension along which replicas lie, `mesh["dp_replicate"]`. Workers of the
             schedule are then replicas, and each rank averages its local shards with the ranks of that dimension.
@@ -112,6 +114,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         drift_correction: float | str | None = None,
         form: str | None = None,
         codec: str | None = None,
+        outer_state: str = "device",
         world: World | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
@@ -123,7 +126,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model, timeout = checked_model(model), checked_timeout(timeout)
         self.schedule = read_schedule(schedule)
         world, trace = checked_world(world), checked_directory("trace", trace)
-        policies = Policies.chosen(buffers, optimizer_state, initial)
+        policies = Policies.chosen(buffers, optimizer_state, initial, outer_state)
         policies.refuse_combinations(self.optimizer, self.schedule)
         replica = replica_of(model, checked_mesh(mesh, world), self.schedule, drift_correction)
         alone = is_alone(world, mesh)
@@ -178,6 +181,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 key=agreed.key,
                 timeout=timeout,
                 tables=tables,
+                keeps_on_host=policies.keeps_on_host,
             )
             self.runner = self._built(alpha)
         uneven_inputs = UnevenInputs(
@@ -539,6 +543,7 @@ def _run(
     key: str,
     timeout: float,
     tables: Tables,
+    keeps_on_host: bool,
 ) -> Run:
     """What the schedule's runner works on: the model's buckets with the reducers that average them."""
     recorder.attach("run", lambda: {"schedule": schedule.name, "node_of": schedule.cluster.node_of().tolist()})
@@ -549,7 +554,9 @@ def _run(
         mean_reducers.append(buffers)
     alone = isinstance(world, AloneWorld)
     applier = Applier(optimizer, flat, [table.parameter for table in tables])
-    return Run(schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, alone=alone)
+    return Run(
+        schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone
+    )  # fmt: skip
 
 
 def _engine(

@@ -13,7 +13,7 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
     """A schedule from a value or a file; the certificate that a file carries is checked before anything runs.
 
     Raises:
-        InputError: neither a value nor a path.
+        InputError: neither a value nor a path, or a catalogue's name where no such file is.
         DocumentError: the file is refused.
         RefutedError: an entry of its certificate does not hold.
     """
@@ -27,7 +27,22 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.verify.certificate import confirm
 
-    loaded = load_schedule(Path(schedule))
+    path = Path(schedule)
+    if not path.exists():
+        _refuse_name(str(schedule))
+    loaded = load_schedule(path)
     if loaded.certificate:
         confirm(loaded)
     return loaded
+
+
+def _refuse_name(path: str) -> None:
+    """Say how a schedule is written that was named as the catalogue names it."""
+    from partreduce.schedulers import registry
+
+    name = path.partition("(")[0]
+    if name in registry.names():
+        raise InputError(
+            f"schedule: {path!r} is no file, but a name of the catalogue; "
+            f'`partreduce design CLUSTER --using "{path}" -o {name}.json` writes the file'
+        )

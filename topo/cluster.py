@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -150,6 +150,20 @@ class Cluster:
         for node in self.nodes or ():
             result[list(node)] = np.arange(len(node))
         return result
+
+    def without(self, lost: Collection[int]) -> Cluster:
+        """The shape that is left when these workers are gone, the others numbered anew in ascending order of rank.
+
+        Nodes that lose all their workers are no more. O(num_workers).
+
+        Raises:
+            InputError: nobody is left.
+        """
+        gone = np.zeros(self.num_workers, dtype=bool)
+        gone[list(lost)] = True
+        rank = (np.cumsum(~gone) - 1).tolist()
+        kept = ([rank[w] for w in self.workers_of(node) if not gone[w]] for node in range(self.num_nodes))
+        return Cluster.irregular([node for node in kept if node])
 
     def shape(self) -> Cluster:
         """The same cluster without its hardware: what a schedule file holds."""

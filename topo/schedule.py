@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.contingency import Contingency, by_loss, check_contingencies
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep
@@ -25,6 +26,7 @@ class Schedule:
     """Who averages with whom, when: the value that is designed, proved, exported and executed.
 
     It asks its strategy and gives the cluster along; what a kind cannot do is refused here, in one place.
+    `contingencies` say what survivors run when workers are lost (`topo.contingency.after_loss`).
 
     Raises:
         ScheduleError: at construction, when the strategy does not fit the cluster. Overlapping groups are *not*
@@ -35,6 +37,7 @@ class Schedule:
     cluster: Cluster
     strategy: Strategy
     certificate: Mapping[str, Any] | None = field(default=None, compare=False)
+    contingencies: tuple[Contingency, ...] = ()
 
     def __post_init__(self) -> None:
         """Keep only the cluster's shape; check that the strategy fits it."""
@@ -42,6 +45,9 @@ class Schedule:
         if self.num_workers < 2:
             raise ScheduleError(f"cluster {self.cluster}: has 1 worker; a schedule needs at least 2 workers")
         self.strategy.check(self.cluster)
+        if self.contingencies:
+            object.__setattr__(self, "contingencies", tuple(sorted(self.contingencies, key=by_loss)))
+            check_contingencies(self)
 
     @property
     def num_workers(self) -> int:

@@ -1,4 +1,4 @@
-"""Claims about weighted graphs (strategy `neighbor`): sums, consensus, order and contraction.
+"""Claims about weighted graphs (strategy `neighbor`): sums, consensus and contraction.
 
 Consensus of non-negative rows that sum to 1: with positive weights on oneself, support only grows in a product, so a
 worker from which all others are reached gives, after enough periods, a matrix with a positive column, and every such
@@ -20,9 +20,9 @@ from partreduce.topo.strategies import Round
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction, prove_power
-from partreduce.verify.deadlock_free import prove_rounds_of_graph
 from partreduce.verify.exact_consensus import prove_exact
-from partreduce.verify.stochastic import own_weights, prove_graph_sums
+from partreduce.verify.stated import Stated
+from partreduce.verify.stochastic import own_weights, sums_of_graph
 
 Rounds = tuple[Round, ...]
 
@@ -32,11 +32,11 @@ MAX_SUPPORT = 2000
 """Workers up to which the support of a period's product is formed to refute consensus."""
 
 
-def prove_graph(schedule: Schedule) -> tuple[Claim, ...]:
-    """All claims about a `neighbor` schedule."""
+def prove_graph(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
+    """All claims about the matrices of a `neighbor` schedule."""
     rounds = schedule.strategy.graphs
-    sums = prove_graph_sums(rounds)
-    claims: list[Claim | None] = [sums, _consensus(schedule, rounds), prove_rounds_of_graph(schedule)]
+    sums = sums_of_graph(rounds, stated)
+    claims: list[Claim | None] = [sums, _consensus(schedule, rounds)]
     if sums.holds:
         claims.append(prove_contraction(schedule))
         claims.append(prove_consensus_distance(schedule))

@@ -2,24 +2,19 @@
 
 Where every reduce takes all updates of its step, rounds are D-PSGD's recursion, and what holds of matrices holds. With
 staleness, backup workers or skips a reduce takes what is there, and these claims are all there is. In both cases who
-waits for whom is the event graph's matter (`verify.gaps`). The theorems stand in `verify/checker/facts/kept_gap.py` and
+waits for whom is the event graph's matter. The theorems and numbers stand in `verify/checker/facts/kept_gap.py` and
 `verify/checker/events.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
-from operator import itemgetter
 
-from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.gap import Gap, Weights
-from partreduce.verify.base import Claim, Status, follows, refuted
-from partreduce.verify.gaps.exact import ENTER, distances_near, events_near
-from partreduce.verify.gaps.skip import longest_skips
+from partreduce.verify.base import Claim, Status, refuted
 from partreduce.verify.graph import out_tree_of, prove_graph
+from partreduce.verify.stated import Numbers, Stated
 from partreduce.verify.stochastic import DOUBLY, keeps_something
 from partreduce.verify.without_backup import prove_without_backup
 
@@ -30,19 +25,17 @@ EXPLORED = (
 NONE = -1
 """There is no bound."""
 
-MAX_PAIRS = 256
-"""Workers up to which the gap of every two of them is bounded; over edges it is for any number."""
 
-
-def prove_kept_gap(schedule: Schedule) -> tuple[Claim, ...]:
+def prove_kept_gap(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """All claims; near-linear in edges but for those of matrices and of all pairs, which stop at stated sizes."""
     gap = schedule.strategy.when
     assert isinstance(gap, Gap), "as its protocol says"
-    claims: list[Claim | None] = [_mean(schedule, gap), _consensus(schedule, gap)]
     if gap.takes_all:
-        claims = list(prove_graph(schedule))
-    kept = (claim for claim in claims if claim is not None and claim.claim != "deadlock-free")
-    return (*kept, *_apart(schedule, gap, Digraph.from_edges_of(schedule.strategy.graphs[0])))
+        of_rounds = prove_graph(schedule, stated)
+    else:
+        mean = _mean(schedule, gap)
+        of_rounds = (*([] if mean is None else [mean]), _consensus(schedule, gap))
+    return (*of_rounds, *_apart(schedule, gap, stated))
 
 
 def essential_of_kept_gap(schedule: Schedule) -> frozenset[str]:
@@ -56,69 +49,50 @@ def essential_of_kept_gap(schedule: Schedule) -> frozenset[str]:
     return frozenset() if gap.has_backup and is_average else frozenset({"consensus"})
 
 
-def _apart(schedule: Schedule, gap: Gap, graph: Digraph) -> list[Claim]:
+def _apart(schedule: Schedule, gap: Gap, stated: Stated) -> list[Claim]:
     live = (
         "Of the events of all workers (enter, send, reduce) take one that has happened least often, a send before a "
         "reduce before an enter: what it waits for without a token has happened, so nobody waits for ever."
     )
     if gap.skip is not None:
         live += " Nobody waits for a skipped update: whoever could use it has left its step."
-    claims = [follows("deadlock-free", f"{live} {EXPLORED}")]
-    bounds = _bounds(graph, gap)
-    both = [bound for pair in bounds for bound in pair]
-    update = [_plus(ahead, 1) for ahead, _ in bounds]
-    numbers = {"update": update}
-    text = f"At most {max(update, default=0)} updates of an in-neighbour wait for a worker"
-    if gap.max_ig is not None:
-        numbers["token"] = [_plus(back, gap.max_ig) for _, back in bounds]
+    pairs = stated.numbers("gap-of-pairs")
+    claims = [
+        stated.claim("deadlock-free", f"{live} {EXPLORED}"),
+        stated.claim("queues", _queues),
+        stated.claim("gap", _gap),
+        stated.claim("gap-of-pairs", _gap_of_pairs, {"from": pairs.get("from"), "to": pairs.get("to")}),
+        stated.claim("skip", _skip),
+        None if gap.takes_all else stated.claim("staleness", lambda numbers: _staleness(schedule, gap, numbers)),
+        stated.claim("memory", lambda numbers: _memory(gap, numbers)),
+    ]
+    return [claim for claim in claims if claim is not None]
+
+
+def _queues(numbers: Numbers) -> str:
+    text = f"At most {max(numbers['update'], default=0)} updates of an in-neighbour wait for a worker"
+    if "token" in numbers:
+        free = numbers["token"].count(NONE)
         text += f", and at most {max(numbers['token'], default=0)} tokens of an out-neighbour"
-    free = both.count(NONE)
-    text += f"; {free} of {len(both)} gaps over an edge have no bound." if free else "."
-    claims += [follows("queues", text, **numbers), _gap(both)]
-    if schedule.num_workers <= MAX_PAIRS:
-        claims.append(_gap_of_pairs(graph, gap))
-    if gap.skip is not None:
-        longest = longest_skips(graph, gap, bounds)
-        text = f"No worker skips more than {max(longest)} steps at once, and none passes an out-neighbour."
-        claims.append(follows("skip", text, longest=list(longest)))
-    if not gap.takes_all:
-        claims.append(_staleness(schedule, gap, bounds))
-    claims.append(_memory(graph, gap, update))
-    return claims
+        text += f"; {free} of {len(numbers['token'])} queues of tokens have no bound" if free else ""
+    return f"{text}."
 
 
-def _bounds(graph: Digraph, gap: Gap) -> list[list[int]]:
-    """[Step(u) − Step(v), Step(v) − Step(u)] at most over every edge (u, v), from what is near each worker."""
-    spare = gap.backups(graph.num_workers)
-    near = [events_near(graph, gap, v, {*graph.sources[v], *graph.targets[v]}, spare) for v in range(graph.num_workers)]
-    return [[near[v].get((ENTER, u), NONE), near[u].get((ENTER, v), NONE)] for u, v in graph.edges]
+def _gap(numbers: Numbers) -> str:
+    if (bound := numbers["bound"]) == NONE:
+        return "One end of an edge can get ahead of the other without limit, where no path leads back."
+    return f"The two ends of an edge are never more than {bound} rounds apart, and can be; each edge's bound is exact."
 
 
-def _plus(bound: int, amount: int) -> int:
-    return NONE if bound == NONE else bound + amount
-
-
-def _gap(both: Sequence[int]) -> Claim:
-    if NONE in both:
-        text = "One end of an edge can get ahead of the other without limit, where no path leads back."
-        return follows("gap", text, bound=NONE)
-    bound = max(both, default=0)
-    text = f"The two ends of an edge are never more than {bound} rounds apart, and can be; each edge's bound is exact."
-    return follows("gap", text, bound=bound)
-
-
-def _gap_of_pairs(graph: Digraph, gap: Gap) -> Claim:
-    """The two workers that can be furthest apart. O(n · arcs · log)."""
-    worst = (-1.0, 0, 0)
-    everybody = range(graph.num_workers)
-    for j in everybody:
-        for i, lead in sorted(distances_near(graph, gap, j, everybody).items()):
-            worst = max(worst, (inf if lead is None else lead, j, i), key=itemgetter(0))
-    ahead, start, end = worst
-    bound = NONE if ahead == inf else int(ahead)
+def _gap_of_pairs(numbers: Numbers) -> str:
+    """The two workers that can be furthest apart."""
+    bound = numbers["bound"]
     says = "gets ahead without limit of" if bound == NONE else f"is at most {bound} rounds ahead of"
-    text = f"Worker {end} {says} worker {start}; no two are further apart. Such a run exists."
-    return follows("gap-of-pairs", text, {"from": start, "to": end}, **{"from": start, "to": end, "bound": bound})
+    return f"Worker {numbers['to']} {says} worker {numbers['from']}; no two are further apart. Such a run exists."
+
+
+def _skip(numbers: Numbers) -> str:
+    return f"No worker skips more than {max(numbers['longest'])} steps at once, and none passes an out-neighbour."
 
 
 def _mean(schedule: Schedule, gap: Gap) -> Claim | None:
@@ -155,26 +129,22 @@ def _consensus(schedule: Schedule, gap: Gap) -> Claim:
     return Claim(claim.claim, claim.status, text, claim.witness, claim.entry)
 
 
-def _staleness(schedule: Schedule, gap: Gap, bounds: Sequence[Sequence[int]]) -> Claim:
-    steps = gap.staleness + schedule.strategy.when.lag
-    ahead = max((pair[0] for pair in bounds), default=0) if gap.staleness else 0
+def _staleness(schedule: Schedule, gap: Gap, numbers: Numbers) -> str:
     text = "A reduce averages updates of its own round"
     if gap.staleness:
-        text += f", of at most {gap.staleness} rounds before it, and of workers that are ahead at most {ahead} after it"
-    text += "; an update is what its worker had before it entered the round." if schedule.strategy.when.lag else "."
-    return follows("staleness", text, steps=steps, ahead=ahead)
-
-
-def _memory(graph: Digraph, gap: Gap, update: Sequence[int]) -> Claim:
-    places = [0] * graph.num_workers
-    for (_, v), capacity in zip(graph.edges, update, strict=True):
-        places[v] += 1 if gap.staleness else capacity
-    neighbours = (len({*graph.sources[v], *graph.targets[v]}) for v in range(graph.num_workers))
-    most, connections = max(places), max(neighbours)
-    text = (
-        f"A worker keeps at most {most} models of its in-neighbours"
-        + (", the newest of each," if gap.staleness else "")
-        + f" in places that are set aside at the start, and has at most {connections} neighbours. What it has on the "
-        "way to others is bounded by the transport."
+        text += (
+            f", of at most {gap.staleness} rounds before it, and of workers that are ahead at most {numbers['ahead']} "
+            "after it"
+        )
+    return text + (
+        "; an update is what its worker had before it entered the round." if schedule.strategy.when.lag else "."
     )
-    return follows("memory", text, places=most, connections=connections)
+
+
+def _memory(gap: Gap, numbers: Numbers) -> str:
+    newest = ", the newest of each," if gap.staleness else ""
+    return (
+        f"A worker keeps at most {numbers['places']} models of its in-neighbours{newest} in places that are set aside "
+        f"at the start, and has at most {numbers['connections']} neighbours. What it has on the way to others is "
+        "bounded by the transport."
+    )

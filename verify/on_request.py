@@ -15,8 +15,7 @@ from partreduce.topo.strategies import Generated, Pairwise, Server
 from partreduce.topo.strategies.axes import Codec
 from partreduce.verify.base import Claim, Status
 from partreduce.verify.codec_error import codec_error_of_a_server
-from partreduce.verify.equal_replicas import ASSUMED
-from partreduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
+from partreduce.verify.runs import ASSUMED
 
 
 def prove_generated(schedule: Schedule) -> tuple[Claim, ...]:
@@ -56,7 +55,7 @@ def _equal_replicas(strategy: Server) -> Claim | None:
     text = f"the hosts answer all workers with the same bytes, so all hold the same parameters after every {when}. "
     if strategy.how.codec is not Codec.NONE:
         text += "What a host rounds in its answer its own worker takes rounded, too. "
-    return Claim(EQUAL_REPLICAS, Status.FOLLOWS, text + ASSUMED)
+    return Claim("equal-replicas", Status.FOLLOWS, text + ASSUMED)
 
 
 def _served(strategy: Server) -> Claim:

@@ -18,17 +18,16 @@ from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
-from partreduce.verify.deadlock_free import prove_deadlock_free
 from partreduce.verify.membership import prove_membership
-from partreduce.verify.memory import prove_memory
-from partreduce.verify.staleness import prove_meetings
+from partreduce.verify.runs import ages, deadlock_free, memory, sent_bytes
+from partreduce.verify.stated import Stated
 
 NAME = "outer-consensus"
 MAX_BITS = 48
 """P is listed in whole numbers of up to so many bits: workers that agree more slowly have no certificate."""
 
 
-def prove_own_anchors(schedule: Schedule) -> tuple[Claim, ...]:
+def prove_own_anchors(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """All claims about groups that make outer steps from anchors of their own.
 
     Those about who meets whom are the same schedule's without outer steps. Its matrices say nothing here: what a
@@ -39,9 +38,16 @@ def prove_own_anchors(schedule: Schedule) -> tuple[Claim, ...]:
     if not first.holds:
         rest = ("deadlock-free", NAME)
         return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
-    membership = prove_membership(plain)
-    claims = (first, membership, _prove_consensus(schedule, plain), prove_deadlock_free(plain))
-    return (*(c for c in claims if c is not None), *prove_meetings(plain), prove_memory(schedule))
+    claims = (
+        first,
+        prove_membership(plain),
+        _prove_consensus(schedule, plain),
+        deadlock_free(plain, stated),
+        *ages(plain, stated),
+        memory(schedule, stated),
+        sent_bytes(schedule, stated),
+    )
+    return tuple(claim for claim in claims if claim is not None)
 
 
 def _prove_consensus(schedule: Schedule, plain: Schedule) -> Claim:

@@ -11,28 +11,24 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Sending
 from partreduce.verify.base import Claim, Proof, not_proved
 from partreduce.verify.certificate import certificate_of
-from partreduce.verify.codec_error import prove_codec_error
 from partreduce.verify.conflict_free import NAME as CONFLICT_FREE
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction
-from partreduce.verify.deadlock_free import prove_deadlock_free
-from partreduce.verify.equal_replicas import prove_equal_replicas
 from partreduce.verify.exact_consensus import prove_exact
-from partreduce.verify.fragments import prove_fragments
 from partreduce.verify.graph import prove_graph
 from partreduce.verify.kept_gap import essential_of_kept_gap, prove_kept_gap
-from partreduce.verify.lag import prove_lag
 from partreduce.verify.membership import asks_everyone, prove_membership
-from partreduce.verify.memory import prove_memory
 from partreduce.verify.on_request import prove_generated, prove_pairwise, prove_server
 from partreduce.verify.outer_steps import NAME as OUTER_CONSENSUS
 from partreduce.verify.outer_steps import prove_own_anchors
-from partreduce.verify.quorum import prove_quorum
-from partreduce.verify.quorum_groups import prove_quorum_of_groups
-from partreduce.verify.staleness import prove_meetings
-from partreduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
+from partreduce.verify.quorum import prove_quorum, prove_quorum_of_groups
+from partreduce.verify.runs import ages, claims_of_runs, deadlock_free
+from partreduce.verify.stated import Stated
+from partreduce.verify.stochastic import DOUBLY, sums_of_groups
+from partreduce.verify.survives import MOVED, moved_words, prove_survives
+from partreduce.verify.survives import NAME as SURVIVES
 from partreduce.verify.tables import essential_of_tables, prove_tables
 
 ON_DISJOINT = "rests on conflict-freedom, which is refuted."
@@ -59,10 +55,16 @@ def prove(schedule: Schedule) -> Proof:
     rule = schedule.rule()
     essential = prover.essential | (prover.of_rules if rule is not None and asks_everyone(rule) else frozenset())
     essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
+    essential |= {SURVIVES} if schedule.contingencies else frozenset()
     certificate: dict[str, Any] = {}
-    claims = prover.claims(schedule)
+    stated = Stated(schedule)
+    claims = prover.claims(schedule, stated)
     is_clashing = any(claim.claim == CONFLICT_FREE and not claim.holds for claim in claims)
     claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
+    if schedule.contingencies:
+        claims += (not_proved(SURVIVES, ON_DISJOINT) if is_clashing else prove_survives(schedule),)
+        moved = stated.claim(MOVED, moved_words(schedule))
+        claims += () if moved is None else (moved,)
     if schedule.is_mixing or prover.certified is not None:
         period = schedule.period if prover.certified is None else prover.certified(schedule)
         certificate = certificate_of(schedule, claims, period=period)
@@ -81,7 +83,7 @@ def _of_payload(schedule: Schedule) -> frozenset[str]:
     return frozenset(late | coded)
 
 
-def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
+def _group_claims(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     first = prove_conflict_free(schedule)
     if not first.holds:
         # With an overlap there is no mixing matrix to speak about.
@@ -90,15 +92,15 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
     claims = [
         first,
         prove_membership(schedule),
-        prove_doubly_stochastic(schedule),
+        sums_of_groups(stated),
         prove_consensus(schedule),
-        prove_deadlock_free(schedule),
+        deadlock_free(schedule, stated),
         prove_contraction(schedule),
         prove_consensus_distance(schedule),
         prove_exact(schedule),
     ]
     made = tuple(_worded(claim, schedule) for claim in claims if claim is not None)
-    return (*made, *_claims_of_runs(schedule))
+    return (*made, *claims_of_runs(schedule, stated))
 
 
 EXACT = (
@@ -137,29 +139,14 @@ def _worded(claim: Claim, schedule: Schedule) -> Claim:
     return replace(claim, explanation=" ".join((claim.explanation, *more))) if more else claim
 
 
-def _graph_claims(schedule: Schedule) -> tuple[Claim, ...]:
-    claims = prove_graph(schedule)
-    return (*claims, *_claims_of_runs(schedule))
+def _graph_claims(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
+    order = deadlock_free(schedule, stated)
+    return (*prove_graph(schedule, stated), *([] if order is None else [order]), *claims_of_runs(schedule, stated))
 
 
-def _kept_gap_claims(schedule: Schedule) -> tuple[Claim, ...]:
-    claims = prove_kept_gap(schedule)
-    if not schedule.is_mixing:
-        return claims
-    of_rounds = (claim for claim in _claims_of_runs(schedule) if claim.claim not in {"queues", "memory"})
-    return (*claims, *of_rounds)
-
-
-def _claims_of_runs(schedule: Schedule) -> tuple[Claim, ...]:
-    """What a run of fixed rounds can rely on: ages, queues, its end, equal workers, errors, memory."""
-    of_payload = (
-        prove_lag(schedule),
-        prove_fragments(schedule),
-        prove_equal_replicas(schedule),
-        prove_codec_error(schedule),
-    )
-    made = (claim for claim in of_payload if claim is not None)
-    return (*prove_meetings(schedule), *made, prove_memory(schedule))
+def _kept_gap_claims(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
+    claims = prove_kept_gap(schedule, stated)
+    return (*claims, *ages(schedule, stated)) if schedule.is_mixing else claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +158,7 @@ class Prover:
     `certified`: what it proves is confirmed also where rounds are not fixed, with so many phases or graphs in the file.
     """
 
-    claims: Callable[[Schedule], tuple[Claim, ...]]
+    claims: Callable[[Schedule, Stated], tuple[Claim, ...]]
     essential: frozenset[str]
     of_rules: frozenset[str] = frozenset()
     more: Callable[[Schedule], frozenset[str]] = lambda _: frozenset()
@@ -193,9 +180,9 @@ PROVERS: dict[str, Prover] = {
     "static": GROUPS,
     "allreduce": GROUPS,
     "neighbor": Prover(_graph_claims, MEANS),
-    "generated": Prover(prove_generated, frozenset({"convergence", "deadlock-free"})),
-    "pairwise": Prover(prove_pairwise, frozenset({"consensus", "deadlock-free"})),
-    "server": Prover(prove_server, frozenset({"consensus", "deadlock-free"})),
+    "generated": Prover(lambda schedule, _: prove_generated(schedule), frozenset({"convergence", "deadlock-free"})),
+    "pairwise": Prover(lambda schedule, _: prove_pairwise(schedule), frozenset({"consensus", "deadlock-free"})),
+    "server": Prover(lambda schedule, _: prove_server(schedule), frozenset({"consensus", "deadlock-free"})),
 }
 """The prover of every kind. A new kind is one line here."""
 

@@ -1,124 +1,210 @@
-"""Claims about a quorum: what holds of partial all-reduce whoever comes late.
+"""Claims about rounds that a quorum starts: what holds of partial all-reduce, and of groups, whoever comes late.
 
-Which gradients a round sums is decided while the job runs. So these are theorems about the protocol, whose object is
-explored in small systems (docs/internals/explorer.md); what follows from the file's setting has an entry in the
-certificate. The rules that they rest on, and the proofs, stand in `verify/checker/facts/quorum.py`.
+What a round takes along is decided while the job runs. So these are theorems about the protocol, whose object is
+explored in small systems (docs/internals/explorer.md). The rules that they rest on, the proofs and the numbers stand in
+`verify/checker/facts/quorum.py` and `quorum_groups.py`; docs/theory/quorum-groups.md derives that the shadow models of
+groups do what their schedule does.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import LOCKSTEP
 from partreduce.topo.strategies.quorum import MissedResults, Quorum, QuorumStart
-from partreduce.verify.base import Claim, Status, follows
-from partreduce.verify.equal_replicas import ASSUMED
-from partreduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
+from partreduce.verify.base import Claim, not_proved
+from partreduce.verify.conflict_free import prove_conflict_free
+from partreduce.verify.consensus import prove_consensus
+from partreduce.verify.contraction import prove_contraction
+from partreduce.verify.exact_consensus import prove_exact
+from partreduce.verify.membership import prove_membership
+from partreduce.verify.runs import ASSUMED
+from partreduce.verify.stated import Numbers, Stated
+from partreduce.verify.stochastic import DOUBLY, sums_of_groups
 
 EXPLORED = "That the protocol's code follows this was explored for small configurations (docs/internals/explorer.md)."
 
-
-def prove_quorum(schedule: Schedule) -> tuple[Claim, ...]:
-    """All claims about a schedule whose rounds are started by a quorum. O(1)."""
-    quorum = schedule.strategy.when
-    assert isinstance(quorum, Quorum), "the registry of provers names the protocol"
-    n = schedule.num_workers
-    return (
-        _rounds_in_order(n),
-        _deadlock_free(quorum, n),
-        _contributors(quorum, n),
-        _conservation(n),
-        _staleness(quorum),
-        _equal_replicas(quorum),
-    )
-
-
-def _rounds_in_order(n: int) -> Claim:
-    text = (
-        f"a round is a sum over all {n} threads, and each enters the rounds 0, 1, 2, … one after the other: so every "
+OF_ALL = {
+    "rounds-in-order": (
+        "a round is a sum over all threads, and each enters the rounds 0, 1, 2, … one after the other: so every "
         "round is carried out once, whoever and however many start it, all in the same order, and no thread is more "
         "than a round ahead of another."
-    )
-    return follows("rounds-in-order", f"{text} {EXPLORED}")
-
-
-def _deadlock_free(quorum: Quorum, n: int) -> Claim:
-    text = (
+    ),
+    "deadlock-free": (
         "take the first round that is not over. If it is activated, word of that is on its way to all who have not "
         "entered it, and a worker that cannot enter because results wait for it takes them when it next calls, which "
         "waits for nobody. If it is not, who waits for it has come, and everybody else computes and comes in turn, or "
         "ends, which counts as coming; so those come at last that a round asks for. A worker that has ended "
         "goes on taking part; all learn of it from the same sum and ask only for the others, and the first round "
         "in which all have said so is the last one of all. Assumed: messages arrive, and nobody dies."
-    )
-    return follows("deadlock-free", f"{text} {EXPLORED}", needed=quorum.needed(n))
-
-
-def _contributors(quorum: Quorum, n: int) -> Claim:
-    if isinstance(quorum.quorum, int):
-        least = quorum.needed(n)
-        text = f"a round starts when {least} of {n} workers have come for it, so it has a gradient of each of them"
-    elif quorum.quorum is QuorumStart.MAJORITY:
-        least = 1
-        text = (
-            f"a round has a gradient of the worker that starts it, drawn from a seed of its own; of {(n + 1) / 2:g} "
-            "workers on average, where their order of arrival is independent of the draw"
-        )
-    else:
-        least = 1
-        text = "a round has a gradient of the worker that starts it, and of more only if these came before it began"
-    text += (
-        "; where fewer go on, because others have ended, of so many as are left. A worker that ends has come once "
-        "more, without a gradient, for the round that tells the others so."
-    )
-    return follows("quorum", f"{text} {EXPLORED}", {"at_least": least}, at_least=least)
-
-
-def _conservation(n: int) -> Claim:
-    text = (
+    ),
+    "conservation": (
         "a gradient is added to its worker's send buffer, which a round takes whole and empties when the worker's "
         "thread enters it; so each gradient is in the sum of exactly one round, the next that its thread enters. "
-        f"Whoever ends says so behind its last gradient, so after the last round all {n} send buffers are empty."
+        "Whoever ends says so behind its last gradient, so after the last round all send buffers are empty."
+    ),
+}
+OF_GROUPS = {
+    "rounds-in-order": (
+        "each thread enters the rounds 0, 1, 2, … one after the other, is in one group of each, and is done with a "
+        "round when all members of its group have entered it: so every group's round is carried out once, whoever "
+        "and however many start it, and members of two groups carry these out in the same order."
+    ),
+    "deadlock-free": (
+        "suppose that no thread moves, no message is on its way, and every training waits for a result, or has ended; "
+        "take the least round in which a worker that goes on waits. It has come for it, as have all members of its "
+        "group that go on, so the group's quorum is there, and all its members know that the round is needed. One of "
+        "them is in an earlier round, and has ended; of all such rounds take the least. Nobody in its group goes on, "
+        "and it is needed, so it starts: a contradiction. Where nobody goes on all know which rounds are needed, "
+        "and the least of those that are not over starts likewise. A full queue holds nobody up for ever: its worker "
+        "takes all results when it next calls, which waits for nobody. Assumed: messages arrive, and nobody dies."
+    ),
+    "conservation": (
+        "what a call publishes is in the snapshot that its worker's thread next takes, and in no other round's as "
+        "progress; a worker that ends tells everybody which round has the last of it, the last round of all is the "
+        "largest of these, and no round beyond it is ever entered: so all end at the same round, and nothing is left."
+    ),
+}
+MEAN_PRESERVED = (
+    "a round changes each member's shadow model by t(m - b), b what it brought and m the mean of all that was "
+    "brought; these corrections sum to 0 over the group. So the mean of all shadow models moves by published "
+    "progress only, for every order of arrival, as the mean of all models does in lockstep; in floats also by what "
+    "rounding makes of m - b and of each sum, which nothing takes back. A training applies each correction once, "
+    "and when all are applied its model is its shadow."
+)
+OF_SHADOWS = "By a quorum this holds of the workers' shadow models, round by round of each worker."
+"""What the claims about matrices speak of."""
+
+
+def prove_quorum(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
+    """All claims about a schedule whose rounds are started by a quorum of all. O(1)."""
+    quorum = _quorum_of(schedule)
+    told = {name: stated.claim(name, f"{text} {EXPLORED}") for name, text in OF_ALL.items()}
+    age = stated.claim("staleness", lambda numbers: _age_of_gradients(quorum, numbers)) or not_proved(
+        "staleness",
+        "nothing holds rounds up for a slow worker, so any number of them may pass while it computes; use missed "
+        "each, or synchronise_every.",
     )
-    return follows("conservation", f"{text} {EXPLORED}")
+    equal = stated.claim("equal-replicas", _equal_replicas(quorum)) or not_proved(
+        "equal-replicas",
+        "a result that a worker is too late for is overwritten, and nothing brings parameters together again; use "
+        "missed each, or synchronise_every.",
+    )
+    claims = (
+        told["rounds-in-order"],
+        told["deadlock-free"],
+        stated.claim("quorum", _contributors(quorum, schedule.num_workers)),
+        told["conservation"],
+        age,
+        equal,
+    )
+    return tuple(claim for claim in claims if claim is not None)
 
 
-def _staleness(quorum: Quorum) -> Claim:
-    name, bound = "staleness", quorum.bound
-    if bound is None:
+def prove_quorum_of_groups(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
+    """All claims about a schedule of groups whose rounds are started by a quorum. Cost: that of the matrices' claims.
+
+    The claims about matrices are those of the same schedule in lockstep. Consensus distance and drift are none of them:
+    they take every worker to make progress in every round.
+    """
+    quorum = _quorum_of(schedule)
+    lockstep = replace(schedule, strategy=replace(schedule.strategy, when=LOCKSTEP), certificate=None)
+    first = prove_conflict_free(lockstep)
+    if not first.holds:
+        rest = (DOUBLY, "consensus", "mean-preserved", "deadlock-free", "conservation")
+        return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
+    of_matrices = (
+        sums_of_groups(stated),
+        prove_consensus(lockstep),
+        prove_contraction(lockstep),
+        prove_exact(lockstep),
+    )
+    told = {name: stated.claim(name, f"{text} {EXPLORED}") for name, text in OF_GROUPS.items()}
+    claims = (
+        first,
+        prove_membership(lockstep),
+        *(replace(c, explanation=f"{c.explanation} {OF_SHADOWS}") for c in of_matrices if c is not None),
+        told["rounds-in-order"],
+        told["deadlock-free"],
+        stated.claim("quorum", _contributors(quorum, None)),
+        told["conservation"],
+        stated.claim("mean-preserved", f"{MEAN_PRESERVED} {EXPLORED}"),
+        stated.claim("staleness", _age_of_progress),
+    )
+    return tuple(claim for claim in claims if claim is not None)
+
+
+def _quorum_of(schedule: Schedule) -> Quorum:
+    quorum = schedule.strategy.when
+    assert isinstance(quorum, Quorum), "the registry of provers names the protocol"
+    return quorum
+
+
+def _contributors(quorum: Quorum, of: int | None) -> str:
+    """Who is in a round of so many workers, or of a group."""
+    made, who = ("progress", "member") if of is None else ("a gradient", "worker")
+    a_round = "a group's round" if of is None else "a round"
+    if isinstance(quorum.quorum, int):
         text = (
-            "nothing holds rounds up for a slow worker, so any number of them may pass while it computes; use missed "
-            "each, or synchronise_every."
+            f"a group's round starts when {quorum.quorum} of its members have come for it, all of a smaller group"
+            if of is None
+            else f"a round starts when {quorum.quorum} of {of} workers have come for it, so it has a gradient of each "
+            "of them"
         )
-        return Claim(name, Status.NOT_PROVED, text)
-    rounds = "1 round" if bound == 1 else f"{bound} rounds"
+    elif quorum.quorum is QuorumStart.MAJORITY:
+        text = f"{a_round} has {made} of the {who} that starts it, drawn from a seed of its own"
+        if of is not None:
+            text += f"; of {(of + 1) / 2:g} workers on average, where their order of arrival is independent of the draw"
+    else:
+        text = f"{a_round} has {made} of the {who} that starts it, and of more only if these came before it began"
+    text += "; where fewer go on, because others have ended, of so many as are left. "
+    if of is None:
+        text += (
+            "A worker that a round leaves out comes to it alone. A member that is in an earlier round is waited for: "
+            "the quorum of that one is not waived."
+        )
+    else:
+        text += "A worker that ends has come once more, without a gradient, for the round that tells the others so."
+    return f"{text} {EXPLORED}"
+
+
+def _rounds(bound: int) -> str:
+    return "1 round" if bound == 1 else f"{bound} rounds"
+
+
+def _age_of_gradients(quorum: Quorum, numbers: Numbers) -> str:
+    bound = numbers["rounds"]
     why = (
         f"a worker takes no result while it computes, and its thread enters no round while {bound} wait"
         if quorum.keeps_equal
         else f"models are synchronised every {bound} rounds, and no thread goes on before its own model is"
     )
-    text = (
-        f"{why}; so at most {rounds} lie between those that a gradient's weights have and the round that sums it, "
-        f"where lockstep has none: it comes at most {bound + 1} rounds after the last one that its weights have."
+    return (
+        f"{why}; so at most {_rounds(bound)} lie between those that a gradient's weights have and the round that sums "
+        f"it, where lockstep has none: it comes at most {bound + 1} rounds after the last one that its weights have. "
+        f"{EXPLORED}"
     )
-    return follows(name, f"{text} {EXPLORED}", {"rounds": bound}, rounds=bound)
 
 
-def _equal_replicas(quorum: Quorum) -> Claim:
+def _age_of_progress(numbers: Numbers) -> str:
+    bound = numbers["rounds"]
+    return (
+        f"a worker takes no result while it computes, and its thread enters no round while {bound} wait; so at most "
+        f"{_rounds(bound)} lie between those whose corrections the parameters have with which a call was computed, and "
+        f"the round that averages its progress, where lockstep has none. {EXPLORED}"
+    )
+
+
+def _equal_replicas(quorum: Quorum) -> str:
+    text = (
+        f"every {quorum.synchronise_every} rounds all take the mean of their parameters. Between these rounds they "
+        "differ, because results that a worker is too late for are overwritten, and optimizer state always may. "
+    )
     if quorum.missed is MissedResults.EACH:
         text = (
             "the result of a round is the same for all, none is overwritten, and every worker applies each of them in "
             "order: after as many rounds all hold the same parameters and optimizer state. At one instant "
             "workers may have applied different numbers of rounds. "
         )
-        return follows(EQUAL_REPLICAS, f"{text}{ASSUMED} {EXPLORED}", of="gradients", every=1)
-    if not quorum.synchronise_every:
-        text = (
-            "a result that a worker is too late for is overwritten, and nothing brings parameters together again; use "
-            "missed each, or synchronise_every."
-        )
-        return Claim(EQUAL_REPLICAS, Status.NOT_PROVED, text)
-    text = (
-        f"every {quorum.synchronise_every} rounds all take the mean of their parameters. Between these rounds they "
-        "differ, because results that a worker is too late for are overwritten, and optimizer state always may. "
-    )
-    every = quorum.synchronise_every
-    return follows(EQUAL_REPLICAS, f"{text}{ASSUMED}", {"every": every}, of="models", every=every)
+    return f"{text}{ASSUMED} {EXPLORED}"

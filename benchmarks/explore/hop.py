@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
 from partreduce.schedulers.protocols.base import Send
-from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
     REDUCING,
@@ -18,8 +19,11 @@ from partreduce.schedulers.protocols.hop import (
     Token,
     Update,
 )
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Neighbor, Round
 from partreduce.verify.gaps.exact import Matrix, exact_bounds
-from partreduce.verify.gaps.skip import longest_skips
+from partreduce.verify.stated import Stated
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
@@ -39,7 +43,7 @@ def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, 
     if setting.max_ig is not None:
         listed += [_token_balance(machine, setting.max_ig), _token_capacity(machine, bounds, setting.max_ig)]
     if setting.skip is not None:
-        listed += [_no_passing(machine), _skip_bound(machine, bounds)]
+        listed += [_no_passing(machine), _skip_bound(machine)]
     if setting.notify_ack:
         listed.append(_ack_balance(machine))
     return tuple(listed)
@@ -144,14 +148,16 @@ def _no_passing(machine: Hop) -> PerPair:
     return PerPair("skips pass nobody", machine.graph.edges, check, messages=False)
 
 
-def of_edges(graph: Digraph, bounds: Matrix) -> list[list[int]]:
-    """The bounds of every edge (u, v), of u ahead of v and back; −1 for none."""
-    ahead = ((bounds[u][v], bounds[v][u]) for u, v in graph.edges)
-    return [[-1 if bound is None else bound for bound in both] for both in ahead]
+def longest_skips(machine: Hop) -> list[int]:
+    """For every worker the most steps that it can ever skip at once, as the checker states it."""
+    n = machine.graph.num_workers
+    rounds = Round.from_edges(n, [(u, v, Fraction(1, n)) for u, v in machine.graph.edges])
+    kept = Schedule("skips", Cluster.regular(n, 1), Neighbor(rounds=(rounds,), when=machine.setting))
+    return list(Stated(kept).numbers("skip")["longest"])
 
 
-def _skip_bound(machine: Hop, bounds: Matrix) -> PerProcess:
-    longest = longest_skips(machine.graph, machine.setting, of_edges(machine.graph, bounds))
+def _skip_bound(machine: Hop) -> PerProcess:
+    longest = longest_skips(machine)
 
     def check(v: int, state: HopState) -> str | None:
         for event in machine.ready(v, state):

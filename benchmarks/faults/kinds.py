@@ -16,7 +16,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Form, GroupPhases, How, Late, Lockstep, Merge, Outer, Pipeline, Routes
+from partreduce.topo.strategies import Anchor, Form, GroupPhases, How, Late, Lockstep, Merge, Outer, Pipeline, Routes
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
@@ -29,6 +29,7 @@ from partreduce.topo.strategies.static import Static
 
 WORKERS = 4
 PLAIN = Outer()
+DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 PAIRS = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
 ALL = np.full((WORKERS, WORKERS), 1 / WORKERS)
 
@@ -54,6 +55,7 @@ class Kind:
     keeps_gap: bool = False
     takes_several: bool = False
     outer: Outer = PLAIN
+    fragments: int = 1
     late_steps: int = 0
     kept: float = 0.0
 
@@ -80,21 +82,32 @@ class Kind:
         return x
 
     def _outer_states(self, steps: int) -> npt.NDArray[np.float64]:
-        """As Algorithm 1 of DiLoCo (arXiv 2311.08105) has it, with Nesterov's momentum; rounds are of all workers.
+        """As Algorithm 1 of DiLoCo (arXiv 2311.08105) has it, from each worker's anchor, which may be all others' too.
 
         Merged late (arXiv 2501.18512): what is averaged is `late_steps` old, and `kept` of each worker's own stays.
+        Rows of a fragment have their turn when its share of the round's steps is done, if it was sent by then.
         """
-        lr, momentum = float(self.outer.lr), float(self.outer.momentum)
+        lr, momentum, pace = float(self.outer.lr), float(self.outer.momentum), self.steps_a_round
         x = np.zeros((steps + 1, WORKERS, WORKERS))
-        anchor, b = np.zeros(WORKERS), np.zeros(WORKERS)
+        anchor, b = np.zeros((WORKERS, WORKERS)), np.zeros((WORKERS, WORKERS))
+        of_row = np.repeat(np.arange(self.fragments), rows_of(self.fragments))[:WORKERS]
+        assert self.rounds is not None, "asked before"
         for step in range(steps):
             x[step + 1] = x[step] + np.eye(WORKERS)
-            if (step + 1) % self.steps_a_round == 0:
-                movement = x[step + 1 - self.late_steps].mean(axis=0) - anchor
-                b = momentum * b + movement
-                anchor = anchor + lr * (movement + momentum * b)
-                x[step + 1] = self.kept * x[step + 1] + (1 - self.kept) * anchor
+            w = self.rounds[step // pace % len(self.rounds)]
+            is_due = (of_row + 1) * pace // self.fragments == step % pace + 1
+            for row in np.flatnonzero(is_due & (step + 1 > self.late_steps)):
+                movement = w @ x[step + 1 - self.late_steps, :, row] - anchor[:, row]
+                b[:, row] = momentum * b[:, row] + movement
+                ahead = movement + momentum * b[:, row] if self.outer.nesterov else b[:, row]
+                anchor[:, row] += lr * ahead
+                x[step + 1, :, row] = self.kept * x[step + 1, :, row] + (1 - self.kept) * anchor[:, row]
         return x
+
+
+def rows_of(fragments: int) -> list[int]:
+    """How many rows each fragment has: one for each worker and the last, which begins as ones."""
+    return [len(part) for part in np.array_split(np.arange(WORKERS + 1), fragments)]
 
 
 def _means(groups: list[list[int]]) -> npt.NDArray[np.float64]:
@@ -130,14 +143,20 @@ def _quorum(**options: object) -> Kind:
     return Kind(AllReduce(when=quorum), None, "sums", gradients=True, takes_several=True)
 
 
-def _outer_steps(*, late_steps: int = 0, kept: float = 0.0) -> Kind:
+def _outer_steps(*, fragments: int = 1, late_steps: int = 0, kept: float = 0.0) -> Kind:
     """DiLoCo: every third step the workers' mean movement is the gradient of an outer optimizer; merged late or not."""
-    outer = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
     when = Merge(steps=late_steps, alpha=Fraction(kept)) if late_steps else Lockstep()
-    strategy = AllReduce(pace=3, when=when, what=Routes(outer=outer))
-    return Kind(
-        strategy, (ALL,), "reference", steps_a_round=3, outer=outer, late_steps=late_steps, kept=kept
-    )  # fmt: skip
+    patterns = tuple((f"rows{part}",) for part in range(fragments)) if fragments > 1 else 1
+    strategy = AllReduce(pace=3, when=when, what=Routes(outer=DILOCO, fragments=patterns))
+    turns = {"fragments": fragments, "late_steps": late_steps, "kept": kept}
+    return Kind(strategy, (ALL,), "reference", steps_a_round=3, outer=DILOCO, **turns)
+
+
+def _own_anchors() -> Kind:
+    """NoLoCo: the same of pairs."""
+    outer = Outer(lr=Fraction(7, 10), momentum=Fraction(1, 2), anchor=Anchor.OWN)
+    strategy = Static(phases=_phases(), pace=2, what=Routes(outer=outer))
+    return Kind(strategy, _PAIR_MEANS, "reference", steps_a_round=2, outer=outer)
 
 
 def _phases() -> GroupPhases:
@@ -157,6 +176,9 @@ KINDS = {
     "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
     "outer": _outer_steps(),
     "outer merged late": _outer_steps(late_steps=1, kept=0.5),
+    "outer of pairs": _own_anchors(),
+    "fragments": _outer_steps(fragments=2),
+    "fragments merged late": _outer_steps(fragments=2, late_steps=2, kept=0.5),
     "allreduce late": Kind(AllReduce(when=Late()), (ALL,), "reference", late=True),
     "quorum solo": _quorum(quorum=QuorumStart.SOLO),
     "quorum majority": _quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, staleness=2),

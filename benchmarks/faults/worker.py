@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.faults.cell import Task, records_of
+from benchmarks.faults.kinds import rows_of
 from benchmarks.faults.processes import runs
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import save_checkpoint
@@ -34,13 +35,13 @@ SAVE_SECONDS = 0.3
 class Diary:
     """The file of one worker."""
 
-    def __init__(self, folder: Path, rank: int, rows: torch.Tensor) -> None:
+    def __init__(self, folder: Path, rank: int, rows: list[torch.Tensor]) -> None:
         path = folder / f"worker-{rank}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.rows = rows
 
     def note(self, what: str, step: int, more: Any = None) -> None:  # noqa: ANN401 - anything JSON holds
-        low, high = self.rows.detach().aminmax(dim=1)
+        low, high = torch.cat([part.detach() for part in self.rows]).aminmax(dim=1)
         rows = torch.stack([low, high], dim=1).tolist()
         os.write(self._file, (json.dumps([what, time.monotonic(), step, rows, more]) + "\n").encode())
 
@@ -51,12 +52,14 @@ def work() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     start = torch.zeros(size + 1, task.columns)
     start[-1] = 1.0
-    model = torch.nn.ParameterDict({"rows": torch.nn.Parameter(start)})
-    diary = Diary(Path(task.folder), rank, model["rows"])
+    schedule = load_schedule(task.schedule)
+    split = rows_of(schedule.strategy.what.num_fragments)
+    parts = {f"rows{place}": torch.nn.Parameter(part) for place, part in enumerate(start.split(split))}
+    model = torch.nn.ParameterDict(parts)
+    diary = Diary(Path(task.folder), rank, list(parts.values()))
     diary.note("begins", 0, os.getpid())
     step, children = 0, []
     try:
-        schedule = load_schedule(task.schedule)
         sgd = torch.optim.SGD(model.parameters(), lr=1.0)
         optimizer = DistributedOptimizer(sgd, model, schedule, timeout=task.timeout, trace=task.trace)
         diary.note("ready", 0)
@@ -139,7 +142,8 @@ def _step(
     if optimizer.rank == task.raising and step == task.raising_step:
         diary.note("raises", step)
         raise ValueError("a bug in the data loader")
-    diary.rows.grad = gradient.clone()
+    for part, share in zip(diary.rows, gradient.split([len(part) for part in diary.rows]), strict=True):
+        part.grad = share.clone()
     executed = getattr(getattr(optimizer.runner, "client", None), "executed", [])
     before = len(executed)
     diary.note("enters", step)

@@ -71,7 +71,11 @@ def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
     if "form" in entry and draw.random() < 0.7:
         aimed_limit(draw, entry)
         return
-    if "squared" in entry and draw.random() < 0.5:
+    if isinstance(entry.get("squared"), list) and entry["squared"] and draw.random() < 0.6:
+        number, part = draw.randrange(len(entry["squared"])), Fraction(draw.randrange(999_999), 10**6)
+        entry["squared"][number] = str(Fraction(entry["squared"][number]) * part)
+        return
+    if isinstance(entry.get("squared"), str) and draw.random() < 0.5:
         entry["squared"] = str(Fraction(entry["squared"]) * Fraction(draw.randrange(999_999), 10**6))
         return
     if "at_most" in entry and draw.random() < 0.5:
@@ -188,9 +192,27 @@ def aimed_axis(draw: random.Random, strategy: dict[str, Any]) -> bool:
     return True
 
 
+def aimed_contingencies(draw: random.Random, planned: list[dict[str, Any]]) -> None:
+    """One contingency fewer, or more, for another loss, or with other groups."""
+    one, kind = draw.choice(planned), draw.randrange(4)
+    if kind == 0 and len(planned) > 1:
+        planned.remove(one)
+    elif kind == 1:
+        planned.append({"lost": draw.sample(range(6), draw.randrange(1, 3))})
+    elif kind == 2:
+        one["lost"] = draw.sample(range(6), len(one["lost"]))
+    elif "phases" in one:
+        draw.choice(one["phases"]).clear()
+    else:
+        one["groups"] = draw.choice(["remaining", "all"])
+
+
 def aimed_schedule(draw: random.Random, raw: dict[str, Any]) -> None:
     """A well-formed change of one phase of a schedule."""
     strategy = raw["strategy"]
+    if "contingencies" in raw and draw.random() < 0.5:
+        aimed_contingencies(draw, raw["contingencies"])
+        return
     if aimed_axis(draw, strategy):
         return
     if strategy["kind"] == "allreduce":

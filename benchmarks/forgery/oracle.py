@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.forgery import kept_gaps, payloads, quorums, runs, tables
+from benchmarks.forgery import kept_gaps, losses, payloads, quorums, runs, tables
 from benchmarks.forgery.dense import dense, steady_distance
 
 if TYPE_CHECKING:
     from benchmarks.forgery.dense import Document, Groups, Matrix
 
-JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES
+JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES | losses.JUDGES
 OF_EVENTS = ("deadlock-free", "queues", "gap", "gap-of-pairs", "skip", "memory")
 """What is said of who waits for whom where workers keep a gap."""
 

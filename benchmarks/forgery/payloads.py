@@ -18,6 +18,7 @@ from benchmarks.forgery.runs import (
     mixes_late,
     nodes_of,
     outer_of,
+    paces,
     pipeline_of,
     takes_gradients,
     turns_of,
@@ -215,6 +216,66 @@ def _codec_error(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, _: 
     return entry["roundings"] == max(_roundings(raw, how, group) for group in groups)
 
 
+def _sent_bytes(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    """By every message of every round, from worker to worker, as shares of what an operation averages."""
+    how, (parts, late, _), pace = HOW | raw["strategy"].get("how", {}), turns_of(raw), max(paces(raw, 1))
+    node_of, n = nodes_of(raw), len(matrices[0])
+    if listed is None:
+        rounds = [[(s, t, Fraction(1)) for s, t in graph["edges"]] for graph in raw["strategy"]["rounds"]]
+    else:
+        phases = [[sorted(members) for members, _ in phase if len(members) > 1] for phase in listed]
+        phases += [[list(range(n))]] if raw["strategy"].get("prologue", 0) else []
+        rounds = [[m for group in phase for m in _messages(group, raw, how)] for phase in phases]
+    worker, node = [Fraction(0)], [Fraction(0)]
+    for messages in rounds:
+        worker += [sum((b for s, _, b in messages if s == one), Fraction(0)) for one in range(n)]
+        out = [(node_of[s], b) for s, t, b in messages if node_of[s] != node_of[t]]
+        node += [sum((b for at, b in out if at == one), Fraction(0)) for one in set(node_of)]
+    merges = [(turn + 1) * pace // parts for turn in range(4 * parts)]
+    flying = max(sum(end - late <= step < end for end in merges) for step in range(3 * pace))
+    flying = max(1, flying, delay_of(raw))
+    each = Fraction(1) if how["where"] == "across-nodes" else _width(how)
+    said = (Fraction(entry[name]) for name in ("of_worker", "of_node", "in_flight"))
+    real = (max(worker), max(node), flying * each)
+    return entry["parts"] == parts and all(a == b for a, b in zip(said, real, strict=True))
+
+
+def _width(how: dict[str, Any]) -> Fraction:
+    """Bytes written for one of float32: of 64 blocks, which come to whole bytes in every codec."""
+    count = how["block"] * 64
+    bits = {"none": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}[how["codec"]]
+    return Fraction(count * bits // 8 + (64 * 4 if how["codec"] in TOPS else 0), count * 4)
+
+
+def _messages(group: list[int], raw: dict[str, Any], how: dict[str, Any]) -> list[tuple[int, int, Fraction]]:
+    """(from, to, bytes for each of the payload) of one sum."""
+    node_of = nodes_of(raw)
+    is_inside = how["where"] == "across-nodes" and len({node_of[worker] for worker in group}) == 1
+    width = Fraction(1) if is_inside else _width(how)
+    if not has_stages(raw, tuple(group)):
+        exchanges = how["codec"] in TOPS and not is_inside
+        return [*_swapped(group, width), *_around(group, width, 1)] if exchanges else _around(group, width, 2)
+    found, lanes = [], [[w for w in group if node_of[w] == node] for node in sorted({node_of[w] for w in group})]
+    first = Fraction(1) if how["where"] == "across-nodes" else width
+    for members in lanes:
+        found += [*_swapped(members, first), *_swapped(members, width)]
+    for shard in zip(*lanes, strict=True):
+        found += _around(list(shard), width / len(lanes[0]), 2)
+    return found
+
+
+def _around(group: list[int], width: Fraction, times: int) -> list[tuple[int, int, Fraction]]:
+    """Each of k parts goes k - 1 steps around the ring, so many times."""
+    part = width / len(group)
+    return [(one, following, part) for one, following in zip(group, group[1:] + group[:1], strict=True)
+            for _ in range(times * (len(group) - 1))]  # fmt: skip
+
+
+def _swapped(group: list[int], width: Fraction) -> list[tuple[int, int, Fraction]]:
+    """Everybody sends a part to everybody else."""
+    return [(one, other, width / len(group)) for one in group for other in group if one != other]
+
+
 def _roundings(raw: dict[str, Any], how: dict[str, Any], group: tuple[int, ...]) -> int:
     nodes = [nodes_of(raw)[worker] for worker in group]
     across, staged = how["where"] == "across-nodes", has_stages(raw, group)
@@ -227,6 +288,8 @@ def _roundings(raw: dict[str, Any], how: dict[str, Any], group: tuple[int, ...])
 
 def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
     """Whether there is anything that a claim of this name could say of a schedule."""
+    if name == "sent-bytes":
+        return True
     if name == "lag":
         return pipeline_of(raw) is not None
     if name == "codec-error":
@@ -248,4 +311,5 @@ JUDGES = {
     "equal-replicas": _equal_replicas,
     "outer-consensus": _outer_consensus,
     "codec-error": _codec_error,
+    "sent-bytes": _sent_bytes,
 }

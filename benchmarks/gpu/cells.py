@@ -29,6 +29,7 @@ from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
+    Anchor,
     Codec,
     Division,
     Generated,
@@ -49,9 +50,11 @@ from partreduce.topo.strategies import (
 from partreduce.topo.strategies.axes import CodecScope, Form
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.gap import Gap, Order
+from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 
 RANKS = 4
+DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 MOST_STEPS = 24
 PLACES = ("fill", "sum", "commit", "step", "all")
 """Where something may be late: what fills arrays, sums and commits them, the user's own step, and all of these."""
@@ -59,8 +62,6 @@ NODES = How(form=Form.HIERARCHICAL)
 FEEDBACK = How(codec=Codec.INT4, block=32, error_feedback=True)
 INSIDE_TOO = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True)
 PAIRS = GroupPhases(tuple(Phase.from_groups(RANKS, groups) for groups in ([(0, 1), (2, 3)], [(1, 2), (0, 3)])))
-OUTER = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True))
-FRAGMENTS = AllReduce(pace=4, when=Merge(steps=1, alpha="1/2"), what=Routes(outer=OUTER.outer, fragments=2))
 PATIENT = Quorum(quorum=QuorumStart.SOLO, grace=60_000_000)
 """Every round waits for all, so that what it sums is determined."""
 GENERATED = Generated(group_size=RANKS, division=Division.GLOBAL)
@@ -87,6 +88,11 @@ class Cell:
     sending: Sending = Sending.WHOLE
     how: How | None = None
     """Where it has more than a codec and a sending."""
+    outer: Outer = PLAIN
+    fragments: int = 1
+    merged: Merge | None = None
+    on_host: bool = False
+    """Whether anchor and momentum of outer steps lie in host memory meanwhile."""
     strategy: Any = None
     """In place of one made of all these."""
     in_turn: bool = False
@@ -97,14 +103,15 @@ class Cell:
         cluster = Cluster.regular(2, RANKS // 2)
         if self.strategy is not None:
             return Schedule(self.name, cluster, self.strategy)
-        when: Any = Late() if self.overlap else Lockstep()
+        when: Any = self.merged or (Late() if self.overlap else Lockstep())
+        what = Routes(outer=self.outer, fragments=self.fragments)
         if self.width > 1:
             when = Pipeline(width=self.width)
         averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
         strategy: Any
         if self.kind == "allreduce":
             how = self.how or How(codec=self.codec, sending=self.sending)
-            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=how)
+            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=how, what=what)
         elif self.kind == "gap":
             both = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
             order = Order.PARALLEL if self.overlap else Order.SERIAL
@@ -121,7 +128,8 @@ class Cell:
             everyone = [Group(tuple(range(RANKS)), self.relax)]
             phases = tuple(Phase.from_groups(RANKS, groups) for groups in (pairs, crossed, everyone))
             how = self.how or How(codec=self.codec)
-            strategy = Static(phases=GroupPhases(phases), pace=self.paces, when=when, averaging=averaging, how=how)
+            means = {"when": when, "averaging": averaging, "how": how, "what": what}
+            strategy = Static(phases=GroupPhases(phases), pace=self.paces, **means)
         return Schedule(self.name, cluster, strategy)
 
 
@@ -170,12 +178,6 @@ CELLS = [
         how=replace(NODES, codec=Codec.INT8, block=32, where=CodecScope.ACROSS_NODES),
     ),
     Cell("allreduce of parameters, hierarchical, int8, feedback", kind="allreduce", paces=2, how=INSIDE_TOO),
-    Cell("allreduce, outer steps", strategy=AllReduce(pace=2, what=OUTER)),
-    Cell("allreduce, fragments", strategy=FRAGMENTS),
-    Cell(
-        "static, own anchors",
-        strategy=Static(phases=PAIRS, what=Routes(outer=Outer(lr=0.5, momentum=0.3, anchor="own"))),
-    ),
     Cell("allreduce, quorum", strategy=AllReduce(when=PATIENT)),
     Cell("static, quorum", strategy=Static(phases=PAIRS, when=PATIENT)),
     Cell("generated", strategy=GENERATED),
@@ -184,6 +186,22 @@ CELLS = [
     Cell("server, int8", strategy=Server(hosts=(0, 2), how=How(codec=Codec.INT8, block=32))),
     Cell("server, asynchronous", strategy=Server(hosts=(0,), synchronous=False), in_turn=True),
     Cell("pairwise", strategy=Pairwise(active=(1, 3)), in_turn=True),
+    *(
+        Cell(f"{name}{', on the host' * on_host}", on_host=on_host, **members)
+        for name, members in {
+            "outer steps": {"kind": "allreduce", "paces": 2, "outer": DILOCO, "optimizer": "adam"},
+            "outer steps of all, between groups": {"outer": DILOCO, "rounds": 7},
+            "outer steps of groups": {"paces": 2, "outer": replace(DILOCO, anchor=Anchor.OWN)},
+            "fragments merged late": {
+                "kind": "allreduce",
+                "paces": 4,
+                "outer": DILOCO,
+                "fragments": 3,
+                "merged": Merge(steps=3, alpha=Fraction(1, 2)),
+            },
+        }.items()
+        for on_host in (False, True)
+    ),
 ]
 CUDA_CELLS = [
     Cell(f"{kind}, Adam {how}", kind=kind, optimizer=f"adam {how}")
@@ -240,6 +258,7 @@ def train(
         timeout=world.timeout.total_seconds(),
         buffers=cell.buffers,
         drift_correction=0.3 if cell.drift else None,
+        outer_state="host" if cell.on_host else "device",
         world=world,
     )
     waits, error, taken = device.host_waits, None, 0

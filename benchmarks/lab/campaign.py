@@ -46,8 +46,9 @@ class Experiment:
     Contestants run in the order of their names; without names the core ones do, or `everybody`. `steps` of each worker
     in a cell; without it as many as reach the loss, `target` or the task's own. `rate` is the learning rate of all;
     without it everybody's best of the rehearsal. `limit` seconds end a cell, and losses are taken `every` so many
-    steps. `at_once`: all repetitions before the next experiment, because they are what matters most. Where nothing is
-    planned or predicted, its links need not be measured first (`profiled`).
+    steps. `at_once`: all repetitions before the next experiment, because they are what matters most. `slow_again`: also
+    contestants that usually run once are repeated. Where nothing is planned or predicted, its links need not be
+    measured first (`profiled`).
     """
 
     settings: tuple[Setting, ...]
@@ -61,6 +62,7 @@ class Experiment:
     repetitions: int = 3
     every: int = 4
     at_once: bool = False
+    slow_again: bool = False
     profiled: bool = True
 
     @property
@@ -137,7 +139,7 @@ class Campaign:
         self.lab.shape(setting.rate)
         left_out, first = 0, repetition * len(listed) // self.experiment.repetitions
         for contestant in listed[first:] + listed[:first]:
-            if repetition and contestant.once:
+            if repetition and contestant.once and not self.experiment.slow_again:
                 continue
             expected = self._took.get((setting.name, contestant.name), GUESS_SECONDS)
             if time.monotonic() + expected > self.end:

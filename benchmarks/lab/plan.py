@@ -30,8 +30,8 @@ class Planner:
         return self._recommend(cluster, setting)
 
     def coded(self, cluster: Cluster, setting: Setting) -> Schedule:
-        """The fastest by prediction where codecs are allowed, whatever is simpler."""
-        return self._recommend(cluster, setting, ", codec", codec=None, fastest=True)
+        """The same rule's recommendation where codecs are allowed."""
+        return self._recommend(cluster, setting, ", codec", codec=None)
 
     def _recommend(self, cluster: Cluster, setting: Setting, words: str = "", **options: Any) -> Schedule:  # noqa: ANN401 - fields of Job
         key = setting.name + words

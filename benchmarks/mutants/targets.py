@@ -92,7 +92,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
     **{f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER)) for name in ("classes", "conflict_free", "consensus", "trees")},
     **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
-    **{f"verify/{name}.py": ((ORACLE,), PROVER) for name in ("deadlock_free", "exact_consensus", "stochastic")},
+    **{f"verify/{name}.py": ((ORACLE,), PROVER) for name in ("exact_consensus", "stochastic")},
     **{f"verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove", "view")},
     "verify/certificate.py": ((SAYS,), PROVER),
     "verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
@@ -100,8 +100,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/on_request.py": ((ON_REQUEST,),),
     **{f"verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction", "norm_bound")},
     **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance")},
-    **{f"verify/{name}.py": ((RUN_LAWS,), (RUNS,)) for name in ("meetings", "memory", "staleness")},
-    **{f"verify/{name}.py": ((PAYLOADS,), (SAYS,)) for name in ("codec_error", "equal_replicas", "forms", "lag")},
+    **{f"verify/{name}.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS)) for name in ("runs", "codec_error", "stated")},
     **{
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
         for name in ("functions", "function_process", "asked_function")
@@ -116,7 +115,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/device_checks.py": (("tests/runtime/devices/test_device_path.py",),),
     "verify/tables.py": ((TABLE_CLAIMS,),),
-    "verify/quorum_groups.py": ((QUORUM_CLAIMS,),),
+    "verify/quorum.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
         f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_group_quorums.py",),)

@@ -66,7 +66,7 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
             axis.plot([at for _, at in known], [place for place, _ in known], "k|", markersize=9, label="predicted")
         axis.set(yticks=places, yticklabels=[row.setting.partition(": ")[2] for row in shown], title=where)
         axis.invert_yaxis()
-    axes.flat[-1].set_xlabel(figure)
+    axes.flat[-1].set_xlabel(figure, loc="right")
     drawn.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
     drawn.savefig(path, dpi=DPI)
     plt.close(drawn)

@@ -1,5 +1,6 @@
 """`partreduce design`: the schedule for a cluster, searched for or built by name, as JSON."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
 
-BUILDING = ("cluster", "listing", "using", "param", "output", "as_json")
+BUILDING = ("cluster", "listing", "using", "output", "as_json")
 """What building an entry of the catalogue takes; all else is the planner's."""
 LISTING = ("cluster", "listing", "using", "as_json")
 
@@ -37,7 +38,6 @@ def command(
     time_limit: own.TimeLimit = None,
     take: own.Take = None,
     using: own.Using = None,
-    param: own.Param = None,
     listing: own.Listing = False,
     output: own.Output = None,
     plot: own.PlotFile = None,
@@ -46,7 +46,7 @@ def command(
     """Find the schedule that suits a cluster and show the trade-offs, or build a catalogue entry with --using."""
     # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
     if _is_answered_by_the_catalogue(
-        context, cluster=cluster, listing=listing, using=using, param=param, output=output, as_json=as_json
+        context, cluster=cluster, listing=listing, using=using, output=output, as_json=as_json
     ):
         return
     if model is not None and model_bytes is not None:
@@ -110,7 +110,6 @@ def _is_answered_by_the_catalogue(
     cluster: str | None,
     listing: bool,
     using: str | None,
-    param: list[str] | None,
     output: Path | None,
     as_json: bool,
 ) -> bool:
@@ -127,10 +126,8 @@ def _is_answered_by_the_catalogue(
     if using is not None:
         reason = "tells the planner what to weigh, and --using builds an entry without weighing; leave one of them out"
         options.refuse(context, others - set(BUILDING), reason)
-        _build(cluster, using, param or [], output, as_json=as_json)
+        _build(cluster, using, output, as_json=as_json)
         return True
-    if param:
-        raise typer.BadParameter("needs --using NAME, whose parameter it is", param_hint="--param")
     return False
 
 
@@ -141,7 +138,7 @@ def _facts_of(model: str, touched: list[str] | None, cluster: "Cluster") -> "Mod
     return read_model(model, cluster, touched=touched_of(touched or [], cluster))
 
 
-def _build(cluster: str, using: str, param: list[str], output: Path | None, *, as_json: bool) -> None:
+def _build(cluster: str, using: str, output: Path | None, *, as_json: bool) -> None:
     """Build one catalogue entry and write it; without -o the file's content goes to standard output."""
     from partreduce.api import design
     from partreduce.console import claim_stdout, console, emit_json, suggest_verify
@@ -150,7 +147,8 @@ def _build(cluster: str, using: str, param: list[str], output: Path | None, *, a
     from partreduce.topo.document.writer import write_schedule
 
     claim_stdout(output, as_json=as_json)
-    schedule = design(cluster, using=using, **parameters_of(param))
+    name, entries = entry_of(using)
+    schedule = design(cluster, using=name, **parameters_of(entries, place=f"--using {using}"))
     if output is not None:
         write_schedule(output, schedule)
     if not as_json and output is None:
@@ -176,13 +174,19 @@ def _build(cluster: str, using: str, param: list[str], output: Path | None, *, a
 
 def phases_of(schedule: "Schedule") -> tuple[int | None, int | None]:
     """The period and the number of distinct phases, or None for strategies that have no fixed phases."""
-    if schedule.is_mixing:
-        return schedule.period, schedule.num_distinct_phases()
-    return None, None
+    met = schedule.meetings
+    return (met.period, met.num_distinct_phases()) if met.is_mixing else (None, None)
 
 
-def parameters_of(entries: list[str]) -> dict[str, object]:
-    """`every=4` → {"every": "4"}; the entry itself reads the values.
+def entry_of(using: str) -> tuple[str, list[str]]:
+    """`allreduce(every=4)`, as tables name it, → ("allreduce", ["every=4"]). Values may contain commas."""
+    name, opened, rest = using.strip().partition("(")
+    inside = rest.removesuffix(")").strip()
+    return name, re.split(r",(?=[^,=]*=)", inside) if opened and inside else []
+
+
+def parameters_of(entries: list[str], *, place: str) -> dict[str, object]:
+    """`every=4` → {"every": "4"}; who takes it reads the value. `place` is what an error names.
 
     Raises:
         InputError: an entry without `=`, or a key given twice.
@@ -194,8 +198,8 @@ def parameters_of(entries: list[str]) -> dict[str, object]:
         key, sign, value = entry.partition("=")
         key = key.strip().replace("-", "_")
         if not sign or not key.isidentifier():
-            raise InputError(f"--param {entry!r}: write KEY=VALUE, such as every=4")
+            raise InputError(f"{place}: {entry!r}: write KEY=VALUE, such as every=4")
         if key in values:
-            raise InputError(f"--param {entry!r}: {key} is given twice")
+            raise InputError(f"{place}: {key} is given twice")
         values[key] = value.strip()
     return values

@@ -88,7 +88,7 @@ def _explain(entry: "Entry", place: "Cluster | None") -> None:
             out.print(f"  {label}: {escape(str(value))}")
     for parameter in entry.parameters:
         default = "chosen for the cluster" if parameter.default is None else parameter.default
-        out.print(f"  --param {parameter.name}=...: {escape(parameter.help)} (default: {default})")
+        out.print(f"  {parameter.name}=...: {escape(parameter.help)} (default: {default})")
     if place is not None:
         reason = entry.why_not(place)
         out.print(f"  on {place}: " + ("can be built" if reason is None else escape(reason)))

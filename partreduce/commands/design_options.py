@@ -25,16 +25,10 @@ ClusterOrNone = Annotated[
 Using = Annotated[
     str | None,
     typer.Option(
-        help="Build this catalogue entry instead of searching.",
+        help="Build this catalogue entry instead of searching, such as 'allreduce(every=4)'.",
         metavar="NAME",
         autocompletion=options.catalogue_names,
         rich_help_panel=options.CATALOGUE,
-    ),
-]
-Param = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--param", "-p", help="A parameter of that entry.", metavar="KEY=VALUE", rich_help_panel=options.CATALOGUE
     ),
 ]
 Listing = Annotated[

@@ -45,7 +45,7 @@ def command(
     try:
         schedule = import_schedule(
             file, format=format_, cluster=None if cluster is None else load_cluster(cluster), weights=weights,
-            notes=notes, rows=rows, **parameters_of(param or []),
+            notes=notes, rows=rows, **parameters_of(param or [], place="--param"),
         )  # fmt: skip
     finally:
         if rows:

@@ -27,10 +27,9 @@ def cluster_measurement(
 
     from partreduce.topo.hardware import Hardware
     from partreduce.topo.units import parse_size
-    from partreduce.user_function import function_of
 
     size = quantity("--model-bytes", parse_size, model_bytes or DEFAULT_SIZE)
-    function = None if step is None else function_of(step, "--step")
+    function = None if step is None else _step_of(step)
 
     def measure() -> None:
         measured = _measure(size, function, repetitions=repetitions, quiet=as_json)
@@ -41,6 +40,23 @@ def cluster_measurement(
             _report(measured, output, as_json=as_json)
 
     return measure
+
+
+def _step_of(text: str) -> Callable[[], None]:
+    from partreduce.topo.errors import InputError, PartreduceError
+    from partreduce.user_function import function_of, one_line
+
+    function = function_of(text, "--step")
+
+    def step() -> None:
+        try:
+            function()
+        except PartreduceError:
+            raise
+        except Exception as error:
+            raise InputError(f"--step {text}: called without arguments, it raised {one_line(error)}") from error
+
+    return step
 
 
 def _measure(size: int, step: Callable[[], object] | None, *, repetitions: int, quiet: bool) -> "Profile | None":

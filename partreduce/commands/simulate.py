@@ -7,6 +7,7 @@ import typer
 
 from partreduce.commands import cluster_options, options
 from partreduce.commands.simulate_tables import print_tables, table_facts, touched_of
+from partreduce.commands.verify import print_sent
 
 if TYPE_CHECKING:
     from partreduce.runtime.virtual_time.record import GapRecord, Observed
@@ -93,7 +94,8 @@ def _simulate_one(
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.errors import InputError
 
-    loaded = load_schedule(path).meetings  # which alone take time
+    whole = load_schedule(path)
+    loaded = whole.meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
         raise InputError(
             f"--cluster: is {place}, but the schedule is for {loaded.cluster}; name a cluster of that shape, or design "
@@ -118,7 +120,7 @@ def _simulate_one(
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
-        _print(loaded, timeline, facts, output, form=form, free=free)
+        _print(whole, timeline, facts, output, form=form, free=free)
 
 
 def _sent(
@@ -132,7 +134,9 @@ def _sent(
     elif observed is not None and observed.quorum is not None:
         facts |= _quorum_facts(schedule, observed)
     elif schedule.is_mixing and not free:
-        from partreduce.topo.timing.cost import communication
+        from partreduce.topo.timing.cost import bytes_of, communication
+        from partreduce.verify.runs import in_bytes
+        from partreduce.verify.stated import Stated
 
         sent = communication(schedule, hardware, form=form)
         facts |= {
@@ -140,6 +144,8 @@ def _sent(
             "nic_bytes_per_step": sent.nic_bytes_per_step,
             "peak_nic_bytes": sent.peak_nic_bytes,
         }
+        if form is None:  # the file's, of which the fact is
+            facts["sent_bytes"] = in_bytes(Stated(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
     return facts
@@ -299,6 +305,8 @@ def _print(
         peak = facts.get("peak_nic_bytes", 0.0)
         most = f", {size(peak)} in the step that sends most" if peak > facts["nic_bytes_per_step"] else ""
         out.print(f"communication: {took}{size(facts['nic_bytes_per_step'])} out of the busiest node per step{most}")
+    if "sent_bytes" in facts:
+        print_sent(facts["sent_bytes"], schedule)
     if "steady_seconds_per_step" in facts:
         critical = ", ".join(map(str, facts["critical_workers"][:8]))
         out.print(

@@ -49,7 +49,7 @@ def simulate_several(
 
     claim_stdout(output, as_json=as_json)
     check(output)
-    loaded = [load_schedule(path).meetings for path in schedules]
+    loaded = [load_schedule(path) for path in schedules]
     for path, schedule in zip(schedules, loaded, strict=True):
         if not schedule.cluster.same_shape(place):
             raise InputError(
@@ -145,6 +145,7 @@ def row_of(
     touched: "dict[str, Touched] | None" = None,
 ) -> dict[str, Any]:
     """One line of the comparison."""
+    from partreduce.commands.design import phases_of
     from partreduce.commands.verify import figures_of
     from partreduce.report.runs import runs
     from partreduce.runtime.virtual_time.predict import predict
@@ -163,7 +164,7 @@ def row_of(
         "sending": str(strategy.how.sending),
         "runs": runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what),
         "pace": strategy.pace if isinstance(strategy.pace, int) else list(strategy.pace),
-        "period": schedule.period if schedule.is_mixing else None,
+        "period": phases_of(schedule)[0],
         "communication_seconds_per_step": costs.communication_seconds,
         "seconds_per_step": costs.step_seconds,
         "nic_bytes_per_step": costs.nic_bytes,

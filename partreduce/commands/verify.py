@@ -39,6 +39,7 @@ def command(
         Path | None, typer.Option(help="For FILE.py:NAME: write the proved expansion here.", metavar="FILE")
     ] = None,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
+    model_bytes: options.ModelBytes = None,
 ) -> int:
     """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
     from partreduce.console import claim_stdout
@@ -46,25 +47,55 @@ def command(
     claim_stdout(certificate, export, as_json=as_json)
     loaded, proof = _proved(schedule, cluster, period, export, quantity_of_bytes(max_bytes))
     figures = figures_of(loaded)
+    sent = {} if model_bytes is None else _sent_bytes(proof, model_bytes)
     _write(schedule, loaded, proof, certificate=certificate, export=export)
     if as_json:
-        _emit(proof, figures, explain=explain)
+        _emit(proof, figures | sent, explain=explain)
     else:
         _print(loaded, proof, figures, explain=explain)
+        if sent:
+            print_sent(sent["sent_bytes"], loaded)
         if certificate is not None:
             _print_how_to_check(certificate, schedule)
     return {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
 
 
-def quantity_of_bytes(text: str) -> int:
-    """What `--max-bytes` says.
+def quantity_of_bytes(text: str, option: str = "--max-bytes") -> int:
+    """What an option says.
 
     Raises:
         InputError: no size.
     """
     from partreduce.topo.units import parse_size
 
-    return quantity("--max-bytes", parse_size, text)
+    return quantity(option, parse_size, text)
+
+
+def _sent_bytes(proof: "Proof", model_bytes: str) -> dict[str, dict[str, int]]:
+    """The fact `sent-bytes` for a model of this size.
+
+    Raises:
+        InputError: no size, or a schedule of which nothing is known to be sent.
+    """
+    from partreduce.topo.errors import InputError
+    from partreduce.verify.runs import in_bytes
+
+    size = quantity_of_bytes(model_bytes, "--model-bytes")
+    if "sent-bytes" not in proof or not proof["sent-bytes"].numbers:
+        raise InputError("--model-bytes: what a step sends is a fact of fixed rounds only; leave it out")
+    return {"sent_bytes": in_bytes(proof["sent-bytes"].numbers or {}, size)}
+
+
+def print_sent(sent: dict[str, int], schedule: "Schedule | None") -> None:
+    """The fact `sent-bytes` in words."""
+    from partreduce.console import console, size
+
+    is_alike = schedule is None or len(set(schedule.paces().tolist())) == 1
+    worker, node, way = (size(sent[name]) for name in ("of_worker", "of_node", "in_flight"))
+    console().print(
+        f"sent-bytes, a fact: in one {'step' if is_alike else 'round'} no more than {worker} leave a worker and {node} "
+        f"a node, and no more than {way} of a worker's are on their way."
+    )
 
 
 def _proved(
@@ -210,13 +241,16 @@ def in_plain_words(schedule: "Schedule", proof: "Proof") -> str:
         said.append(f"all workers hold the same model every {_steps(schedule)}")
     elif bound:
         said.append(f"at most {bound[2:]} of the models' differences is left after every {_steps(schedule)}")
+    elif "outer-consensus" in held:
+        agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]}"
+        said.append(f"without gradients anchors come to agree, {agree} every {_steps(schedule)}")
     elif "consensus" in held:
         said.append("the models are drawn together")
     return f"{', '.join(said).capitalize()}." if said else ""
 
 
 def _steps(schedule: "Schedule") -> str:
-    paces, rounds = schedule.paces(), schedule.period if schedule.is_mixing else 1
+    paces, rounds = schedule.paces(), schedule.meetings.period if schedule.meetings.is_mixing else 1
     least, most = int(paces.min()) * rounds, int(paces.max()) * rounds
     if most == 1:
         return "step"
@@ -231,7 +265,7 @@ def _bound_of(claim: "Claim") -> str:
     from partreduce.console import number
 
     entry = claim.entry or {}
-    if "squared" in entry and claim.claim == "contraction":
+    if "squared" in entry and claim.claim in {"contraction", "outer-consensus"}:
         return f"≤ {number(float(Fraction(entry['squared'])) ** 0.5)}"
     return f"≤ {number(float(Fraction(entry['at_most'])))}" if "at_most" in entry else ""
 

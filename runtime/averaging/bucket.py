@@ -253,7 +253,7 @@ class Reduction:
         if self.since is None:
             torch.div(values, self.num_members, out=share)
         else:
-            torch.sub(values, self.since.arrays[index][part], out=share).div_(self.num_members)
+            torch.sub(values, self.since.arrays[index].here(part), out=share).div_(self.num_members)
 
     def complaint(self) -> str:
         """What it means that the tags of its members differ, or, where the device finds that out, something else."""

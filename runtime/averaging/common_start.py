@@ -11,18 +11,21 @@ from hashlib import blake2b
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.averaging.reference import Kept, Reference
 from partreduce.runtime.averaging.roll_call import roll_call
+from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.topo.errors import UnavailableError
 
 ADVICE = "call load_state_dict() on all workers at the same round, or on none"
 
 
-def common_start(reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int) -> Reference:
+def common_start(
+    reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int, *, host: Streams | None = None
+) -> Reference:
     """The reference of the run's `starts`-th start, from which all members measure their parameters.
 
-    Broadcasts it from the first worker, unless all have it.
+    Broadcasts it from the first worker, unless all have it. With `host` it is kept in host memory.
 
     Raises:
         PeerLostError: a worker is gone, too late, or at another round.
@@ -43,7 +46,7 @@ def common_start(reducer: Reducer, members: tuple[int, ...], starts: int, step: 
     except (RuntimeError, GoneError, UnavailableError) as error:
         raise reducer.failure(operation, error) from None
     reducer.recorder.end(operation)
-    return Reference(arrays, starts)
+    return Reference([Kept(array, host) for array in arrays], starts)
 
 
 def _digest(arrays: list[torch.Tensor]) -> str:

@@ -14,7 +14,42 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.commit import replace_where
+from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.errors import InputError
+
+WHOLE = slice(None)
+
+
+class Kept:
+    """An array that is only needed where workers meet: on its device or, meanwhile, in pinned host memory.
+
+    Copies change no bit. They are queued in the streams that use them, so nobody waits for them. On CPU both memories
+    are one, and nothing is copied.
+    """
+
+    def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
+        self.device = values.device
+        self.values, self._is_apart = values, host is not None and host.runs_ahead
+        """Where it lies; of one in host memory the device may still have to write it."""
+        if self._is_apart:
+            assert host is not None, "as just said"
+            self.values = host.host_room(values.nbytes).view(values.dtype)
+            self.values.copy_(values, non_blocking=True)
+
+    def here(self, part: slice = WHOLE) -> torch.Tensor:
+        """On the device: itself, or a copy."""
+        values = self.values[part]
+        if not self._is_apart:
+            return values
+        copy = torch.empty(values.shape, dtype=values.dtype, device=self.device)
+        return copy.copy_(values, non_blocking=True)
+
+    def put(self, new: torch.Tensor, ok: torch.Tensor | None = None) -> None:
+        """Take the values of an array, unless the device's check says otherwise."""
+        if not self._is_apart:
+            replace_where(self.values, new, ok)
+        else:
+            self.values.copy_(new if ok is None else torch.where(ok, new, self.here()), non_blocking=True)
 
 
 @dataclass(slots=True)
@@ -25,7 +60,7 @@ class Reference:
     mean over all since then, -1 where there was none.
     """
 
-    arrays: list[torch.Tensor]
+    arrays: list[Kept]
     starts: int
     round: int = -1
 
@@ -39,19 +74,19 @@ class Reference:
 
     def complete(self, index: int, change: torch.Tensor) -> None:
         """Make the mean of one bucket of the mean of what was added since, in place."""
-        change.add_(self.arrays[index])
+        change.add_(self.arrays[index].here())
 
     def take(self, index: int, mean: torch.Tensor, ok: torch.Tensor | None) -> None:
         """Let a mean over all workers be the reference of one bucket, unless the device's check says otherwise."""
-        replace_where(self.arrays[index], mean, ok)
+        self.arrays[index].put(mean, ok)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Arrays and place by name, for checkpoints."""
-        named = {f"reference/{index}": array for index, array in enumerate(self.arrays)}
+        named = {f"reference/{index}": array.values for index, array in enumerate(self.arrays)}
         return named | {"reference/place": torch.tensor([self.starts, self.round])}
 
     @classmethod
-    def restored(cls, state: Mapping[str, torch.Tensor], buckets: Sequence[Bucket]) -> Reference:
+    def restored(cls, state: Mapping[str, torch.Tensor], buckets: Sequence[Bucket], host: Streams | None) -> Reference:
         """What `state` gave.
 
         Raises:
@@ -60,6 +95,8 @@ class Reference:
         names = [f"reference/{index}" for index in range(len(buckets))]
         if set(state) != {*names, "reference/place"}:
             raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(state))} instead of a reference")
-        arrays = [state[name].to(bucket.device, copy=True) for name, bucket in zip(names, buckets, strict=True)]
+        arrays = [
+            Kept(state[name].to(bucket.device, copy=True), host) for name, bucket in zip(names, buckets, strict=True)
+        ]
         starts, round_ = map(int, state["reference/place"])
         return cls(arrays, starts, round_)

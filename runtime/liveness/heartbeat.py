@@ -26,7 +26,7 @@ BEAT_SECONDS = 0.5
 REASON_SECONDS = 2.0
 """A worker that gave up says why within this time, which is a little longer than it takes to find out."""
 UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
-ALL_CALL = "all workers call {}, so put it under no `if rank == 0`; or " + UNEQUAL
+ALL_CALL = "all workers call {}, so take it out of any `if rank == 0`; or {}"
 TOGETHER = (
     "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
     "== 0`; or " + UNEQUAL
@@ -141,7 +141,7 @@ class Heartbeat:
         """
         self._gatherings += 1
         self._note_exchanges()
-        self._gathered = round_, what, advice or (ALL_CALL.format(what) if self.unequal is UNEQUAL else self.unequal)
+        self._gathered = round_, what, advice or self._all_call(what)
         text = json.dumps([self._gatherings, *self._gathered])
         self._try(lambda: self._notes.write(f"gathering/{self.rank}", text))
 
@@ -261,7 +261,10 @@ class Heartbeat:
     @property
     def advice_at_end(self) -> str:
         """What all workers must do where one of them is missing at, or alone in, `finish()`."""
-        return ALL_CALL.format("finish()") if self.unequal is UNEQUAL else self.unequal
+        return self._all_call("finish()")
+
+    def _all_call(self, what: str) -> str:
+        return self.unequal if self.unequal in (MET, TOGETHER) else ALL_CALL.format(what, self.unequal)
 
     def apart(self, members: Iterable[int], round_: int) -> str | None:
         """Who of some that did different things at one time is in a gathering, where the others are not, as a clause.
@@ -319,10 +322,15 @@ class Heartbeat:
         )
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """As `cause`, and also members that gave up themselves."""
+        """As `cause`, and also members that gave up themselves.
+
+        Of a worker that has finished, the others may still save whole tables with it, though they have finished, too.
+        """
         if (problem := self._notes.problem) is not None:
             return problem
         members = list(members)
+        if "finished" in self._noted:
+            round_ = None
         if (why := self.cause(members, round_)) is not None:
             return why
         given_up = (rank for rank in members if rank != self.rank and self.read("failed", rank) is not None)

@@ -49,7 +49,7 @@ def whole(tables: Tables, table: Table, array: torch.Tensor, number: int) -> tor
     target = backed_by_file(shape, array.dtype) if is_first else torch.empty(shape, dtype=array.dtype, device="meta")
     advice = (
         f"worker {tables.rank} is in state_dict(), which puts the rows of {table.name!r} together from all workers: "
-        "let all of them call it, before finish(); worker 0's then holds the whole table"
+        "let all of them call it at the same place; worker 0's then holds the whole table"
     )
     with tables.together(advice):
         for first, last in blocks(table):

@@ -23,6 +23,7 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
@@ -48,6 +49,8 @@ class Run:
     """The wrapped optimizer, for strategies that have a mean gradient to apply."""
     tables: Tables
     """What goes a way of its own, beside what the strategy averages."""
+    keeps_on_host: bool = False
+    """Whether what outer steps keep lies in host memory between two of them."""
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
     progress: Progress = field(default_factory=Progress)
@@ -61,6 +64,11 @@ class Run:
     def everyone(self) -> tuple[int, ...]:
         """All workers; this one alone where the script runs without the others."""
         return (self.rank,) if self.alone else tuple(range(self.schedule.num_workers))
+
+    @property
+    def host(self) -> Streams | None:
+        """What moves arrays to host memory and back, where outer steps keep theirs there."""
+        return self.reducer.streams if self.keeps_on_host else None
 
     def with_reducer(self, reducer: Reducer) -> Run:
         """The same run with its group operations done by another reducer."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from partreduce.runtime.averaging.bucket import Reduction
-from partreduce.runtime.averaging.commit import replace_where
+from partreduce.runtime.averaging.reference import Kept
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
-from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans
 from partreduce.runtime.strategies.progress_means import ProgressMeans
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.outer_steps import refuse_unstable
@@ -31,7 +31,6 @@ class OuterMeans(ProgressMeans):
 
     def __init__(self, outer: Outer, run: Run, *, averaging: Averaging) -> None:
         super().__init__(run, averaging=averaging, overlap=False)
-        self.saves_inside_rounds = not self.normalises
         self.outer = OuterSteps(outer, run)
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
@@ -45,7 +44,7 @@ class OuterMeans(ProgressMeans):
 
     def state(self) -> dict[str, torch.Tensor]:
         """Anchor and momentum."""
-        return {} if self.reference is None else super().state() | self.outer.momenta
+        return {} if self.reference is None else super().state() | self.outer.state()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state({name: tensor for name, tensor in state.items() if name not in self.outer.momenta})
@@ -69,9 +68,8 @@ class OwnAnchors(GroupMeans):
     def __init__(self, outer: Outer, run: Run, *, averaging: Averaging) -> None:
         super().__init__(run, averaging=averaging, overlap=False)
         refuse_unstable(run.schedule)
-        self.saves_inside_rounds = not self.normalises
         self.outer = OuterSteps(outer, run)
-        self.anchors: list[torch.Tensor] = []
+        self.anchors: list[Kept] = []
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
         """As `GroupMeans`; a run begins with its model for the anchor, also where it is loaded inside a round."""
@@ -88,27 +86,31 @@ class OwnAnchors(GroupMeans):
 
     def state(self) -> dict[str, torch.Tensor]:
         """Anchor and momentum of this worker."""
-        anchors = {f"anchor/{index}": anchor for index, anchor in enumerate(self.anchors)}
-        return anchors and anchors | self.outer.momenta
+        momenta = self.outer.state()
+        anchors = {f"anchor/{index}": anchor.values for index, anchor in enumerate(self.anchors)}
+        return anchors and anchors | momenta | super().state()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         buckets = self.run.flat.buckets
         names = [f"anchor/{index}" for index in range(len(buckets))]
-        if set(state) != {*names, *self.outer.momenta}:
+        inside = {name: tensor for name, tensor in state.items() if name.startswith(INSIDE)}
+        if state.keys() - inside != {*names, *self.outer.momenta}:
             raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(state))} instead of anchors")
-        self.anchors = [state[name].to(bucket.device, copy=True) for name, bucket in zip(names, buckets, strict=True)]
+        loaded = (state[name].to(bucket.device, copy=True) for name, bucket in zip(names, buckets, strict=True))
+        self.anchors = [Kept(anchor, self.run.host) for anchor in loaded]
         self.outer.load(state)
+        if inside:
+            super().load_state(inside)
 
     def _begin_round(self, step: int, round_: int) -> None:
         if not self.anchors:
-            self.anchors = [bucket.flat.detach().clone() for bucket in self.run.flat.buckets]
+            self.anchors = [Kept(bucket.flat.detach().clone(), self.run.host) for bucket in self.run.flat.buckets]
         super()._begin_round(step, round_)
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
-        anchor = self.anchors[index]
-        mean = sums[: self.run.flat.buckets[index].size]
+        anchor, mean = self.anchors[index].here(), sums[: self.run.flat.buckets[index].size]
         self.outer.step(index, mean.sub_(anchor), reduction.ok)
-        replace_where(anchor, mean.add_(anchor), reduction.ok)
+        self.anchors[index].put(mean.add_(anchor), reduction.ok)
 
     def _makes_equal(self, group: Group) -> bool:  # noqa: ARG002 - anchors differ
         return False
@@ -118,9 +120,11 @@ class OuterSteps:
     """The outer optimizer of this worker: its momentum, an array for each bucket, none where the momentum is 0."""
 
     def __init__(self, outer: Outer, run: Run) -> None:
-        self._outer = outer
+        self._outer, self._run = outer, run
         buckets = run.reducer.buckets if outer.momentum else []
-        self.momenta = {f"momentum/{index}": torch.zeros_like(bucket.flat) for index, bucket in enumerate(buckets)}
+        self.momenta = {
+            f"momentum/{index}": Kept(torch.zeros_like(bucket.flat), run.host) for index, bucket in enumerate(buckets)
+        }
         """By the names that they have in a saved state."""
 
     def step(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
@@ -128,18 +132,24 @@ class OuterSteps:
 
     def rest(self) -> None:
         for momentum in self.momenta.values():
-            momentum.zero_()
+            momentum.put(torch.zeros(len(momentum.values), dtype=momentum.values.dtype, device=momentum.device))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The momenta, once all that is kept in host memory has arrived there."""
+        if self._run.host is not None:
+            self._run.host.settle()
+        return {name: momentum.values for name, momentum in self.momenta.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         for name, momentum in self.momenta.items():
-            momentum.copy_(state[name])
+            momentum.put(state[name].to(momentum.device))
 
 
-def outer_step(outer: Outer, movement: torch.Tensor, momentum: torch.Tensor | None, ok: torch.Tensor | None) -> None:
+def outer_step(outer: Outer, movement: torch.Tensor, momentum: Kept | None, ok: torch.Tensor | None) -> None:
     """Make of a movement what the outer optimizer adds to the anchor, in place; and the next momentum."""
     if momentum is not None:
-        following = torch.add(movement, momentum, alpha=float(outer.momentum))
-        replace_where(momentum, following, ok)
+        following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))
+        momentum.put(following, ok)
         if outer.nesterov:
             movement.add_(following, alpha=float(outer.momentum))
         else:

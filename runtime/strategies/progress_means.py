@@ -95,7 +95,7 @@ class ProgressMeans(GroupMeans):
         if self._codings is not None:
             self._codings.load_state(left)
         rest = {name: tensor for name, tensor in state.items() if name not in inside and name not in left}
-        self.reference = Reference.restored(rest, self.run.reducer.buckets)
+        self.reference = Reference.restored(rest, self.run.reducer.buckets, self.run.host)
         self._starts_made = self.reference.starts
         if inside:
             super().load_state(inside)
@@ -103,7 +103,9 @@ class ProgressMeans(GroupMeans):
     def _begin_round(self, step: int, round_: int) -> None:
         if self.reference is None:
             self._starts_made += 1
-            self.reference = common_start(self.run.reducer, self.run.everyone, self._starts_made, step, round_)
+            self.reference = common_start(
+                self.run.reducer, self.run.everyone, self._starts_made, step, round_, host=self.run.host
+            )
         super()._begin_round(step, round_)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:

@@ -28,8 +28,7 @@ from partreduce.topo.timing.sampling import sample
 from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
 from partreduce.topo.timing.tables import Exchange, Touched
 from partreduce.verify.gaps.one_worker import capacities_of
-from partreduce.verify.meetings import NeverMeetError, TooManyRoundsError, rounds_to_meet
-from partreduce.verify.memory import prove_memory
+from partreduce.verify.stated import Stated
 
 ROUNDS = 200
 
@@ -93,7 +92,7 @@ def predict(
     """
     size = bytes_of(hardware, model_bytes)
     compute = ComputeTimes.of(hardware) if compute is None else compute
-    arrays = None if schedule.strategy.protocol else (prove_memory(schedule).numbers or {})["arrays"]
+    arrays = None if schedule.strategy.protocol else Stated(schedule).numbers("memory")["arrays"]
     schedule = schedule.meetings
     if arrays is None:
         return _simulated(
@@ -166,11 +165,10 @@ def _age_of_rounds(schedule: Schedule) -> tuple[float | None, float | None]:
     """Of fixed rounds: as claim `staleness` says; of sums over all it is also the mean."""
     if schedule.strategy.averages_everyone:
         return _age_of_everyone(schedule)
-    try:
-        reach = rounds_to_meet(schedule)
-    except (NeverMeetError, TooManyRoundsError):
+    met = Stated(schedule).numbers("end").get("behind", -1)
+    if met < 0:
         return None, None
-    return float((reach - 1 + schedule.strategy.when.lag) * int(schedule.paces().max())), None
+    return float((met - 1 + schedule.strategy.when.lag) * int(schedule.paces().max())), None
 
 
 def _age_of_everyone(schedule: Schedule) -> tuple[float, float]:

@@ -36,9 +36,11 @@ class Policies:
     buffers: BufferPolicy
     optimizer_state: StatePolicy
     broadcast: bool
+    keeps_on_host: bool = False
+    """Whether what outer steps keep lies in host memory; each worker's own choice, as no bit changes."""
 
     @classmethod
-    def chosen(cls, buffers: str, optimizer_state: str, initial: str) -> Policies:
+    def chosen(cls, buffers: str, optimizer_state: str, initial: str, outer_state: str) -> Policies:
         """The policies of these names.
 
         Raises:
@@ -48,10 +50,16 @@ class Policies:
         chosen_state = _choice(StatePolicy, "optimizer_state", optimizer_state)
         if initial not in ("broadcast", "keep"):
             raise InputError(f"initial: {initial!r} is not one of broadcast, keep")
-        return cls(chosen_buffers, chosen_state, initial == "broadcast")
+        if outer_state not in ("device", "host"):
+            raise InputError(f"outer_state: {outer_state!r} is not one of device, host")
+        return cls(chosen_buffers, chosen_state, initial == "broadcast", outer_state == "host")
 
     def refuse_combinations(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
         average_states = self.optimizer_state is StatePolicy.AVERAGE
+        if self.keeps_on_host and schedule.strategy.what.outer.is_plain:
+            raise InputError(
+                f"outer_state: is 'host', and schedule {schedule.name!r} has no outer steps, so no anchor; leave it out"
+            )
         if schedule.strategy.averages_gradients and isinstance(optimizer, torch.optim.LBFGS):
             raise InputError(
                 "optimizer: LBFGS evaluates its closure several times; average parameters instead (pace > 1)"

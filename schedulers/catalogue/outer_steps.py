@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.entry import Entry, Parameter
+from partreduce.schedulers.constructions import noloco
+from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.schedulers.rules import outer_steps
 
 EVERY = Parameter(name="every", default=30, minimum=2, maximum=10**5, help="steps between two outer steps (H)")
@@ -58,5 +59,24 @@ OUTER_STEPS = (
         degree="n − 1 in rounds of all",
         period="every",
         figures="contraction 0",
+    ),
+    Entry(
+        name="noloco",
+        summary="Random pairs make outer steps from anchors of each worker's own, every H steps: nobody meets all.",
+        source="Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911), equations 1 to 3 with beta = gamma = lr",
+        kind="outer",
+        make=noloco.noloco,
+        refuse=noloco.noloco_refusal,
+        parameters=(
+            EVERY,
+            OUTER[0],
+            Parameter(name="momentum", kind="float", default=0.5, minimum=0, maximum=1, help="its momentum, below 1"),
+            Parameter(name="phases", default=8, minimum=1, maximum=10_000, help="draws of pairs, which then repeat"),
+            SEED,
+        ),
+        condition="a rate and momentum with which differences die out; known for up to 64 workers",
+        degree="1",
+        period="phases",
+        figures="none: rounds are no mixing matrices; `verify` proves the joint operator of anchors and momenta",
     ),
 )

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.faults.processes import look_at, runs
-from helpers.scenarios import everyone, network, pairs, rank, report, stop_until_alone, train
+from helpers.scenarios import everyone, hear, network, pairs, rank, report, stop_until_alone, train, until_heard
 from partreduce.runtime.launcher.launch import import_once, launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import gloo
@@ -129,12 +129,16 @@ def gap_ring(**options) -> Schedule:
     return Schedule("gap", Cluster.regular(1, 5), strategy)
 
 
-def killed_in_step_2(seconds, *, together=False, **options) -> None:
-    """Worker 2 is killed before it sends anything in its step 2; a step takes this long, and may begin `together`."""
+def killed_in_step_2(seconds, heard, *, together=False, **options) -> None:
+    """Worker 2 is killed before it sends anything in its step 2, and when both neighbours have `heard` all it sent.
+
+    A step takes so many seconds, and may begin `together`.
+    """
     model = network()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = DistributedOptimizer(sgd, model, gap_ring(**options), timeout=60)
     store = optimizer.run.reducer.world.store
+    hear(optimizer, of=2)
 
     def loop() -> None:
         while optimizer.steps < 100:
@@ -143,7 +147,7 @@ def killed_in_step_2(seconds, *, together=False, **options) -> None:
             while together and store.add(step, 0) < 4 + (optimizer.steps <= 2):
                 time.sleep(0.02)
             if optimizer.steps == 2 and rank() == 2:
-                time.sleep(0.5)  # what it has sent is on its way by then
+                until_heard({1: heard, 3: heard})
                 pause_or_kill(signal.SIGKILL)
             time.sleep(seconds)
             optimizer.step()
@@ -242,32 +246,18 @@ def fenced() -> None:
 
 BY_LAUNCHER = {
     "fenced": (4, fenced),
-    "gap, notify": (5, lambda: killed_in_step_2(0.05, notify_ack=True)),
-    "gap, staleness": (5, lambda: killed_in_step_2(0.05, staleness=2, order=Order.PARALLEL)),
-    "gap, backup": (5, lambda: killed_in_step_2(1.5, together=True, backup=1, max_ig=3)),
-    **{
-        f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
-        for kind in ("pipeline", "quorum", "quorum of groups")
-    },
+    "gap, notify": (5, lambda: killed_in_step_2(0.05, 4, notify_ack=True)),
+    "gap, staleness": (5, lambda: killed_in_step_2(0.05, 3, staleness=2, order=Order.PARALLEL)),
+    "gap, backup": (5, lambda: killed_in_step_2(1.5, 4, together=True, backup=1, max_ig=3)),
+    **{f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
+        for kind in ("pipeline", "quorum", "quorum of groups")},
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
-    "row": (
-        5,
-        lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8, at=int(os.environ["AT"])),
-    ),
-    **{
-        f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
-        for kind in (
-            "static",
-            "allreduce",
-            "pipeline",
-            "quorum",
-            "quorum of groups",
-            "pairwise",
-            "server",
-            "asynchronous server",
-        )
-    },
-}
+    "row": (5, lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8,
+        at=int(os.environ["AT"]))),
+    **{f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
+        for kind in ("static", "allreduce", "pipeline", "quorum", "quorum of groups", "pairwise", "server",
+        "asynchronous server")},
+}  # fmt: skip
 WITHOUT_LAUNCHER = {
     "training": (3, lambda: trained(everyone(), -1, 0, timeout=8)),
     "connecting": (4, lambda: connecting(8)),

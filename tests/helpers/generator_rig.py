@@ -67,11 +67,11 @@ class Meeting:
     def __call__(self, group):
         with self.lock:
             barrier = self.barriers.setdefault(group, threading.Barrier(len(group[1])))
-        barrier.wait(30)
+        barrier.wait(60)
 
 
 def work(
-    address, keys, rank, meet, *, rounds, pause=0.0, timeout=30.0, retry=0.03, transport=lambda send: send,
+    address, keys, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send,
     on_answer=lambda epoch: None,
 ):  # fmt: skip
     """One worker's whole run; returns what it executed."""
@@ -109,7 +109,7 @@ def run_workers(address, keys, n, *, rounds, seed=None, slow=(), **options):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert not problems, problems
     assert len(results) == n, f"workers {sorted(set(range(n)) - set(results))} hang"
     return results
@@ -119,7 +119,7 @@ def randomised_run(seed, *, n=4, rounds=5):
     """One run over a rough wire; returns the groups in order of starting and what each worker executed."""
     keys, notes = JobKeys.make(), []
     service = GeneratorService(setting_of(seed, n), keys, on_note=notes.append)
-    thread = threading.Thread(target=service.run, args=(60,))
+    thread = threading.Thread(target=service.run, args=(600,))
     thread.start()
     slow = (random.Random(seed).randrange(n),) if seed % 3 == 0 else ()
     try:
@@ -158,9 +158,8 @@ def started_by(path, setting):
 
 
 KILL_POINTS = [
-    ("before receive", 1), ("before receive", 9), ("before append", 1), ("before append", 2), ("before append", 7),
-    ("after append", 1), ("after append", 2), ("after append", 8), ("before commit", 3), ("after reply", 1),
-    ("after reply", 6), ("between replies", 1), ("between replies", 3),
+    ("before receive", 9), ("before append", 1), ("before append", 7), ("after append", 2), ("after append", 8),
+    ("before commit", 3), ("after reply", 1), ("between replies", 3),
 ]  # fmt: skip
 
 CHILD = """

@@ -79,7 +79,7 @@ def run_group_case(case, world, *, device="cpu"):
     """What one worker did: its model where all meet and at the end, its rounds there, its log, steps of each call."""
     model = Wide().to(device)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizer = DistributedOptimizer(inner, model, case.schedule, world=world, timeout=30)
+    optimizer = DistributedOptimizer(inner, model, case.schedule, world=world, timeout=60)
     optimizer.runner.log.is_on = True
     rank, pace, step = world.rank, case.schedule.pace_of(world.rank), 0
     own, means, rounds, steps, history = [], [], [], [], []

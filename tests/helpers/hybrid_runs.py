@@ -190,7 +190,7 @@ def start(case, world, model=None, **keywords):
     model = Model(case) if model is None else model
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     return model, partreduce.DistributedOptimizer(
-        optimizer, model, schedule_of(case), world=world, timeout=20, **keywords
+        optimizer, model, schedule_of(case), world=world, timeout=60, **keywords
     )
 
 

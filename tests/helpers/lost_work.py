@@ -26,7 +26,7 @@ def generated(**options):
     model = torch.nn.Linear(10, 10)
     schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=3, slow_threshold=None, **options))
     optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, timeout=20, initial="keep"
+        torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, timeout=60, initial="keep"
     )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,7 +96,7 @@ def full_trace_disk() -> None:
     """No file may grow any more when the trace is written, as on a full disk; what comes after finish() still runs."""
     model = torch.nn.Linear(4, 1)
     optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=20, trace=os.environ["TRACE"]
+        torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60, trace=os.environ["TRACE"]
     )
     train(optimizer, model, 4)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))

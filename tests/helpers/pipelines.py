@@ -129,7 +129,7 @@ def _wrapped(case: Case, world):
         inner: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), **ADAM)
     else:
         inner = torch.optim.SGD(model.parameters(), **SGDS[case.optimizer])
-    return model, DistributedOptimizer(inner, model, case.schedule, timeout=30, world=world)
+    return model, DistributedOptimizer(inner, model, case.schedule, timeout=60, world=world)
 
 
 def run_case(case: Case, world, folder: Path):

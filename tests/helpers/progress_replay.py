@@ -101,7 +101,7 @@ def run(case: RandomRun, world) -> History:
     rank = world.rank
     model = Model(case.start)
     inner = torch.optim.SGD(model.parameters(), lr=1.0, foreach=False)
-    optimizer = DistributedOptimizer(inner, model, case.schedule, timeout=20, world=world)
+    optimizer = DistributedOptimizer(inner, model, case.schedule, timeout=60, world=world)
     buckets = optimizer.run.flat.buckets
     places = [
         {slot.names[0]: slice(slot.start, slot.start + slot.parameter.numel()) for slot in bucket.slots}
@@ -115,7 +115,7 @@ def run(case: RandomRun, world) -> History:
         optimizer.step()
         if optimizer.steps % optimizer.run.pace == 0:
             history.arrays.append([bucket.flat.numpy().copy() for bucket in buckets])
-            history.references.append([array.numpy().copy() for array in optimizer.runner.reference.arrays])
+            history.references.append([array.values.numpy().copy() for array in optimizer.runner.reference.arrays])
     optimizer.runner.drain()
     return history
 

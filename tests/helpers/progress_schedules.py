@@ -51,7 +51,7 @@ def train(case: Case, world, *, rounds: int | None = None) -> tuple[Quadratic, D
     rank = world.rank
     model = Quadratic(case.start[rank], case.dtype)
     optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0, foreach=False), model, case.schedule, timeout=20, world=world
+        torch.optim.SGD(model.parameters(), lr=1.0, foreach=False), model, case.schedule, timeout=60, world=world
     )
     for step in range((case.rounds if rounds is None else rounds) * case.schedule.pace_of(rank)):
         model.set_gradient(float(case.decay[rank]), case.push[rank, step])

@@ -117,7 +117,7 @@ def run_quorum_case(case, world, *, factory=None):
     """What one worker did: its parameters after each step, what it saw at meetings, and its log."""
     model = TwoBuckets([0.0] * WIDTH)
     inner = factory(model) if factory else torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizer = DistributedOptimizer(inner, model, case.schedule, world=world, timeout=30)
+    optimizer = DistributedOptimizer(inner, model, case.schedule, world=world, timeout=60)
     log = optimizer.runner.log
     history, means, rounds, call = [], [], [], 0
     inner.register_step_post_hook(lambda *_: history.append(model.values().copy()))

@@ -61,7 +61,7 @@ def work() -> None:
     if request.get("adam"):
         inner = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, T_max=40)
-    optimizer = DistributedOptimizer(inner, model, schedule(request["kind"], n), timeout=30)
+    optimizer = DistributedOptimizer(inner, model, schedule(request["kind"], n), timeout=60)
     resumed = load_checkpoint(optimizer, request["directory"]) if request["resume"] else None
     if resumed is not None:
         scheduler.load_state_dict(resumed.extra["scheduler"])
@@ -104,7 +104,7 @@ def averagers() -> None:
         wrapped, generator = wrap(model), torch.Generator().manual_seed(rank)
         optimizer = optimizer_of(model.parameters())
         if average is None:
-            optimizer = DistributedOptimizer(optimizer, model, plan, timeout=30)
+            optimizer = DistributedOptimizer(optimizer, model, plan, timeout=60)
         for _ in range(8):
             x = torch.randn(8, 4, generator=generator)
             optimizer.zero_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from fractions import Fraction
 import torch
 
 from benchmarks.faults.processes import children_of, runs
+from helpers.gap_runs import until_left_behind
 from helpers.outer_runs import complaint, random_run, run
 from helpers.random_schedules import make_case, run_case
 from partreduce.runtime.averaging.p_reduce import p_reduce
@@ -173,7 +175,7 @@ def same_losses_as_ddp() -> None:
         ddp = torch.nn.parallel.DistributedDataParallel(plain)
         theirs = train(make(ddp.parameters()), ddp, 30, before_step=lambda n=name, m=plain: clip(n, m))
         model = network()
-        optimizer = DistributedOptimizer(make(model.parameters()), model, everyone(), timeout=30)
+        optimizer = DistributedOptimizer(make(model.parameters()), model, everyone(), timeout=60)
         ours = train(optimizer, model, 30, before_step=lambda n=name, m=model, o=optimizer: clip(n, m, o))
         difference = (weights(model) - weights(plain)).abs().max().item()
         report(name=name, theirs=theirs, ours=ours, difference=difference)
@@ -185,7 +187,7 @@ def unused_parameter() -> None:
     model = torch.nn.ParameterDict(
         {"some": torch.nn.Parameter(torch.ones(2)), "never": torch.nn.Parameter(torch.ones(2))}
     )
-    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.5), model, everyone(), timeout=30)
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.5), model, everyone(), timeout=60)
     if rank() == 0:
         model["some"].grad = torch.full((2,), 4.0)
     optimizer.step()
@@ -231,32 +233,32 @@ def killed(when) -> None:
         torch.optim.SGD(model.parameters(), lr=1.0 if coded else 0.0),
         model,
         everyone(2, num_nodes=2 if in_levels else 1, how=IN_EIGHT_BITS if coded else RING) if long else pairs(),
-        timeout=6 if when == "stopped" else 60,
+        timeout=60,
         initial="broadcast" if coded else "keep",
         form="hierarchical" if in_levels else "ring",
     )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.0 if coded else float(rank() + 1))
-    if rank() == 3 and long and not coded:
-        threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 
     def loop() -> None:
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, -float(rank() + 1) if coded else 0.0)
         for step in range(100_000):
-            if rank() == 3 and coded and step == 4:  # the start is over, and two means
+            if rank() == 3 and long and step == 4:  # the start is over for all, and two means
                 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
             if rank() == 3 and when == "between operations" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if rank() == 3 and when == "stopped" and step == 5:
-                stop_until_alone()
+            if when == "stopped" and step == 5:
+                optimizer.run.reducer.timeout = 6
+                if rank() == 3:
+                    stop_until_alone()
             try:
                 optimizer.step()
             except PartreduceError:
                 held = {"values": weights(model)}
                 if coded:
-                    array = optimizer.runner.reference.arrays[0]
+                    array = optimizer.runner.reference.arrays[0].values
                     held["reference"] = torch.cat([slot.view(array).flatten() for slot in optimizer.run.flat.slots()])
                 facts = {name: tensor.unique().tolist() for name, tensor in held.items()}
                 facts["steps"] = optimizer.steps
@@ -513,6 +515,31 @@ def traced() -> None:
     optimizer.finish()
 
 
+HEARD = mmap.mmap(-1, 16)
+"""How many updates, tokens and acknowledgements have come to each worker of a gap; all workers see it."""
+
+
+def hear(optimizer, of=None) -> None:
+    """Count in `HEARD` what comes to this worker, from one neighbour or from all."""
+    log = optimizer.runner.log
+    add, me = log.add, rank()
+    HEARD[me] = 0
+
+    def heard(kind, *numbers, source=-1, by=0, **details) -> None:
+        add(kind, *numbers, source=source, by=by, **details)
+        if source >= 0 and of in (None, source):
+            HEARD[me] += by or 1
+
+    log.add = heard
+
+
+def until_heard(counts) -> None:
+    deadline = time.monotonic() + 60
+    while any(HEARD[worker] < count for worker, count in counts.items()):
+        assert time.monotonic() < deadline, (list(HEARD), counts)
+        time.sleep(0.01)
+
+
 def neighbours(gap, pace=1) -> Schedule:
     """Four workers on a ring, who each keep half of what they have."""
     edges = [(v, (v + step) % 4, Fraction(1, 4)) for v in range(4) for step in (1, 3)]
@@ -544,8 +571,8 @@ def gap() -> None:
     model, optimizer = constant(neighbours(setting), 1, trace=os.environ["TRACE"])
     taken = 0
     for batch in optimizer.batches(range(20)):
-        while rank() == 2 and batch == 5 and min(optimizer.runner.driver.state.tokens) < 4 + 2:
-            time.sleep(0.01)  # until its neighbours are two steps ahead
+        if rank() == 2 and batch == 5:
+            until_left_behind(optimizer.runner)
         optimizer.step()
         taken += 1
     steps, skipped = optimizer.steps, optimizer.skipped
@@ -555,19 +582,15 @@ def gap() -> None:
 
 
 def gap_killed() -> None:
-    """Worker 1 is killed in its step 5, in which all others are by then; its neighbours need what it does not send."""
+    """Worker 1 is killed in its step 5, in which the others lack nothing but its update; its neighbours need it."""
     _, optimizer = constant(neighbours(Gap()), 1)
-    store = optimizer.run.reducer.world.store
+    hear(optimizer)
 
     def loop() -> None:
         for step in range(1000):
-            if step == 5:
-                store.add("in step 5", 1)
-                while rank() == 1 and store.add("in step 5", 0) < 4:
-                    time.sleep(0.02)
-                if rank() == 1:
-                    time.sleep(0.5)  # what the others send one another is there by then
-                    os.kill(os.getpid(), signal.SIGKILL)
+            if step == 5 and rank() == 1:
+                until_heard({0: 11, 2: 11, 3: 12})  # of each neighbour six updates, or of worker 1 five
+                os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
 
     reporting(loop)
@@ -617,16 +640,8 @@ SCENARIOS = {
     "unused parameter": (2, unused_parameter),
     **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},
     "wrong size": (3, wrong_size),
-    **{
-        f"killed {w}": (4, lambda w=w: killed(w))
-        for w in (
-            "between operations",
-            "in mid-operation",
-            "in mid-operation, hierarchical",
-            "in mid-operation, coded",
-            "stopped",
-        )
-    },
+    **{f"killed {w}": (4, lambda w=w: killed(w)) for w in ("between operations", "in mid-operation",
+        "in mid-operation, hierarchical", "in mid-operation, coded", "stopped")},
     "exception": (4, exception),
     "refused": (4, refused),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
@@ -647,12 +662,10 @@ SCENARIOS = {
     "no newline": (2, no_newline),
     "exit code": (3, exit_code),
     "traced": (4, traced),
-    **{
-        f"alone in {place} {kind}": (2, lambda make=make, place=place: alone(make(), place))
+    **{f"alone in {place} {kind}": (2, lambda make=make, place=place: alone(make(), place))
         for place in ("save_checkpoint()", "load_checkpoint()", "load_state_dict()", "mean_model()", "finish()")
-        for kind, make in ALONE.items()
-    },
-}
+        for kind, make in ALONE.items()},
+}  # fmt: skip
 
 
 def main(scenarios) -> None:

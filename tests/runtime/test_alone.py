@@ -107,7 +107,7 @@ from partreduce import Cluster, Schedule
 from partreduce.strategies import AllReduce
 model = torch.nn.Linear(2, 1)
 schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(pace=int(sys.argv[1])))
-optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=20)
+optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
 for _ in range(4):
     optimizer.zero_grad()
     model(torch.ones(1, 2)).sum().backward()

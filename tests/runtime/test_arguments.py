@@ -21,7 +21,7 @@ def wrapped(world, make=None, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     inner = make(model) if make else torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, DistributedOptimizer(inner, model, PAIR, timeout=20, world=world, **options)
+    return model, DistributedOptimizer(inner, model, PAIR, timeout=60, world=world, **options)
 
 
 def trained(model, optimizer, rank, steps=3):
@@ -74,6 +74,8 @@ def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
     for schedule, kind in ((None, "NoneType"), ({}, "dict"), (b"{}", "bytes")):
         with pytest.raises(InputError, match=f"schedule: is a {kind}; pass the path"):
             DistributedOptimizer(inner, model, schedule)
+    with pytest.raises(InputError, match=r'is no file, but a name .* --using "allreduce\(every=4\)" -o allreduce.json'):
+        DistributedOptimizer(inner, model, "allreduce(every=4)")
     with pytest.raises(InputError, match="must be str or bytes"):
         partreduce.files.parse_schedule(3)
     with pytest.raises(InputError, match="save_checkpoint: optimizer is a PosixPath; pass the DistributedOptimizer"):

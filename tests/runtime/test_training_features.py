@@ -63,7 +63,7 @@ def test_section_length_is_honoured_by_every_strategy(ranks, name, pace):
         schedule = plan(strategies(pace=pace)[name])
         model = network()
         inner = torch.optim.SGD(model.parameters(), lr=0.01)
-        optimizer = DistributedOptimizer(inner, model, schedule, timeout=20, world=world)
+        optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
         mine = schedule.pace_of(world.rank)
         for x in batches(world.rank, 2 * mine):
             optimizer.zero_grad()
@@ -116,7 +116,7 @@ def test_parameter_groups_and_learning_rate_schedulers_equal_single_worker_train
 
     def work(world):
         model = network()
-        optimizer = DistributedOptimizer(grouped(model), model, plan(strategies()[strategy]), timeout=20, world=world)
+        optimizer = DistributedOptimizer(grouped(model), model, plan(strategies()[strategy]), timeout=60, world=world)
         scheduler = prepare(optimizer)
         for x in batches(world.rank, 8):
             optimizer.zero_grad()
@@ -139,7 +139,7 @@ def test_gradient_accumulation_equals_one_large_batch(ranks, name):
         for parts in (1, 2):
             model = network()
             inner = torch.optim.SGD(model.parameters(), lr=0.02)
-            optimizer = DistributedOptimizer(inner, model, plan(strategies()[name]), timeout=20, world=world)
+            optimizer = DistributedOptimizer(inner, model, plan(strategies()[name]), timeout=60, world=world)
             data = batches(world.rank, 10)
             first = loss_of(model, data[0]).item()
             for x in data:
@@ -164,7 +164,7 @@ def test_autocast_and_tied_weights_stay_equal_on_all_workers(ranks, name):
         model.append(torch.nn.Linear(4, 6))
         model[3].weight = model[0].weight
         inner = torch.optim.Adam(model.parameters(), lr=0.01)
-        optimizer = DistributedOptimizer(inner, model, plan(strategies()[name]), timeout=20, world=world)
+        optimizer = DistributedOptimizer(inner, model, plan(strategies()[name]), timeout=60, world=world)
         for x in batches(world.rank, 4):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16):

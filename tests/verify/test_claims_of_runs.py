@@ -17,10 +17,14 @@ from partreduce.runtime.transport.needed_groups import member_sets
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
+from partreduce.topo.timing.cost import communication
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, Proof
+from partreduce.verify.runs import in_bytes
+from partreduce.verify.stated import Stated
 
 
 def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
@@ -62,6 +66,17 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
     names = ("staleness", "queues", "end", "memory", *often)
     assert proved["outer-consensus"] > 0
     assert min(proved[name] for name in names) > 20, "every claim was seen to hold often"
+
+
+def test_what_a_node_sends_is_what_is_priced_where_ranks_go_from_node_to_node():
+    """`docs/timing.md` says that the bytes of real runs are the priced ones."""
+    draw, seen = random.Random("sent bytes"), 0
+    while seen < 60:
+        schedule = random_schedule(draw)
+        if schedule.is_mixing and schedule.cluster.workers_per_node and not schedule.prologue:
+            priced = communication(schedule, Hardware(model_bytes=2**24)).peak_nic_bytes
+            assert in_bytes(Stated(schedule).numbers("sent-bytes"), 2**24)["of_node"] == pytest.approx(priced, abs=1)
+            seen += 1
 
 
 @pytest.mark.parametrize("name", ["prague-figure-10", "hyper-cuboid", "node-then-all", "one-peer-exponential"])
@@ -134,9 +149,9 @@ def _parts(schedule: Schedule):
 
 
 def test_too_many_workers_are_not_proved_and_quick():
-    n = 20_000
+    n = 100_000
     proof = prove(explicit(n, [range(0, n, 2), range(1, n, 2)], [range(i, i + 2) for i in range(0, n, 2)]))
     assert proof["staleness"].status is Status.NOT_PROVED
-    assert proof["end"].numbers["behind"] == -1
+    assert proof["end"].status is Status.NOT_PROVED
     wide = prove(graph(100, shift(100, Fraction(1, 3))))
     assert wide["queues"].numbers["capacities"] == [100] * 100

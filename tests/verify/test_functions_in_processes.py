@@ -24,26 +24,20 @@ ALL = "def f(worker, step, cluster):\n    return range(cluster.num_workers)\n"
 HOSTILE = {
     "exits": ("def f(w, s, c):\n    import sys\n    sys.exit(0)\n", "SystemExit: 0"),
     "exits when imported": ("import sys\nsys.exit(0)\n" + ALL, "raised SystemExit: 0 when executed"),
-    "ends at once": (
-        "import os\ndef f(w, s, c):\n    os._exit(0)\n",
-        "ended with exit status 0 before it had answered",
-    ),
+    "ends at once": ("import os\ndef f(w, s, c):\n    os._exit(0)\n",
+        "ended with exit status 0 before it had answered"),
     "ends at once when imported": ("import os\nos._exit(0)\n" + ALL, "exit status 0"),
-    "ends in the middle": (
-        ALL.replace("    ret", "    import os\n    s = step == 3 and os._exit(0)\n    ret"),
-        "exit status 0",
-    ),
+    "ends in the middle": (ALL.replace("    ret", "    import os\n    s = step == 3 and os._exit(0)\n    ret"),
+        "exit status 0"),
     "crashes": ("import os\ndef f(w, s, c):\n    os.kill(os.getpid(), 11)\n", "ended by SIGSEGV"),
     "kills its parent's group": ("import os\ndef f(w, s, c):\n    os.killpg(0, 9)\n", "ended by SIGKILL"),
     "raises with lines": ("def f(w, s, c):\n    raise ValueError('one\\ntwo')\n", "ValueError: one two"),
     "takes all memory": ("def f(w, s, c):\n    return [0] * 10**10\n", "MemoryError"),
-    "prints without end": (
-        "def f(w, s, c):\n    while True:\n        print('x' * 10**6, flush=True)\n",
-        "File too large|SIGXFSZ",
-    ),
+    "prints without end": ("def f(w, s, c):\n    while True:\n        print('x' * 10**6, flush=True)\n",
+        "File too large|SIGXFSZ"),
     "is cyclic": ("def f(w, s, c):\n    return f(w, s, c)\n", "RecursionError"),
     "is no Python": ("def f(:\n", "SyntaxError"),
-}
+}  # fmt: skip
 
 
 def written(folder: Path, source: str) -> str:

@@ -40,10 +40,8 @@ ZOO = {
     # Groups that are cut or lose members
     "cut at 64 members": (GROUP, "            members = members[:64]\n" + GROUP),
     "the last node dropped": (NODES, "    return tuple(nodes[:-1])\n"),
-    "the last node dropped in large groups": (
-        NODES,
-        "    return tuple(nodes) if len(nodes) < 100 else tuple(nodes[:-1])\n",
-    ),
+    "the last node dropped in large groups": (NODES,
+        "    return tuple(nodes) if len(nodes) < 100 else tuple(nodes[:-1])\n"),
     "one rank too few": (RANKS, "                for rank in sorted(block.local)[:-1]\n"),
     "the worker itself only": (GROUP, "            members = (worker,)\n" + GROUP),
     "members without the worker": (OTHERS, OTHERS + "                if other != node or not block.across\n"),
@@ -53,10 +51,8 @@ ZOO = {
     "the first digit only": ("    for d in sorted(across):\n", "    for d in sorted(across)[:1]:\n"),
     "each member twice": (EACH, EACH + "        nodes = [base for base in nodes for _ in range(2)]\n"),
     "members in another order": (RANKS, "                for rank in block.local[::-1]\n"),
-    "other members at odd local ranks": (
-        RANKS,
-        "                for rank in (sorted(block.local) if local % 2 == 0 else sorted(block.local, reverse=True))\n",
-    ),
+    "other members at odd local ranks": (RANKS,
+        "                for rank in (sorted(block.local) if local % 2 == 0 else sorted(block.local, reverse=True))\n"),
     # Wrong at single places, through truth tests
     "wrong at node 100": (NODE, NODE + "    if node == 100:\n        return None\n"),
     "wrong beyond node 99": (NODE, NODE + "    if not node < 100:\n        node = node - 1\n"),
@@ -68,15 +64,11 @@ ZOO = {
     "wrong at radix 128": (DIGIT, "    return (node // stride) % radix if radix != 128 else node % 128\n"),
     "wrong at large radices": (DIGIT, "    return (node // stride) % (radix if radix < 1000 else 1000)\n"),
     "wrong from a stride of 2 to the power of 31 on": (DIGIT, "    return (node // stride) % radix & 0x7FFFFFFF\n"),
-    "wrong where a group has an odd number of nodes": (
-        GROUP,
-        "            if len(members) % 2:\n                return None\n" + GROUP,
-    ),
+    "wrong where a group has an odd number of nodes": (GROUP,
+        "            if len(members) % 2:\n                return None\n" + GROUP),
     "wrong by a float": (DIGIT, "    return int(node / stride) % radix\n"),
-    "wrong by the type of the worker": (
-        NODE,
-        NODE + "    if isinstance(worker, int) and worker > 5:\n        return None\n",
-    ),
+    "wrong by the type of the worker": (NODE,
+        NODE + "    if isinstance(worker, int) and worker > 5:\n        return None\n"),
     "wrong by bit length": (NODE, NODE + "    if worker.bit_length() > 6:\n        return None\n"),
     "wrong by hash": (NODE, NODE + "    if hash(worker) == 3:\n        return None\n"),
     "wrong by text": (NODE, NODE + "    if str(worker) == '3':\n        return None\n"),
@@ -104,10 +96,8 @@ ZOO = {
     "the last block only": (FOR, "    for block in phase[-1:]:\n"),
     "the second block with the first one's digits": (OTHERS, OTHERS.replace("block.across", "phase[0].across")),
     "every block with the last one's ranks": (RANKS, RANKS.replace("block.local", "phase[-1].local")),
-    "skipping workers join the first block": (
-        "    return None\n\n\n@dataclass",
-        "    return group_of(worker - local, phase, workers_per_node, radices)\n\n\n@dataclass",
-    ),
+    "skipping workers join the first block": ("    return None\n\n\n@dataclass",
+        "    return group_of(worker - local, phase, workers_per_node, radices)\n\n\n@dataclass"),
     "single local ranks across nodes skip": (GROUP, GROUP.replace("block.makes_groups", "len(block.local) > 1")),
     # Relax
     "relax dropped": (GROUP, GROUP.replace("(members, block.relax)", "(members)")),
@@ -116,15 +106,11 @@ ZOO = {
     # What looks like a tuple
     "members as a list": (GROUP, GROUP.replace("(members,", "(list(members),")),
     "members as a generator": (GROUP, GROUP.replace("(members,", "((member for member in members),")),
-    "a generator used up": (
-        NODES,
-        "    again = (other for other in nodes)\n    nodes = tuple(again)\n    return tuple(again) or nodes[:1]\n",
-    ),
-    "a generator used twice": (
-        NODES,
-        "    again = (other for other in nodes)\n    list(again)\n    return tuple(again)\n",
-    ),
-}
+    "a generator used up": (NODES,
+        "    again = (other for other in nodes)\n    nodes = tuple(again)\n    return tuple(again) or nodes[:1]\n"),
+    "a generator used twice": (NODES,
+        "    again = (other for other in nodes)\n    list(again)\n    return tuple(again)\n"),
+}  # fmt: skip
 
 
 def small() -> Schedule:

@@ -98,8 +98,6 @@ def test_what_is_stated_is_true_and_the_same_by_prover_and_checker(name):
     assert set(quorums.OF_GROUPS) < set(facts)
     assert all(len(claim.explanation) > 40 for claim in claims.values())
     assert STARTED[name] in claims["quorum"].explanation
-    assert claims["quorum"].witness == facts["quorum"]
-    assert claims["staleness"].witness == facts["staleness"]
     for entry in [*certificate["claims"], *({"claim": name, **numbers} for name, numbers in facts.items())]:
         assert oracle.is_true(entry, raw), entry
 

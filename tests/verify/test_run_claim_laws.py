@@ -1,4 +1,4 @@
-"""Ages, queues, ends, memory and losses of small schedules, prover by prover: what a run shows, and what is said.
+"""Ages, queues, ends and memory of small schedules: what a run shows, and what is said.
 
 Factors that move nothing, that move half of the way and that leave less than nothing are among them.
 """
@@ -17,9 +17,10 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.axes import Late
-from partreduce.verify import Status, meetings, staleness
-from partreduce.verify.memory import prove_memory
-from partreduce.verify.staleness import prove_meetings
+from partreduce.verify import Status
+from partreduce.verify import stated as stated_module
+from partreduce.verify.runs import claims_of_runs
+from partreduce.verify.stated import Stated
 
 FACTORS = [1, 1, 1, Fraction(1, 2), Fraction(4, 3), 0, Fraction(3, 2), Fraction(-1, 2)]
 
@@ -60,12 +61,16 @@ def of_graphs(chance):
     return graph(n, *rounds)
 
 
+def claims_of(schedule):
+    return {claim.claim: claim for claim in claims_of_runs(schedule, Stated(schedule))}
+
+
 def speaks(claim):
     return claim.explanation.count(" ") > 5 and "None" not in claim.explanation
 
 
 @pytest.mark.parametrize("make", [of_groups, of_rules, of_graphs])
-def test_each_prover_says_what_a_run_of_a_small_schedule_shows(make):
+def test_what_is_said_is_what_a_run_of_a_small_schedule_shows(make):
     chance, seen = Random(make.__name__), set()
     for _ in range(90):
         schedule = make(chance)
@@ -73,10 +78,9 @@ def test_each_prover_says_what_a_run_of_a_small_schedule_shows(make):
         listed, matrices = dense(raw)
         waits = runs.partners(raw, listed, n)
         gap = runs.largest_gap(waits)
-        claims = {claim.claim: claim for claim in prove_meetings(schedule)}
-        memory = prove_memory(schedule)
-        assert all(map(speaks, (*claims.values(), memory)))
-        assert memory.numbers == runs.busiest(raw, listed, n)
+        claims = claims_of(schedule)
+        assert all(map(speaks, claims.values()))
+        assert claims["memory"].numbers == runs.busiest(raw, listed, n)
         keeps = all((w >= 0).all() and (w.diagonal() > 1e-12).all() for w in matrices)
         age = claims["staleness"]
         assert (age.status is Status.FOLLOWS) == (keeps and gap is not None)
@@ -88,7 +92,6 @@ def test_each_prover_says_what_a_run_of_a_small_schedule_shows(make):
             assert ("late average" in age.explanation) == bool(late)
         elif gap is None:
             assert "never hears of" in age.explanation
-            assert ("local rank" in age.explanation) == (make is of_rules)
         end = claims["end"]
         assert end.numbers == {"steps": int(schedule.paces().sum()), "behind": -1 if gap is None else gap}
         assert ("leaves early" in end.explanation) == (gap is not None)
@@ -105,35 +108,11 @@ def test_each_prover_says_what_a_run_of_a_small_schedule_shows(make):
     assert {(Status.FOLLOWS, True), (Status.NOT_PROVED, True), (Status.NOT_PROVED, False)} <= seen
 
 
-def test_who_never_hears_of_whom_is_said():
-    (age, *_) = prove_meetings(graph(3, [(0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 2))]))
-    assert age.explanation == "worker 0 never hears of worker 1, on whatever way."
-    (age, *_) = prove_meetings(rule((2,), 3, (Block((0, 1), (0,)), Block((2,), (0,)))))
-    assert age.explanation == "local rank 2 never hears of local rank 0, on whatever way."
-
-
-LIMITS = [
-    (meetings, "MAX_WORKERS", "staleness"), (meetings, "MAX_WORKERS", "queues"), (meetings, "MAX_UNIONS", "staleness"),
-    (staleness, "MAX_PAIRS", "queues"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("module", "limit", "name"), LIMITS)
-def test_what_would_take_too_long_is_not_proved_and_said(monkeypatch, module, limit, name):
+@pytest.mark.parametrize("name", ["staleness", "queues", "end"])
+def test_what_would_take_too_long_is_not_proved_and_said(monkeypatch, name):
     schedule = graph(6, shift(6, Fraction(1, 3)))
-    monkeypatch.setattr(module, limit, 5)
-    claims = {claim.claim: claim for claim in prove_meetings(schedule)}
-    assert claims[name].status is Status.NOT_PROVED
-    assert "over a second" in claims[name].explanation
-    assert speaks(claims[name])
-
-
-def test_limits_are_the_last_that_is_followed(monkeypatch):
-    schedule = graph(6, shift(6, Fraction(1, 3)))
-    monkeypatch.setattr(meetings, "MAX_WORKERS", 6)
-    (age, *_) = prove_meetings(schedule)
-    assert age.numbers["reach"] == 5
-    monkeypatch.setattr(staleness, "MAX_PAIRS", 6 * 5)
-    assert prove_meetings(schedule)[-1].status is Status.FOLLOWS
-    monkeypatch.setattr(staleness, "MAX_PAIRS", 6 * 5 - 1)
-    assert prove_meetings(schedule)[-1].status is Status.NOT_PROVED
+    monkeypatch.setattr(stated_module, "MAX_WORK", 5)
+    claim = claims_of(schedule)[name]
+    assert claim.status is Status.NOT_PROVED
+    assert "over a second" in claim.explanation
+    assert speaks(claim)

@@ -34,7 +34,7 @@ ESSENTIAL = {
     "pairwise": ({"consensus", "deadlock-free"}, set()),
     "server": ({"consensus", "deadlock-free"}, set()),
 }
-OF_RUNS = ["staleness", "end", "memory"]
+OF_RUNS = ["staleness", "end", "memory", "sent-bytes"]
 OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "consensus-distance"]
 
 
@@ -70,8 +70,8 @@ def test_late_gradients_and_codecs_are_claimed_and_essential():
     pipe, coded = prove(SCHEDULES["pipeline"]), prove(SCHEDULES["coded"])
     assert pipe.essential - MEANS == {"conflict-free", "membership", "lag", "equal-replicas", "codec-error"}
     assert coded.essential - MEANS == {"conflict-free", "codec-error"}
-    assert names(SCHEDULES["pipeline"])[-6:] == [*OF_RUNS[:2], "lag", "equal-replicas", "codec-error", *OF_RUNS[2:]]
-    assert names(SCHEDULES["allreduce"])[-4:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
+    assert names(SCHEDULES["pipeline"])[-7:] == [*OF_RUNS[:2], "lag", "equal-replicas", "codec-error", *OF_RUNS[2:]]
+    assert names(SCHEDULES["allreduce"])[-5:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
     assert pipe.verdict is coded.verdict is Status.PROVED
     server = prove(Schedule("s", Cluster.regular(2, 2), Server(how=How(codec=Codec.FLOAT16))))
     assert server.essential == {"consensus", "deadlock-free", "codec-error"}

@@ -1,12 +1,14 @@
-"""Schedules to and from documents: the envelope (format, version, name, cluster, strategy, certificate)."""
+"""Schedules to and from documents: the envelope (format, version, name, cluster, strategy, and what may follow)."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from partreduce.topo.document.contingencies import MAX_CONTINGENCIES, dump_contingency, load_contingencies
 from partreduce.topo.document.groups import plain_phase
 from partreduce.topo.document.model import Model, Name, validate
 from partreduce.topo.document.place import shown, shown_path
@@ -29,6 +31,7 @@ class ScheduleEnvelope(Model):
     name: Name
     cluster: Shape
     strategy: dict[str, Any]
+    contingencies: Annotated[list[Any], Field(min_length=1, max_length=MAX_CONTINGENCIES)] = Field(default_factory=list)
     certificate: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -87,10 +90,15 @@ def schedule_of(raw: object) -> Schedule:
         raise DocumentError("cluster", "has 1 worker; a schedule needs at least 2 workers")
     strategy = load_strategy(envelope.strategy, cluster, "strategy")
     certificate = envelope.certificate if "certificate" in envelope.model_fields_set else None
+    contingencies = load_contingencies(envelope.contingencies, cluster, "contingencies")
     try:
-        return Schedule(envelope.name, cluster, strategy, certificate)
+        bare = Schedule(envelope.name, cluster, strategy, certificate)
     except InputError as error:
         raise placed(error, "strategy") from None
+    try:
+        return replace(bare, contingencies=contingencies) if contingencies else bare
+    except InputError as error:
+        raise placed(error, "") from None
 
 
 def check_header(raw: object, name: str, version: int) -> None:
@@ -115,6 +123,8 @@ def encodable(schedule: Schedule) -> dict[str, Any]:
         "cluster": dump_shape(schedule.cluster),
         "strategy": dump_strategy(schedule.strategy),
     }
+    if schedule.contingencies:
+        result["contingencies"] = [dump_contingency(one) for one in schedule.contingencies]
     if schedule.certificate is not None:
         result["certificate"] = dict(schedule.certificate)
     return result

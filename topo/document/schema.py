@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from partreduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
+from partreduce.topo.document.contingencies import MODELS
 from partreduce.topo.document.pilot import PilotModel
 from partreduce.topo.document.schedule import ScheduleEnvelope
 from partreduce.topo.document.strategies import KINDS, Kind, when_schema
@@ -28,6 +29,7 @@ def schedule_schema() -> dict[str, Any]:
     schema = ScheduleEnvelope.model_json_schema()
     forms = [form for kind in KINDS.values() for form in _strategy_schemas(kind, schema["$defs"])]
     schema["properties"]["strategy"] = {"anyOf": forms}
+    schema["properties"]["contingencies"]["items"] = {"anyOf": [_part(one, schema["$defs"]) for one in MODELS]}
     return _finished(schema, "partreduce schedule, version 1", ScheduleEnvelope.__doc__)
 
 
@@ -50,8 +52,7 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
         return [own]
     forms = []
     for model in kind.models:
-        part = model.model_json_schema(ref_template="#/$defs/{model}")
-        definitions |= part.pop("$defs", {})
+        part = _part(model, definitions)
         forms.append(
             own
             | {
@@ -61,6 +62,13 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
             }
         )
     return forms
+
+
+def _part(model: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a model, its definitions moved to those of the whole."""
+    part = model.model_json_schema(ref_template="#/$defs/{model}")
+    definitions |= part.pop("$defs", {})
+    return part
 
 
 def cluster_schema() -> dict[str, Any]:

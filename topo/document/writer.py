@@ -20,7 +20,7 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 
 _OPEN_KEYS = ("strategy", "hardware")
-_LINE_KEYS = ("phases", "rounds", "nodes")
+_LINE_KEYS = ("phases", "rounds", "nodes", "contingencies")
 
 
 def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
@@ -44,7 +44,8 @@ def schedule_text(schedule: Schedule) -> str:
     try:
         document = encodable(schedule)
         # The envelope is cheap to check against the reader itself; strategies are written in their own closed form.
-        envelope = json.dumps(document | {"strategy": {"kind": "allreduce"}}).encode()
+        bare = {key: value for key, value in document.items() if key != "contingencies"}
+        envelope = json.dumps(bare | {"strategy": {"kind": "allreduce"}}).encode()
         schedule_of(parse_json(envelope, max_bytes=len(envelope)))
         return pretty(document)
     except (DocumentError, TypeError, ValueError) as error:

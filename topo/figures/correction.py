@@ -134,12 +134,13 @@ def refuse_schedule(schedule: Schedule) -> None:
         )
     if not strategy.what.outer.is_plain:
         raise InputError(
-            f"drift correction: schedule {schedule.name!r} has outer steps, for which it is not derived; {way_out}"
+            f"drift correction: schedule {schedule.name!r} has outer steps, for which it is not derived; "
+            "leave one of the two out"
         )
     if strategy.takes_turns:
         raise InputError(
             f"drift correction: schedule {schedule.name!r} has rounds of fragments, or merges late, for which it is "
-            f"not derived; {way_out}"
+            "not derived; leave one of the two out"
         )
     if strategy.averaging is not Averaging.MEAN:
         raise InputError(f"drift correction: schedule {schedule.name!r} normalises steps; use plain means with it")

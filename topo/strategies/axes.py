@@ -58,6 +58,7 @@ class Merge(Closed, Waiting):
     """
 
     word: ClassVar[str] = "merge"
+    called: ClassVar[str] = "merging inside a round"
 
     steps: Rounds = 0
     alpha: Exact = Fraction(0)

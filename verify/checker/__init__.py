@@ -2,8 +2,8 @@
 
     python -I verify/checker certificate.json schedule.json
 
-It needs this folder, which may be copied and renamed, and Python 3.11; it shares no code with the prover, and computes
-with integers and fractions only. Where to read:
+It needs this folder, which may be copied and renamed, and Python 3.11; it imports nothing of the prover, which takes
+the numbers of facts from it, and computes with integers and fractions only. Where to read:
 
 * `claims/`: one claim a file, the theorem on top and below it the check of the witness that a certificate brings. This
   is what a mathematician confirms.

@@ -6,7 +6,8 @@ none; `facts/` computes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from .claims import (
     consensus,
@@ -15,15 +16,12 @@ from .claims import (
     exact_consensus,
     membership,
     outer_steps,
+    survives,
 )
 from .facts.conflict_free import confirm_disjoint
 from .refusal import confirm, confirm_equal, require
+from .schedule import Mode, Schedule
 from .strict_json import as_choice, as_list, as_object, as_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .schedule import Mode, Schedule
 
 FORMAT = "partreduce.certificate"
 
@@ -54,6 +52,7 @@ CLAIMS: dict[str, Claim] = {
     "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance"), STEPS),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ()),
     "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
+    "survives": Claim(survives.check, ("workers", "nodes", "squared", "answers"), frozenset({"rounds"})),
 }
 """Every claim by its name, or its name and method."""
 

@@ -10,14 +10,9 @@ made of just these remainders. Nothing is lost by rounding as long as A stays cl
 from __future__ import annotations
 
 from math import isqrt
-from typing import TYPE_CHECKING
 
-from .linear_algebra import inner_product
-from .refusal import confirm
-
-if TYPE_CHECKING:
-    from .linear_algebra import IntegerMatrix
-    from .refusal import Work
+from .linear_algebra import IntegerMatrix, inner_product
+from .refusal import Work, confirm
 
 SHIFT_BITS = 45
 """e is 2⁻⁴⁵ of the largest entry on the diagonal."""

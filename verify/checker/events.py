@@ -39,13 +39,11 @@ below D, and D(x) ≤ X(x) after all.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from .refusal import Work
+from .refusal import Work
 
 
 class Need(NamedTuple):
@@ -72,6 +70,7 @@ class EventGraph:
         self.num_workers = n = len(backups)
         self.needs: list[Need] = []
         self.uses: list[list[int]] = [[] for _ in range(3 * n)]
+        self.bounds: dict[tuple[int, int], tuple[float, float]] = {}  # of every edge, once a fact has asked for them
         senders: list[list[int]] = [[] for _ in range(n)]
         for v in range(n):
             self._add(n + v, [v], tokens=1)

@@ -8,15 +8,13 @@ what a reduce takes is decided while the job runs: there is no matrix, and only 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
 
 from .events import EventGraph
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_object
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
 
 LIMIT = 2**31
 MAX_WORKERS = 2**20

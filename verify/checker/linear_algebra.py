@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import isqrt
 from operator import mul
-from typing import TYPE_CHECKING
 
-from .refusal import confirm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .refusal import Work
+from .refusal import Work, confirm
 
 Matrix = list[list[Fraction]]
 IntegerMatrix = list[list[int]]

@@ -25,14 +25,11 @@ digits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .refusal import Work
-    from .schedule import Schedule
+from .refusal import Work
+from .schedule import Schedule
 
 Families = list[set[int]]
 """For every local rank sets of digits, as bits of an integer."""

@@ -17,19 +17,16 @@ Two classes on which the same blocks vanish have the same matrices, so one of ea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
 from math import ceil, lcm
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .linear_algebra import IntegerMatrix, bound_minus_gram, pivots
 from .refusal import Work, confirm, require
+from .schedule import Average, Edge, Schedule
 from .strict_json import as_fraction
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .schedule import Average, Edge, Schedule
 
 MAX_DIGITS = 12
 """Rules may have so many digits: 4,096 classes."""
@@ -55,10 +52,11 @@ def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[C
     return [(members, not varying.isdisjoint(across), relax) for members, across, relax in groups]
 
 
-def classes(schedule: Schedule, place: str) -> list[list[int]]:
+def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) -> list[list[int]]:
     """The first class of every pattern of blocks that vanish, by size and then in order; `[[]]` without digits.
 
-    The class of the empty set is a pattern of its own, because it alone holds the mean.
+    The class of the empty set is a pattern of its own, because it alone holds the mean. `among`: only of classes that
+    hold one of these digits.
     """
     num_digits = len(schedule.radices)
     require(num_digits <= MAX_DIGITS, place, f"over {MAX_DIGITS} digits")
@@ -68,6 +66,8 @@ def classes(schedule: Schedule, place: str) -> list[list[int]]:
     for size in range(num_digits + 1):
         for digits in combinations(range(num_digits), size):
             varying = frozenset(digits)
+            if among is not None and varying.isdisjoint(among):
+                continue
             pattern = (bool(digits), *(not varying.isdisjoint(across) for across in order))
             first_of_pattern.setdefault(pattern, list(digits))
     return list(first_of_pattern.values())

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from .certificate import check
 from .facts import facts
 from .refusal import REFUTED, UNREADABLE, Refusal, one_line, require
-from .schedule import read_schedule
+from .schedule import Numbers, read_schedule
 from .strict_json import MAX_BYTES, read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from .facts import Numbers
 
 USAGE = "python -I checker [--max-bytes N] certificate.json schedule.json"
 MAX_SHOWN = 200

@@ -7,6 +7,7 @@ so, everybody in a group is averaged, so the schedule has its matrices (`claims/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,8 +16,6 @@ from .refusal import require
 from .strict_json import as_choice, as_integer, as_object
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .schedule import Average
 
 IN_GROUPS = ("staleness", "grace", "seed")

@@ -10,27 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, repeat
 from math import lcm, prod
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .axes import When, read_how, read_when
-from .kept_gap import event_graph, require_fit
-from .quorum import require_in_groups
+from .contingencies import Contingency, read_contingencies
+from .events import EventGraph
+from .kept_gap import KeptGap, event_graph, require_fit
+from .quorum import StartedRounds, require_in_groups
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text, shortest
 from .tables import Tables, read_what
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from .events import EventGraph
-    from .kept_gap import KeptGap
-    from .quorum import StartedRounds
 
 LIMIT = 2**31
 """No rank, number of workers, radix or pace reaches this."""
@@ -49,6 +45,9 @@ DEFAULTS: dict[str, object] = {
     "prologue": 0,
 }
 
+
+Numbers = dict[str, Any]
+"""What is stated of a schedule, by the names of its numbers."""
 
 Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "groups by quorum", "own anchors"]
 """In lockstep, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
@@ -114,7 +113,7 @@ class Schedule(Options):
     The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` of all
     starts rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
     0 where nodes are unequal. `nodes` are the nodes as the file lists them, empty where it says only that each has
-    `node_size` workers, in the order of ranks.
+    `node_size` workers, in the order of ranks. `contingencies` ascend, smaller losses first.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -123,6 +122,8 @@ class Schedule(Options):
     sha256: str
     nodes: list[list[int]]
     node_size: int
+    is_allreduce: bool = False
+    contingencies: list[Contingency] = field(default_factory=list)
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
@@ -183,10 +184,13 @@ class Schedule(Options):
             return self.on_nodes(None)
         if self.form == "rule":
             return len(members), size // len(members)
-        node_of = self._node_of
-        counts = Counter(node_of[worker] if node_of else worker // self.node_size for worker in members)
+        counts = Counter(map(self.node_of, members))
         each = set(counts.values())
         return (each.pop(), len(counts)) if len(each) == 1 else (size, 0)
+
+    def node_of(self, worker: int) -> int:
+        """The node that a worker stands on."""
+        return self._node_of[worker] if self.nodes else worker // self.node_size
 
     @cached_property
     def _node_of(self) -> dict[int, int]:
@@ -218,7 +222,8 @@ def read_schedule(document: object) -> Schedule:
     Raises:
         Refusal: it is not a schedule of fixed groups or of a weighted graph.
     """
-    raw = as_object(document, "schedule", ("format", "version", "name", "cluster", "strategy"), ("certificate",))
+    needed = ("format", "version", "name", "cluster", "strategy")
+    raw = as_object(document, "schedule", needed, ("certificate", "contingencies"))
     as_choice(raw["format"], "schedule.format", ("partreduce.schedule",))
     as_choice(raw["version"], "schedule.version", (1,))
     name = as_text(raw["name"], "schedule.name")
@@ -239,12 +244,15 @@ def read_schedule(document: object) -> Schedule:
             require_in_groups(raw["strategy"], options.quorum, parts["phases"], parts["radices"])
     if options.kept:
         parts["phases"] = [[Average([0], [0], 1 - options.kept)]]
+    contingencies = _read_contingencies(raw, cluster, options) if "contingencies" in raw else []
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     schedule = Schedule(
         num_workers=cluster.num_workers,
         sha256=hashlib.sha256(canonical).hexdigest(),
         nodes=cluster.nodes,
         node_size=cluster.workers_per_node,
+        is_allreduce=raw["strategy"]["kind"] == "allreduce",
+        contingencies=contingencies,
         **vars(options),
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
@@ -301,16 +309,38 @@ def _read_strategy(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
         read_rounds = [_read_edges(item, cluster.num_workers, f"strategy.rounds[{t}]") for t, item in rounds]
         return {"form": "graph", "rounds": read_rounds}
     as_object(raw, "strategy", ("kind", "phases"), (*options, "prologue", "node_radices"))
-    listed = enumerate(_nonempty(raw["phases"], "strategy.phases"))
+    form, radices, phases = _read_phases(
+        raw, cluster.num_workers, cluster.num_nodes, cluster.workers_per_node, "strategy"
+    )
+    return {"form": form, "radices": radices, "phases": phases}
+
+
+def _read_phases(
+    raw: dict[str, Any], num_workers: int, num_nodes: int, size: int, place: str
+) -> tuple[Literal["groups", "rule"], list[int], list[list[Average]]]:
+    """Form, radices and phases, of groups or, where nodes have `size` workers each, of rules."""
+    listed = enumerate(_nonempty(raw["phases"], f"{place}.phases"))
     if "node_radices" not in raw:
-        phases = [_read_groups(item, cluster.num_workers, f"strategy.phases[{t}]") for t, item in listed]
-        return {"form": "groups", "radices": [], "phases": phases}
-    radices = as_integers(raw["node_radices"], "strategy.node_radices", 2, LIMIT)
-    fits = cluster.workers_per_node and len(radices) < 32 and prod(radices) == cluster.num_nodes
-    require(fits, "strategy.node_radices", "needs equal nodes, and a product of num_nodes")
+        return "groups", [], [_read_groups(item, num_workers, f"{place}.phases[{t}]") for t, item in listed]
+    radices = as_integers(raw["node_radices"], f"{place}.node_radices", 2, LIMIT)
+    fits = size and len(radices) < 32 and prod(radices) == num_nodes
+    require(fits, f"{place}.node_radices", "needs equal nodes, and a product of num_nodes")
+    return "rule", radices, [_read_blocks(item, size, len(radices), f"{place}.phases[{t}]") for t, item in listed]
+
+
+def _read_contingencies(raw: dict[str, Any], cluster: _Cluster, options: Options) -> list[Contingency]:
+    """What survivors run: of groups that average whole models, or their gradients, in lockstep, as they are."""
+    is_lockstep = not (options.is_late or options.pipeline or options.quorum or options.late_steps or options.kept)
+    tables = options.tables
+    is_whole = not tables.listed and tables.outer.is_plain and tables.num_fragments == 1
+    is_covered = raw["strategy"]["kind"] != "neighbor" and is_lockstep and is_whole and options.how["codec"] == "none"
+    require(is_covered, "contingencies", "are for static and allreduce of whole models in lockstep, without a codec")
     size = cluster.workers_per_node
-    phases = [_read_blocks(item, size, len(radices), f"strategy.phases[{t}]") for t, item in listed]
-    return {"form": "rule", "radices": radices, "phases": phases}
+
+    def nodes() -> Iterable[Sequence[int]]:
+        return cluster.nodes or (range(at * size, (at + 1) * size) for at in range(cluster.num_nodes))
+
+    return read_contingencies(raw, nodes, cluster.num_workers, _read_phases)
 
 
 def _nonempty(value: object, place: str) -> list[Any]:

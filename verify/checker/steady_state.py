@@ -22,23 +22,18 @@ rests on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from .facts.stochastic import weights_of_round
+from .linear_algebra import IntegerMatrix
 from .period import after_phase, classes, growth_bits
-from .refusal import confirm, require
-from .schedule import Average
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .linear_algebra import IntegerMatrix
-    from .refusal import Work
-    from .schedule import Schedule
+from .refusal import Work, confirm, require
+from .schedule import Average, Schedule
 
 GUARD = 16
 """Bits that are kept below those of the certificate's own numbers while a period is computed."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from .refusal import UNREADABLE, Refusal, confirm, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 MAX_BYTES = 2**27
 """The largest file that is read unless `--max-bytes` says otherwise."""

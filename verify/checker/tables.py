@@ -11,14 +11,12 @@ turns the model is cut: their number, or the patterns of each one's parameters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text, shortest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LIMIT = 2**31
 """No number of rows, columns or parts reaches this."""

@@ -27,7 +27,7 @@ from partreduce.topo.errors import PartreduceError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.timing.cost import communication
-from partreduce.verify.memory import prove_memory
+from partreduce.verify.stated import Stated
 
 FRAGMENTS = (2, 4, 8)
 """Into how many a model is cut where its fragments are merged late, as far as they fit into a round."""
@@ -118,7 +118,7 @@ def _priced(schedule: Schedule, measured: Measured, job: Job) -> Option:
     """With the seconds of the event graph, or of samples where step times vary, and the measured price."""
     optimizer = Optimizer(job.optimizer or "")
     option = measure(schedule, job, label=Label(name=schedule.name))
-    arrays = (prove_memory(option.schedule).numbers or {})["arrays"]
+    arrays = Stated(option.schedule).numbers("memory")["arrays"]
     cost = communication(option.schedule, job.hardware, form=option.form)
     basis = "9 of 10 measured outer steps on kinds of networks held out"
     return replace(

@@ -25,6 +25,8 @@ CELLS = (
     "allreduce late/SIGKILL launcher/run/1",
     "allreduce pace 2/kill worker/run/1",
     "outer/kill worker/run/1",
+    "outer of pairs/kill worker/run/1",
+    "fragments merged late/kill worker/run/1",
     "quorum of three/kill worker/run/1",
     "hierarchical/SIGTERM launcher twice/run/2",
     "neighbor/kill worker/torchrun/1",

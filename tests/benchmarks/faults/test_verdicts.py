@@ -78,6 +78,17 @@ def test_the_reference_of_a_late_merge_takes_what_was_sent_a_step_before():
     assert np.allclose(late[:, 2], [anchor / 2, anchor / 2, (3 + anchor) / 2, anchor / 2])
 
 
+def test_the_reference_of_fragments_and_of_pairs_has_turns_and_anchors_of_their_own():
+    """Row 0 has its turn after 1 of 3 steps, row 3 after 3; in pairs who is in none with a row holds nothing of it."""
+    x = KINDS["fragments"].states(3)
+    step = 0.7 * (1 + 0.9)
+    assert np.allclose(x[1][:, 0], step / 4)
+    assert np.allclose(x[1:3, 3, 3], [1, 2])
+    assert np.allclose(x[3][:, 3], step * 3 / 4)
+    pairs = KINDS["outer of pairs"].states(2)[2]
+    assert np.allclose(pairs[:, 0], [0.7, 0.7, 0, 0])
+
+
 @pytest.mark.parametrize("name", WITH_REFERENCE)
 def test_a_healthy_run_passes(judged, name):
     assert judged(verdicts.judge_values, healthy(name), kind=name) == []

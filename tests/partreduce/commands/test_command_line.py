@@ -174,7 +174,7 @@ def test_design_prints_the_document_when_no_file_is_named(capsys, figure_10):
 
 def test_design_as_json_names_the_file_and_its_hash(capsys, tmp_path):
     path = tmp_path / "s.json"
-    arguments = ("design", "2x4", "--using", "node-then-all", "-p", "node_rounds=3", "-o", path, "--json")
+    arguments = ("design", "2x4", "--using", "node-then-all(node_rounds=3)", "-o", path, "--json")
     facts = answer(capsys, *arguments)
     assert facts["output"] == str(path)
     assert (facts["num_workers"], facts["period"]) == (8, 4)
@@ -340,7 +340,7 @@ def test_simulate_writes_pictures_and_traces(capsys, figure_10, tmp_path):
 
 def test_several_schedules_side_by_side_reproduce_the_worked_example(capsys, figure_10, tmp_path):
     every_4 = tmp_path / "every4.json"
-    assert main(["design", "4x4", "--using", "allreduce", "-p", "every=4", "-o", str(every_4)]) == 0
+    assert main(["design", "4x4", "--using", "allreduce(every=4)", "-o", str(every_4)]) == 0
     document = answer(capsys, "simulate", figure_10, every_4, "--model-bytes", "552MB", "--json")
     first, second = document["schedules"]
     assert first["communication_seconds_per_step"] == pytest.approx(0.1104)
@@ -351,9 +351,9 @@ def test_several_schedules_side_by_side_reproduce_the_worked_example(capsys, fig
 
 def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_predicts_and_a_picture(capsys, tmp_path):
     network, paths = ["--set", "nic=100MB/s", "--model-bytes", "50MB"], []
-    for name, *more in (["allreduce"], ["allreduce", "-p", "every=4"], ["diloco"]):
+    for name in ("allreduce", "allreduce(every=4)", "diloco"):
         paths.append(tmp_path / f"{len(paths)}.json")
-        assert main(["design", "2x2", "--using", name, *more, "-o", str(paths[-1])]) == 0
+        assert main(["design", "2x2", "--using", name, "-o", str(paths[-1])]) == 0
     capsys.readouterr()
     picture = tmp_path / "several.png"
     rows = answer(capsys, "simulate", *paths, *network, "-o", picture, "--json")["schedules"]
@@ -405,7 +405,6 @@ def test_schema_is_what_the_loader_uses(capsys):
     ("arguments", "code", "words"),
     [
         (["bogus"], 2, "No such command"),
-        (["design", "4x4", "--param", "every=2"], 2, "--using"),
         (["design", "4by4", "--using", "allreduce"], 65, "4x4"),
         (
             ["design", "4x4", "--using", "allreduce", "--model", "m.py:build"],
@@ -413,8 +412,9 @@ def test_schema_is_what_the_loader_uses(capsys):
             "--model: tells the planner what to weigh",
         ),
         (["design", "4x4", "--using", "alreduce"], 65, "did you mean"),
-        (["design", "4x4", "--using", "allreduce", "-p", "evry=2"], 65, "did you mean every"),
-        (["design", "4x4", "--using", "allreduce", "-p", "every"], 65, "KEY=VALUE"),
+        (["design", "4x4", "--using", "allreduce(evry=2)"], 65, "did you mean every"),
+        (["design", "4x4", "--using", "allreduce(every)"], 65, "KEY=VALUE"),
+        (["design", "4x4", "--using", "allreduce(every=2, every=3)"], 65, "every is given twice"),
         (["design", "4x4", "--using", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),
         (["design", "4x4", "-o", "/nowhere/x.json"], 74, "no folder /nowhere"),
         (["design", "4x4", "--plot", "front.gif"], 65, "front.gif"),
@@ -527,33 +527,67 @@ def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_pat
 def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(capsys, tmp_path):
     path, network, found = tmp_path / "diloco.json", ["--set", "nic=1GB/s", "--model-bytes", "100MB"], {}
     for fragments in (1, 4):
-        answer(capsys, "design", "4x2", "--using", "diloco", "--param", f"fragments={fragments}", "-o", path, "--json")
+        answer(capsys, "design", "4x2", "--using", f"diloco(fragments={fragments})", "-o", path, "--json")
         found[fragments] = answer(capsys, "simulate", path, *network, "--json")
     assert found[4]["nic_bytes_per_step"] == pytest.approx(found[1]["nic_bytes_per_step"])
     assert found[4]["peak_nic_bytes"] == pytest.approx(found[1]["peak_nic_bytes"] / 4)
     assert main(["simulate", str(path), *network]) == 0
     assert "43.75 MB in the step that sends most" in capsys.readouterr().out
+    exactly = {"of_worker": 43_750_000, "of_node": 43_750_000, "in_flight": 25_000_000}
+    assert found[4]["sent_bytes"] == exactly
+    assert answer(capsys, "verify", path, "--json", "--model-bytes", "100MB")["figures"]["sent_bytes"] == exactly
+    assert main(["verify", str(path), "--model-bytes", "100MB"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "in one step no more than 43.75 MB leave a worker and 43.75 MB a node, and no more than 25 MB of a" in said
+
+
+def test_bytes_of_a_round_are_said_where_rounds_are_fixed(capsys, tmp_path):
+    path = tmp_path / "paces.json"
+    write_schedule(path, Schedule("p", Cluster.regular(2, 2), AllReduce(pace=(1, 2, 1, 1))))
+    assert main(["verify", str(path), "--model-bytes", "1MB"]) == 0
+    assert "a fact: in one round no more than 1.5 MB leave a worker" in " ".join(capsys.readouterr().out.split())
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
+    assert "a fact of fixed rounds only" in refusal(capsys, "verify", path, "--model-bytes", "1MB", code=65)
 
 
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        (["diloco", "fragments=40"], "each has its turn in a round of 30 steps"),
-        (["diloco", "late=30"], "when.merge.steps: is 30"),
-        (["regions-diloco", "regions=3"], "4 nodes are not 3 regions of as many"),
+        ("diloco(fragments=40)", "each has its turn in a round of 30 steps"),
+        ("diloco(late=30)", "when.merge.steps: is 30"),
+        ("regions-diloco(regions=3)", "4 nodes are not 3 regions of as many"),
     ],
 )
 def test_outer_steps_that_cannot_be_are_refused_in_one_line(capsys, entry, words):
-    assert main(["design", "4x2", "--using", entry[0], "--param", entry[1]]) == 65
+    assert main(["design", "4x2", "--using", entry]) == 65
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
 
 
+def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_figures(capsys, tmp_path):
+    path, other = tmp_path / "noloco.json", ROOT / "examples" / "two-level.json"
+    assert answer(capsys, "design", "4x4", "--using", "noloco(every=20)", "-o", path, "--json")["period"] == 8
+    said = answer(capsys, "verify", path, "--json", "--model-bytes", "1MB")
+    assert said["verdict"] == "proved"
+    assert said["figures"]["sent_bytes"] == {"of_worker": 1_000_000, "of_node": 4_000_000, "in_flight": 1_000_000}
+    assert main(["verify", str(path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "anchors come to agree, by a factor of at most 0.3159 every 160 steps (8 rounds)" in shown
+    pairs, levels = answer(capsys, "simulate", path, other, "--json")["schedules"]
+    assert (pairs["period"], pairs["contraction"], pairs["steps_ratio"]) == (8, None, None)
+    assert pairs["memory_bytes"] == levels["memory_bytes"] == 300_000_000
+    assert main(["simulate", str(path), "--rounds", "2"]) == 0
+    assert "outer SGD 0.7, momentum 0.5, own anchors" in capsys.readouterr().out
+    assert "radius of a period is 5.94" in refusal(
+        capsys, "design", "2x2", "--using", "noloco(lr=1.95,momentum=0.9)", code=65
+    )
+
+
 def test_regions_are_those_of_the_switches(capsys, tmp_path):
     path = tmp_path / "regions.json"
     cluster = ROOT / "examples" / "two-regions.yaml"
-    answer(capsys, "design", cluster, "--using", "regions-diloco", "--param", "every=3", "-o", path, "--json")
+    answer(capsys, "design", cluster, "--using", "regions-diloco(every=3)", "-o", path, "--json")
     phases = json.loads(path.read_text())["strategy"]["phases"]
     assert [block["across"] for phase in phases for block in phase] == [[1], [1], [0, 1]]
 

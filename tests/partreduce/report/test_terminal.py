@@ -141,7 +141,7 @@ def test_a_width_that_is_none_is_as_if_it_were_not_stated(monkeypatch, columns):
 
 def test_a_long_schedule_is_shown_in_parts_that_fit(tmp_path):
     path = tmp_path / "long.json"
-    assert main(["design", "2x2", "--using", "node-then-all", "-p", "node_rounds=39", "-o", str(path)]) == 0
+    assert main(["design", "2x2", "--using", "node-then-all(node_rounds=39)", "-o", str(path)]) == 0
     lines = run("show", path, COLUMNS="60").stdout.splitlines()
     assert max(map(len, lines)) <= 60
     steps = [int(word) for line in lines if line.split()[:2] == ["node", "worker"] for word in line.split()[2:]]
@@ -172,7 +172,7 @@ def test_a_reader_of_errors_that_leaves_is_no_refutation():
 
 
 def test_a_reader_of_a_document_that_leaves_is_no_refutation():
-    done = shell("partreduce design 64x8 --using node-then-all -p node_rounds=400 -o - | true; exit ${PIPESTATUS[0]}")
+    done = shell("partreduce design 64x8 --using 'node-then-all(node_rounds=400)' -o - | true; exit ${PIPESTATUS[0]}")
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
 

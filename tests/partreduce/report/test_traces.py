@@ -92,7 +92,7 @@ def test_real_workers_trace_what_the_report_reads(tmp_path):
     def work(world):
         model = torch.nn.Linear(1, 1, bias=False)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world, trace=tmp_path)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world, trace=tmp_path)
         for step in range(5):
             optimizer.zero_grad()
             loss = model(torch.ones(1, 1)).sum() * (1.0 if world.rank < 2 else 3.0)
@@ -118,7 +118,7 @@ def test_without_a_trace_nothing_is_noted():
         model = torch.nn.Linear(1, 1)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         plan = Schedule("all", Cluster.regular(1, 2), AllReduce())
-        optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world)
         optimizer.log(loss=1.0)
         noted = list(optimizer.run.reducer.recorder._events)
         model(torch.ones(1, 1)).sum().backward()

@@ -57,7 +57,7 @@ def test_averager_follows_groups_relax_pace_and_warmup():
     plan = Schedule("s", Cluster.regular(1, 3), Static(phases=GroupPhases(phases), pace=(1, 1, 2)))
 
     def work(world):
-        averager = ScheduleAverager(plan, warmup_steps=1, timeout=20, world=world)
+        averager = ScheduleAverager(plan, warmup_steps=1, timeout=60, world=world)
         tensor = torch.nn.Parameter(torch.full((2,), float(world.rank)))
         seen = []
         for _ in range(1 + plan.pace_of(world.rank) * 2):

@@ -1,77 +1,43 @@
 """After k steps every worker holds what a dense NumPy reference of the same schedule says.
 
-Many ranks run as threads of this process, over the same raw gloo groups as real processes; a smaller number of cases
-runs on processes in test_processes.py.
+Ranks are threads of this process, over the same raw gloo groups as real processes, on which a smaller number of cases
+runs in processes/test_training.py.
 """
 
 import os
-import queue
-import threading
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from helpers.random_schedules import MAX_WORKERS, make_case, reference, run_case
 from partreduce.runtime.averaging import reducer as reduction
 from partreduce.runtime.strategies import group_means
-from partreduce.runtime.transport.gloo import GlooWorld
 
-CASES = int(os.environ.get("PARTREDUCE_TEST_CASES", "200"))
+CASES = int(os.environ.get("PARTREDUCE_TEST_CASES", "100"))
 """A seeded fault shows within 60; set the variable to 2000 after changes to the runtime."""
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 """Set the variable for other cases. A failure names its seed."""
 
 
-class Ranks:
-    """A warm pool: one thread per rank; worlds and their groups are made once and used again."""
-
-    def __init__(self) -> None:
-        self.stores = {n: dist.HashStore() for n in range(2, MAX_WORKERS + 1)}
-        self.tasks = [queue.Queue() for _ in range(MAX_WORKERS)]
-        self.answers: queue.Queue = queue.Queue()
-        for rank in range(MAX_WORKERS):
-            threading.Thread(target=self._work, args=(rank,), daemon=True).start()
-
-    def _work(self, rank: int) -> None:
-        worlds: dict[int, GlooWorld] = {}
-        for case in iter(self.tasks[rank].get, None):
-            n = case.schedule.num_workers
-            try:
-                if n not in worlds:
-                    worlds[n] = GlooWorld(self.stores[n], rank, n, timedelta(seconds=60), max_groups=1000)
-                self.answers.put(run_case(case, worlds[n]))
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
-                self.answers.put(f"{case.schedule.name}, worker {rank}: {type(error).__name__}: {error}")
-
-    def run(self, seed: int) -> list[str]:
-        case = make_case(seed)
-        for rank in range(case.schedule.num_workers):
-            self.tasks[rank].put(case)
-        answers = [self.answers.get(timeout=100) for _ in range(case.schedule.num_workers)]
-        return [answer for answer in answers if answer is not None]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Ranks()
-    torch.set_num_threads(threads)
+def complaints(ranks, seed):
+    case = make_case(seed)
+    found = ranks.run(case.schedule.num_workers, lambda world: run_case(case, world))
+    return [complaint for complaint in found if complaint is not None]
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(4))
 def test_parameters_equal_the_numpy_reference_on_random_schedules(ranks, part):
-    size = CASES // 10
-    for seed in range(BASE + part * size, BASE + (part + 1) * size):
-        assert ranks.run(seed) == [], f"seed {seed}"
+    for seed in range(BASE + part * CASES // 4, BASE + (part + 1) * CASES // 4):
+        assert complaints(ranks, seed) == [], f"seed {seed}"
 
 
 def test_parameters_equal_the_reference_when_arrays_go_in_two_pieces(ranks, monkeypatch):
     monkeypatch.setattr(reduction, "SPLIT_BYTES", 0)
-    for seed in range(BASE, BASE + 40):
-        assert ranks.run(seed) == [], f"seed {seed}"
+    for seed in range(BASE, BASE + 20):
+        assert complaints(ranks, seed) == [], f"seed {seed}"
 
 
 def test_random_schedules_cover_what_they_claim():
@@ -116,4 +82,4 @@ def test_a_seeded_fault_is_found(ranks, monkeypatch, fault):
     else:
         monkeypatch.setattr(reduction.Reduction, "num_members", property(lambda self: len(self.group.members) + 1))
         monkeypatch.setattr(reduction, "sums_agree", lambda sums, _tag, _k: torch.tensor(True))
-    assert any(ranks.run(seed) for seed in range(60))
+    assert any(complaints(ranks, seed) for seed in range(60))

@@ -210,15 +210,15 @@ def compiled(model):
 
 
 @pytest.mark.parametrize(
-    "wrap",
+    ("wrap", "before"),
     [
-        lambda model: compiled(DistributedDataParallel(model)),
-        lambda model: DistributedDataParallel(compiled(model)),
-        lambda model: compiled(DistributedDataParallel(CallsParts(model))),
+        (lambda model: compiled(DistributedDataParallel(model)), True),
+        (lambda model: DistributedDataParallel(compiled(model)), False),
+        (lambda model: compiled(DistributedDataParallel(CallsParts(model))), True),
+        (lambda model: compiled(DistributedDataParallel(CallsParts(model))), False),
     ],
-    ids=["compiled wrapper", "wrapper of a compiled model", "compiled wrapper that calls the parts"],
+    ids=["compiled wrapper", "wrapper of a compiled model", "that calls the parts", "that calls the parts, later"],
 )
-@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.usefixtures("group", "uncollected")
 def test_a_data_parallel_wrapper_is_noticed_under_compilation_too(ranks, wrap, before):
     def act(world):

@@ -46,7 +46,7 @@ class Ladder(torch.nn.Module):
         return torch.cat([weight.detach() for weight in self.weights])
 
 
-def wrapped(world, model, how=LAYERS, when=None, *, nodes=1, make=torch.optim.SGD, timeout=20, **options):
+def wrapped(world, model, how=LAYERS, when=None, *, nodes=1, make=torch.optim.SGD, timeout=60, **options):
     cluster = Cluster.regular(nodes, world.size // nodes)
     schedule = Schedule("layers", cluster, AllReduce(how=how, when=when or Lockstep()))
     inner = make(model.parameters(), **({"lr": 0.5, "momentum": 0.5} | options))

@@ -69,7 +69,7 @@ class Job:
             for parameter in self.model.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
         inner = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
-        options = {"timeout": 20} | options
+        options = {"timeout": 60} | options
         self.optimizer = DistributedOptimizer(inner, self.model, schedule, world=world, **options)
         self.rank = world.rank
 
@@ -88,7 +88,7 @@ class Job:
         return [tensor.detach().clone() for tensor in [*self.model.parameters(), *self.model.buffers()]]
 
     def references(self):
-        return [array.clone() for array in self.optimizer.runner.reference.arrays]
+        return [array.values.clone() for array in self.optimizer.runner.reference.arrays]
 
 
 def same(first, second):
@@ -194,7 +194,9 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
         starting.add(world.rank)
         run = job.optimizer.run
         reference = common_start(run.reducer, run.everyone, 1, 0, 0)
-        return [array.clone() for array in reference.arrays], [bucket.flat.clone() for bucket in run.flat.buckets]
+        return [array.values.clone() for array in reference.arrays], [
+            bucket.flat.clone() for bucket in run.flat.buckets
+        ]
 
     monkeypatch.setattr(Communicator, "broadcast", counted)
     results = ranks.run(4, work)
@@ -217,14 +219,14 @@ def test_a_model_that_is_loaded_alone_is_refused(ranks):
 @pytest.mark.parametrize("field", ["round", "starts"])
 def test_workers_with_different_references_end_in_an_error_that_names_them(ranks, when, field):
     def work(world):
-        job = Job(world, nested(when=when), timeout=5)
+        job = Job(world, nested(when=when), timeout=60)
         start = job.optimizer.runner._start_sum
 
         def with_another(step, round_, group):
             reference = job.optimizer.runner.reference
             if world.rank == 2 and round_ == 3:
                 setattr(reference, field, 7)
-                reference.arrays[0].add_(1.0)
+                reference.arrays[0].values.add_(1.0)
             return start(step, round_, group)
 
         job.optimizer.runner._start_sum = with_another
@@ -244,7 +246,7 @@ def test_workers_with_different_references_end_in_an_error_that_names_them(ranks
 
 def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
     def work(world):
-        job = Job(world, nested(), timeout=4).train(4)
+        job = Job(world, nested(), timeout=60).train(4)
         if world.rank == 1:
             job.optimizer.load_state_dict(job.optimizer.state_dict())
         try:

@@ -20,7 +20,7 @@ def reducer_of(world, tmp_path=None, *, size=32):
     flat = torch.full((size,), float(world.rank + 1), dtype=torch.float64)
     bucket = Bucket(torch.device("cpu"), torch.float64, size, flat, length=size)
     heartbeat = Heartbeat(world.store, world.rank, "reducer", beats=False)
-    return Reducer(world, [bucket], Recorder(world.rank, tmp_path), heartbeat, key="reducer", timeout=20)
+    return Reducer(world, [bucket], Recorder(world.rank, tmp_path), heartbeat, key="reducer", timeout=60)
 
 
 def prepared(world, groups):
@@ -83,7 +83,7 @@ def test_two_threads_run_operations_on_two_communicators(ranks, tmp_path):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(40)
+            thread.join(60)
         operations = reducer.recorder.last()
         assert [operation.index for operation in operations] == list(range(2 * rounds - len(operations), 2 * rounds))
         assert {operation.outcome for operation in operations} == {"ok"}
@@ -115,7 +115,7 @@ def test_when_one_thread_fails_the_other_learns_it(ranks):
         average("of all", EVERYONE, 10)
         with suppress(UnavailableError):
             average("of all" if world.rank else "of others", EVERYONE, 1)
-        kinds.join(30)
+        kinds.join(60)
         assert not kinds.is_alive()
         return len(errors)
 

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +25,8 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Static
 
-CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "48"))
-CHUNK = 24
+CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "24"))
+CHUNK = 12
 """Random groups of one test."""
 
 
@@ -203,12 +202,10 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
             ours.destroy([group.members])
             assert not ours.has(group.members, name="blocks"), "both went together"
             return
-        start = time.monotonic()
         with pytest.raises(RuntimeError):
             group.all_reduce(torch.ones(5000), Coding(how)).wait()
         with pytest.raises(RuntimeError):
             group.all_reduce(torch.ones(5000), Coding(how)).wait()
-        assert time.monotonic() - start < 30
         world.abandon()
         with pytest.raises(UnavailableError, match="was destroyed"):
             group.all_reduce(torch.ones(5000), Coding(how))

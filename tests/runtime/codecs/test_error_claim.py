@@ -14,10 +14,11 @@ from partreduce.runtime.transport.forms import formed
 from partreduce.runtime.transport.hierarchical import levels_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import LEVELS
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, How, Server
-from partreduce.verify import Status, prove
-from partreduce.verify.forms import Spread
+from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Server, Static
+from partreduce.verify import Status, checker, prove
 
 BLOCK = 8
 LENGTH = 40 * BLOCK  # longer than what goes uncoded
@@ -183,19 +184,19 @@ def test_a_server_claims_two_roundings_and_what_they_cost(codec):
     assert "equal-replicas" not in prove(Schedule("s", CLUSTER, Server(synchronous=False)))
 
 
-def test_the_form_that_a_claim_takes_a_group_to_have_is_the_one_that_runs():
+def test_the_form_that_a_fact_takes_a_group_to_have_is_the_one_that_runs():
     chance = random.Random(4)
     seen = set()
-    for _ in range(300):
-        nodes = sorted(chance.randrange(chance.randrange(1, 4)) for _ in range(chance.randrange(2, 9)))
+    for _ in range(100):
+        sizes = [chance.randrange(1, 4) for _ in range(chance.randrange(2, 4))]
+        nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
+        listed = [[rank for rank, other in enumerate(nodes) if other == node] for node in range(len(sizes))]
         members = sorted(chance.sample(range(len(nodes)), chance.randrange(2, len(nodes) + 1)))
-        spread = Spread.of(np.array([nodes[member] for member in members]))
+        groups = GroupPhases((Phase.from_groups(len(nodes), [members]),))
+        schedule = checker.read_schedule(dump_schedule(Schedule("s", Cluster.irregular(listed), Static(phases=groups))))
+        inside, over = schedule.on_nodes(schedule.phases[0][0])
         staged = levels_of(members, nodes, members[0]) is not None
-        assert spread.has_stages(How(form=Form.HIERARCHICAL)) == staged
-        assert not spread.has_stages(How())
-        assert spread.size == len(members)
-        inside_one = len({nodes[member] for member in members}) == 1
-        across = How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16, where=CodecScope.ACROSS_NODES)
-        assert spread.is_coded(across) == (not inside_one)
-        seen.add((staged, inside_one))
+        assert (inside > 1 and over > 1) == staged
+        assert inside * max(1, over) == len(members)
+        seen.add((staged, over == 1))
     assert len(seen) == 3

@@ -46,7 +46,7 @@ class Training:
     def __init__(self, world, plan, **options):
         self.model = network()
         inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self.optimizer = DistributedOptimizer(inner, self.model, plan, timeout=20, world=world, **options)
+        self.optimizer = DistributedOptimizer(inner, self.model, plan, timeout=60, world=world, **options)
         self.rank = world.rank
 
     def steps(self, first, last):

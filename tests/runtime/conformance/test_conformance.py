@@ -31,7 +31,7 @@ def generator(request, monkeypatch):
     pytest.importorskip("zmq")
     keys = JobKeys.make()
     service = GeneratorService(replace(GeneratorSetting.of(kind.strategy, kind.schedule.cluster), max_known=8), keys)
-    thread = threading.Thread(target=service.run, args=(60,))
+    thread = threading.Thread(target=service.run, args=(600,))
     thread.start()
     monkeypatch.setenv("PARTREDUCE_GENERATOR", service.address)
     monkeypatch.setenv("PARTREDUCE_GENERATOR_KEYS", keys.for_workers().text())

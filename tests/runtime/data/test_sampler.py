@@ -71,7 +71,7 @@ def test_workers_of_different_pace_end_at_the_same_round_in_a_real_run():
     def work(world):
         model = torch.nn.Linear(1, 1)
         inner = torch.optim.SGD(model.parameters(), lr=1e-5)
-        optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world)
         sampler = RoundSampler(data, plan, 3, accumulate=2, rank=world.rank)
         loader = torch.utils.data.DataLoader(data, 3, sampler=sampler, drop_last=True)
         for epoch in range(2):
@@ -92,7 +92,7 @@ def trained(world, loader_of, loop):
     plan = schedule((1, 3, 2))
     model = torch.nn.Linear(1, 1)
     inner = torch.optim.SGD(model.parameters(), lr=1e-5)
-    optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world)
+    optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world)
     for _ in range(2):
         for x in loop(optimizer, loader_of(plan, world.rank)):
             optimizer.zero_grad()
@@ -126,6 +126,22 @@ def test_a_loop_that_ignores_the_paces_is_told_of_them_and_of_the_loop_that_work
     errors = ThreadRanks(3).run(3, partial(trained, loader_of=even, loop=lambda _, loader: loader), catch=PeerLostError)
     told = "the schedule has workers take 1 to 3 steps a round; loop over `optimizer.batches(loader)`"
     assert all(told in str(error) for error in errors)
+
+
+def test_a_mean_model_that_one_worker_enters_alone_is_named_as_that_beside_the_paces():
+    """Its loop is right, so that advice about the loop alone led nowhere."""
+
+    def run(world):
+        def batches(optimizer, loader):
+            yield from optimizer.batches(loader)
+            if world.rank == 0:
+                with optimizer.mean_model():
+                    pass
+
+        trained(world, even, batches)
+
+    errors = ThreadRanks(3).run(3, run, catch=PeerLostError)
+    assert all("all workers call mean_model(), so take it out of any `if rank == 0`" in str(e) for e in errors)
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,6 @@ LATE = 0.02
         ("allreduce of gradients, hierarchical, pipeline", "all"),
         ("allreduce of gradients, hierarchical, int8 across nodes", "commit"),
         ("allreduce of parameters, hierarchical, int8, feedback", "all"),
-        ("allreduce, outer steps", "all"),
-        ("allreduce, fragments", "all"),
-        ("static, own anchors", "all"),
         ("allreduce, quorum", "all"),
         ("static, quorum", "all"),
         ("generated", "all"),
@@ -76,6 +73,11 @@ LATE = 0.02
         ("server, int8", "all"),
         ("server, asynchronous", "all"),
         ("pairwise", "all"),
+        ("outer steps, on the host", "all"),
+        ("outer steps of all, between groups, on the host", "fill"),
+        ("outer steps of groups, on the host", "commit"),
+        ("fragments merged late", "all"),
+        ("fragments merged late, on the host", "fill"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
@@ -208,6 +210,31 @@ def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
     assert compare(BY_NAME["static"], "pretended", place="commit", seconds=LATE) > 1e-3
 
 
+@pytest.mark.parametrize("name", ["outer steps", "outer steps of groups", "fragments merged late"])
+def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name):
+    def kept(cell, world, prepared):
+        model, batches = prepared
+        options = {"outer_state": "host" if cell.on_host else "device", "timeout": 30.0, "world": world}
+        optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, **options)
+        for inputs, targets in batches[:9]:
+            step(model, optimizer, inputs, targets)
+        state = optimizer.runner.state()
+        places = {key: world.pretended.is_host(value) for key, value in state.items() if "place" not in key}
+        values = {key: value.clone() for key, value in state.items()}
+        world.pretended.settle()
+        optimizer.runner.drain()
+        return {"values": values, "places": places}
+
+    on_device = run_cell(BY_NAME[name], "pretended", action=kept)
+    on_host = run_cell(BY_NAME[f"{name}, on the host"], "pretended", place="commit", seconds=LATE, action=kept)
+    for there, here in zip(on_device, on_host, strict=True):
+        assert not any(there["places"].values())
+        assert {key for key, is_host in here["places"].items() if not is_host} == {
+            key for key in here["places"] if "flight" in key
+        }
+        assert all(torch.equal(value, here["values"][key]) for key, value in there["values"].items())
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -219,6 +246,8 @@ def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
         "static, drift correction",
         "allreduce of gradients, int8",
         "static, hierarchical",
+        "outer steps of groups, on the host",
+        "fragments merged late, on the host",
     ],
 )
 def test_no_step_waits_for_the_device(name):

@@ -146,7 +146,7 @@ def test_while_one_thread_puts_and_another_takes_every_number_is_that_of_its_ste
     thread = threading.Thread(target=put)
     thread.start()
     for step in range(steps):
-        assert came.get(timeout=20) == step
+        assert came.get(timeout=60) == step
         read = torch.cat(newest.look(1))
         assert torch.equal(torch.cat(rings.take(1, step)), torch.full((64,), float(step)))
         rings.retire(step + 1)
@@ -205,7 +205,7 @@ def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_
         if rings.receive(0, step, part, message.payload) is Arrival.KEPT:
             came.put(step)
 
-    boxes = [Mailbox(store, rank, "d", deliver, max_bytes=8000, timeout=20) for rank in (0, 1)]
+    boxes = [Mailbox(store, rank, "d", deliver, max_bytes=8000, timeout=60) for rank in (0, 1)]
     for box in boxes:
         box.start()
     device = PretendedDevice("late")
@@ -219,7 +219,7 @@ def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_
                     device.sleep(0.02)
                 sender.send("update", [live], {1: (step,)})
                 live.add_(1)
-                assert came.get(timeout=20) == step
+                assert came.get(timeout=60) == step
                 mean = torch.zeros_like(live)
                 with streams.side():
                     device.sleep(0.02)
@@ -253,7 +253,7 @@ def test_one_snapshot_serves_all_neighbours_and_parameters_may_change_as_soon_as
 
     bound = layout.bound([capacity], 4)
     boxes = [
-        Mailbox(store, rank, "u", deliver(rank), max_bytes=layout.num_bytes, timeout=20, bound=bound)
+        Mailbox(store, rank, "u", deliver(rank), max_bytes=layout.num_bytes, timeout=60, bound=bound)
         for rank in range(3)
     ]
     for box in boxes:
@@ -267,7 +267,7 @@ def test_one_snapshot_serves_all_neighbours_and_parameters_may_change_as_soon_as
                 sender.send("update", arrays, {1: (step,), 2: (step,)})
                 for array in arrays:
                     array.fill_(-1)
-            assert {came.get(timeout=20) for _ in range(2 * capacity)} == {
+            assert {came.get(timeout=60) for _ in range(2 * capacity)} == {
                 (rank, step) for rank in (1, 2) for step in range(start, start + capacity)
             }
             for step in range(start, start + capacity):

@@ -33,7 +33,7 @@ def serve():
         keys = JobKeys.make()
         setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
         service = GeneratorService(setting, keys, lease=lease)
-        thread = threading.Thread(target=service.run, args=(100,))
+        thread = threading.Thread(target=service.run, args=(600,))
         thread.start()
         made.append((service, thread))
         return {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}

@@ -40,7 +40,7 @@ from partreduce.topo.errors import FencedError, FileProblem, InputError, Unavail
 zmq = pytest.importorskip("zmq")
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(9))
 def test_executed_order_equals_the_log_over_a_rough_wire(seed):
     check_orders(*randomised_run(seed))
 
@@ -143,7 +143,7 @@ def test_a_full_disk_is_named_and_nothing_is_answered(tmp_path):
 def service():
     keys = JobKeys.make()
     made = GeneratorService(setting_of(1), keys, lease=6.0)
-    thread = threading.Thread(target=made.run, args=(60,))
+    thread = threading.Thread(target=made.run, args=(600,))
     thread.start()
     yield made
     made.stop()

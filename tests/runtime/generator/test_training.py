@@ -28,7 +28,7 @@ def serve(monkeypatch):
         keys, notes = JobKeys.make(), []
         setting = replace(GeneratorSetting.of(schedule.strategy, schedule.cluster), max_known=8)
         service = GeneratorService(setting, keys, on_note=notes.append)
-        thread = threading.Thread(target=service.run, args=(100,))
+        thread = threading.Thread(target=service.run, args=(600,))
         thread.start()
         made.append((service, thread))
         monkeypatch.setenv("PARTREDUCE_GENERATOR", service.address)
@@ -59,7 +59,7 @@ def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, se
     def train(world):
         model = model_of(world.rank)
         optimizer = DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, initial="keep", world=world, timeout=40
+            torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, initial="keep", world=world, timeout=60
         )
         means = []
         for step in range(12):
@@ -73,7 +73,7 @@ def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, se
         optimizer.finish()
         return means[0], model.weight[0, 0].item(), model.bias[0].item(), optimizer.runner.client.executed
 
-    results = ranks.run(4, train, limit=90)
+    results = ranks.run(4, train, limit=200)
     mean = sum(2.0**rank for rank in range(4)) / 4
     for middle, weight, bias, _ in results:
         assert middle == pytest.approx(mean, rel=1e-12)
@@ -107,7 +107,7 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
     def train(world):
         model = torch.nn.Linear(1, 1, bias=False)
         optimizer = DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, initial="keep", world=world, timeout=40
+            torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, initial="keep", world=world, timeout=60
         )
         strategy, broken, after = optimizer.runner, [], []
         attempt, complete = optimizer.run.reducer.attempt, optimizer.run.reducer._complete
@@ -143,7 +143,7 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
         optimizer.finish()
         return broken[0], after, [seq for seq, _ in strategy.client.executed]
 
-    (first, values, executed), (same, own, executed_there) = ranks.run(2, train, limit=60)
+    (first, values, executed), (same, own, executed_there) = ranks.run(2, train, limit=200)
     assert first == same
     assert own[0] == 10.0, "worker 1 keeps its own parameters"
     assert first not in executed_there, "and does not count the group as executed"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 
-from partreduce.runtime.liveness.heartbeat import ALL_CALL, Heartbeat
+from partreduce.runtime.liveness.heartbeat import ALL_CALL, UNEQUAL, Heartbeat
 from partreduce.runtime.liveness.lifelines import closed_notes
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.liveness.wait_chain import SILENCE_SECONDS, Sign, clause
@@ -91,7 +91,7 @@ def test_who_waits_in_a_later_gathering_of_the_same_round_has_been_in_this_one()
         assert slow.elsewhere((0, 1), 12) is None
         quick.gather("mean_model()", 12)
         assert slow.elsewhere((0, 1), 12) is None
-    advice = ALL_CALL.format("mean_model()")
+    advice = ALL_CALL.format("mean_model()", UNEQUAL)
     assert slow.elsewhere((0, 1), 12) == f"worker 1 waits for all in mean_model() after 12 rounds: {advice}"
     assert slow.elsewhere((0, 1), 11) is None
 

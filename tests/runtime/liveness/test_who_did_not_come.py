@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.quorum_runs import WIDTH, TwoBuckets
-from partreduce.runtime.liveness.heartbeat import ALL_CALL, Heartbeat
+from partreduce.runtime.liveness.heartbeat import ALL_CALL, UNEQUAL, Heartbeat
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.notes import note_stage, stage_of
 from partreduce.topo.cluster import Cluster
@@ -26,7 +26,7 @@ STRATEGIES = {
     "parameters": AllReduce(pace=2),
     "gap": Neighbor(rounds=RING, when=Gap(max_ig=2)),
 }
-WORDS = ALL_CALL.format("mean_model()")
+WORDS = ALL_CALL.format("mean_model()", UNEQUAL)
 
 
 def trained(world, strategy, steps):

@@ -124,18 +124,18 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("strategy", [LOCKSTEP, EQUAL, PARTING], ids=["lockstep", "equal", "parting"])
+MANY = ["steps", "mean_model", "save", "mean_model", "load_state_dict", "mean_model", "save"]
+AGAIN = ["steps", "mean_model", "load_state_dict"]
+
+
 @pytest.mark.parametrize(
-    "places",
+    ("strategy", "places"),
     [
-        [],
-        ["steps"],
-        ["mean_model"],
-        ["load", "mean_model"],
-        ["steps", "mean_model", "save", "mean_model", "load_state_dict", "mean_model", "save"],
-        ["steps", "mean_model", "load_state_dict"],
+        *((LOCKSTEP, places) for places in ([], ["load", "mean_model"], MANY, AGAIN)),
+        *((EQUAL, places) for places in (["steps"], ["load", "mean_model"], MANY)),
+        *((PARTING, places) for places in ([], ["mean_model"], MANY, AGAIN)),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_nobody_is_missed_between_rounds_who_has_been_there(ranks, late, tmp_path, strategy, places):
     def work(world):
@@ -193,10 +193,8 @@ def test_who_finished_without_coming_is_missed_at_once(ranks):
         optimizer.finish()
 
     ranks.fresh()
-    begun = time.monotonic()
     errors = ranks.run(2, evaluates, catch=PeerLostError)
     assert "worker 1 finished after 0 rounds" in str(errors[0])
-    assert time.monotonic() < begun + 30
 
     def looks_up(world):
         case = Case()

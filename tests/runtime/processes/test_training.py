@@ -38,7 +38,7 @@ def reports(answer, rank=None, **facts):
 
 
 def test_random_schedules_on_processes_equal_the_reference(driver):
-    environment = {"CASES_FROM": os.environ.get("PARTREDUCE_TEST_SEED", "0"), "CASES": os.environ.get("CASES", "40")}
+    environment = {"CASES_FROM": os.environ.get("PARTREDUCE_TEST_SEED", "0"), "CASES": os.environ.get("CASES", "15")}
     answer = driver.run("random schedules", limit=110, environment=environment)
     assert answer["code"] == 0, answer["output"][-2000:]
     assert len(answer["reports"]) == 6
@@ -201,7 +201,7 @@ def generator():
     keys, notes = JobKeys.make(), []
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
     service = GeneratorService(setting, keys, lease=10.0, on_note=notes.append)
-    thread = threading.Thread(target=service.run, args=(100,))
+    thread = threading.Thread(target=service.run, args=(600,))
     thread.start()
     yield {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}, notes
     service.stop()
@@ -409,7 +409,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 model = torch.nn.Linear(2, 1)
 schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
-optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=30)
+optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
 for step in range(4):
     model(torch.full((1, 2), float(optimizer.rank))).sum().backward()
     optimizer.step()

@@ -98,7 +98,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 model = torch.nn.Linear(2, 1)
 schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
-optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=30)
+optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
 try:
     for step in range(6000):
         model(torch.ones(1, 2)).sum().backward()
@@ -228,7 +228,7 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver, tmp_path):
     keys = JobKeys.make()
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
     service = GeneratorService(setting, keys, lease=10.0)
-    thread = threading.Thread(target=service.run, args=(100,))
+    thread = threading.Thread(target=service.run, args=(600,))
     thread.start()
     given_up, ended = tmp_path / "given up", threading.Event()
 

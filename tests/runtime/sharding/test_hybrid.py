@@ -160,7 +160,7 @@ def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
         with torch.device("meta"):
             model.words = torch.nn.Embedding(WORDS, WIDTH, padding_idx=3)
         inner = torch.optim.Adagrad(model.parameters(), lr=0.25, initial_accumulator_value=0.5)
-        optimizer = partreduce.DistributedOptimizer(inner, model, schedule_of(case), world=world, timeout=20)
+        optimizer = partreduce.DistributedOptimizer(inner, model, schedule_of(case), world=world, timeout=60)
         assert torch.equal(inner.state[model.words.weight]["sum"], torch.full(model.words.weight.shape, 0.5))
         train(case, model, optimizer, part_of(data_of(case), world.rank), None)
         return len(model.words.weight), model.state_dict()["words.weight"]

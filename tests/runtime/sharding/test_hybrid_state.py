@@ -1,5 +1,6 @@
 """What outlives a run with tables of their own route: state dicts with whole tables, checkpoints, other workers."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, Case, Model, data_of, part_of, start, train
+from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.sharding import whole
+from partreduce.runtime.transport import waiting
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.routes import TableWay
 
@@ -147,6 +150,32 @@ def test_only_worker_0_has_whole_tables_and_others_states_cannot_be_loaded(ranks
     assert said[0] == ""
     assert all("load the file that worker 0 saved" in text for text in said[1:])
     ranks.fresh()
+
+
+def test_after_finish_who_comes_to_a_state_dict_late_is_waited_for(ranks, monkeypatch):
+    """As where worker 0 evaluates first; the others took it for one that had ended after 0.2 seconds."""
+    looked, gone = threading.Event(), Heartbeat.gone
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
+
+    def watched(heartbeat, *given):
+        said = gone(heartbeat, *given)
+        if ended.is_set():
+            looked.set()
+        return said
+
+    ended = threading.Event()
+    monkeypatch.setattr(Heartbeat, "gone", watched)
+
+    def run(world):
+        model, optimizer = start(CASES["adam"], world)
+        optimizer.finish()
+        if world.rank == 0:
+            ended.set()
+            assert looked.wait(60), "somebody looks for worker 0"
+        return model.state_dict()["words.weight"].is_meta
+
+    assert ranks.run(4, run) == [False, True, True, True]
 
 
 def test_a_table_of_another_size_is_refused_even_where_it_has_the_size_of_a_shard(ranks):

@@ -47,7 +47,7 @@ def said_by(ranks, act):
 
 def parallelized(model, world, batches, where="2x2", **settings):
     optimizer = OPTIMIZERS["sgd"](one for one in model.parameters() if one.requires_grad)
-    return partreduce.parallelize(model, optimizer, where, batches=batches, world=world, **{"timeout": 20} | settings)
+    return partreduce.parallelize(model, optimizer, where, batches=batches, world=world, **{"timeout": 60} | settings)
 
 
 def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
@@ -78,7 +78,7 @@ def test_one_deadline_holds_for_all_who_do_not_come_and_all_are_named(ranks):
     def act(world):
         if world.rank in (1, 2):
             return ""
-        assert world.rank or has_said.wait(30)
+        assert world.rank or has_said.wait(60)
         try:
             return gather_texts(world, "one deadline", "mine", timeout=0.5)
         finally:

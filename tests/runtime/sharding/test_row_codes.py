@@ -46,7 +46,7 @@ def schedule_of(way=TableWay.SHARDED, codec="float16", *, local=True, rows=ROWS,
 
 def wrapped(model, schedule, world, rate=RATE):
     inner = torch.optim.SGD(model.parameters(), lr=rate)
-    return partreduce.DistributedOptimizer(inner, model, schedule, world=world, timeout=20)
+    return partreduce.DistributedOptimizer(inner, model, schedule, world=world, timeout=60)
 
 
 def rounded(rows, codec):

@@ -19,7 +19,7 @@ PLAN = Schedule("everyone", Cluster.regular(1, 2), AllReduce())
 def optimizer_of(world):
     model = torch.nn.Linear(2, 1)
     inner = torch.optim.SGD(model.parameters(), lr=0.5)
-    return DistributedOptimizer(inner, model, PLAN, timeout=20, world=world)
+    return DistributedOptimizer(inner, model, PLAN, timeout=60, world=world)
 
 
 def train(optimizer, steps):

@@ -19,6 +19,7 @@ from helpers.gap_runs import (
     replayed_values,
     ring_edges,
     run_gap_case,
+    until_left_behind,
 )
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
@@ -213,12 +214,6 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
                 released.set()
             time.sleep(0.01)
 
-    def left_behind(runner):
-        """Wait in step 2 until the neighbours are as far ahead as they may be, and their tokens say so."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and min(runner.driver.state.tokens) < runner.gap.max_ig + 2:
-            time.sleep(0.005)
-
     def work(world):
         model, optimizer = optimizer_of(world, schedule, np.zeros(3))
         runner = optimizer.runner
@@ -229,7 +224,7 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
 
             def pausing(operation, kind):
                 if is_late and kind is Advance and operation.round == 2:
-                    left_behind(runner)
+                    until_left_behind(runner)
                 if kind is stop_before and operation.round >= 3 and not stopped:
                     stopped.append(operation.round)
                     threading.Thread(target=watch).start()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.gap_runs import optimizer_of, pause, plan_of, ring_edges
+from helpers.gap_runs import optimizer_of, plan_of, ring_edges, until_left_behind
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.errors import InputError, PeerLostError
 from partreduce.topo.strategies.gap import Gap, Order, Skip
@@ -52,15 +52,13 @@ def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
         train(model, optimizer, 3)
         while world.rank != 1 and not any((e.kind, e.step, e.source) == ("update", last, 1) for e in list(log.events)):
             time.sleep(0.002)
-        together.wait(30)
+        together.wait(60)
         if world.rank == 1:
             lose(optimizer)
             return
         train(model, optimizer, 100)
 
-    start = time.monotonic()
     errors = ranks.run(3, work, catch=PeerLostError)
-    assert time.monotonic() < start + 60
     texts = [str(errors[0]), str(errors[2])]
     assert all("worker 1 stopped in round 3 with ValueError: a bug" in text for text in texts)
     first = [text for rank, text in zip((0, 2), texts, strict=True) if f"(worker {rank} waited" in text]
@@ -73,7 +71,7 @@ def test_whose_updates_others_can_do_without_ends_nobodys_training(ranks):
     schedule = plan_of(4, edges, Gap(max_ig=2, backup=(1, 0, 0, 0)))
 
     def work(world):
-        model, optimizer = optimizer_of(world, schedule, np.zeros(3), timeout=20)
+        model, optimizer = optimizer_of(world, schedule, np.zeros(3), timeout=60)
         if world.rank == 3:
             train(model, optimizer, 2)
             lose(optimizer)
@@ -95,20 +93,20 @@ def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
     def work(world):
         model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap()), np.zeros(3), timeout=120)
         optimizer.run.reducer.timeout = 1
-        if world.rank == 1:
-            time.sleep(3)
-            return
-        train(model, optimizer, 5)
+        if world.rank == 0:
+            with pytest.raises(PeerLostError) as caught:
+                train(model, optimizer, 5)
+            assert "(worker 0 waited in step 0 for an update of step 0 from worker 1)" in str(caught.value)
+            told.set()
+        assert told.wait(60)
 
-    start = time.monotonic()
-    error = ranks.run(2, work, catch=PeerLostError)[0]
-    assert "(worker 0 waited in step 0 for an update of step 0 from worker 1)" in str(error)
-    assert time.monotonic() < start + 60
+    told = threading.Event()
+    ranks.run(2, work)
 
 
 def test_who_ended_after_fewer_rounds_is_named(ranks):
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap(max_ig=2)), np.zeros(3), timeout=20)
+        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap(max_ig=2)), np.zeros(3), timeout=60)
         train(model, optimizer, 5 if world.rank else 3)
         optimizer.finish()
 
@@ -127,12 +125,10 @@ def test_who_waits_where_all_meet_is_named_by_who_went_past(ranks):
                 pass
         train(model, optimizer, 9)
 
-    start = time.monotonic()
     errors = ranks.run(2, work, catch=PeerLostError)
     assert "worker 1 waits for all in mean_model()" in str(errors[0])
     assert "waited in step 3 for an update of step 3 from worker 1" in str(errors[0])
     assert "worker 0" in str(errors[1])
-    assert time.monotonic() < start + 60
 
 
 @pytest.mark.parametrize("pace", [1, 2])
@@ -149,7 +145,8 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, pace)
             for batch in optimizer.batches(range(rounds * pace // 2)):
                 seen.append(epoch * rounds * pace // 2 + batch)
                 assert optimizer.steps == seen[-1], "the batch belongs to the step"
-                pause(optimizer, np.inf if world.rank == 0 and batch == 3 else 0)
+                if world.rank == 0 and batch == 3:
+                    until_left_behind(optimizer.runner)
                 model.set_gradient(0.0, np.ones(3))
                 optimizer.step()
             with optimizer.mean_model():  # nobody skips past a place where all meet
@@ -168,9 +165,10 @@ def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
     gap = Gap(max_ig=4, backup=1, skip=Skip(limit=10))
 
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=20)
+        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=60)
         for batch in range(12):
-            pause(optimizer, np.inf if world.rank == 0 and batch == 3 else 0)
+            if world.rank == 0 and batch == 3:
+                until_left_behind(optimizer.runner)
             model.set_gradient(0.0, np.ones(3))
             optimizer.step()
         optimizer.finish()

@@ -70,7 +70,7 @@ def train(world, schedule, num_rounds, data):
     rank = world.rank
     model = Quadratic(start[rank], torch.float64)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizer = DistributedOptimizer(inner, model, schedule, timeout=30, initial="keep", world=world)
+    optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, initial="keep", world=world)
     for step in range(num_rounds * schedule.pace_of(rank)):
         model.set_gradient(float(decay[rank]), push[rank, step])
         optimizer.step()
@@ -118,7 +118,7 @@ def big_model(world, schedule, *, dtype=torch.float32, buffers="average"):
             parameter.fill_(float(world.rank))
         model[1].running_mean.fill_(float(world.rank))
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    return model, DistributedOptimizer(inner, model, schedule, timeout=20, initial="keep", buffers=buffers, world=world)
+    return model, DistributedOptimizer(inner, model, schedule, timeout=60, initial="keep", buffers=buffers, world=world)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -20,6 +20,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import outer_means
 from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError, PeerLostError, ScheduleError
@@ -140,21 +141,30 @@ OWN = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True, anchor="own"))
 
 @pytest.mark.parametrize(
     "strategy",
-    [AllReduce(pace=5, what=DILOCO), nested(pace=2), nested(pace=2, what=OWN)],
-    ids=["everybody", "nested", "own anchors"],
+    [
+        AllReduce(pace=5, what=DILOCO),
+        nested(pace=2),
+        nested(pace=2, what=OWN),
+        AllReduce(pace=(5, 10, 5), what=DILOCO, averaging="step-normalised"),
+        nested(pace=(4, 2, 4), what=OWN, averaging="step-normalised"),
+    ],
+    ids=["everybody", "nested", "own anchors", "normalised", "own anchors, normalised"],
 )
 @pytest.mark.parametrize("saved", [2, 5, 8, 10])
 def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, saved):
+    """With uneven data, and wherever anchor and momentum lie."""
+    paces = job(strategy).schedule.paces()
+
     def whole(world):
         training = training_of(world, strategy)
-        training.steps(saved)
+        training.steps(saved * paces[world.rank] // paces.min())
         save_checkpoint(training.optimizer, tmp_path)
-        return training.steps(12), training.optimizer.runner.state()
+        return training.to_the_end(12), training.optimizer.runner.state()
 
     def resumed(world):
-        training = training_of(world, strategy)
-        assert load_checkpoint(training.optimizer, tmp_path).steps == saved
-        return training.steps(12), training.optimizer.runner.state()
+        training = training_of(world, strategy, outer_state="host" if world.rank else "device")
+        assert load_checkpoint(training.optimizer, tmp_path).steps == saved * paces[world.rank] // paces.min()
+        return training.to_the_end(12), training.optimizer.runner.state()
 
     for (one, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
         assert torch.equal(one, other)
@@ -233,7 +243,7 @@ def test_the_mean_model_leaves_anchor_and_momentum_alone(ranks):
 
 def test_a_lost_worker_ends_the_run_by_name_and_no_outer_step_is_half_made(ranks):
     def work(world):
-        training = training_of(world, AllReduce(pace=2, what=DILOCO), timeout=4)
+        training = training_of(world, AllReduce(pace=2, what=DILOCO), timeout=60)
         training.steps(3)
         before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
         if world.rank == 2:
@@ -301,6 +311,9 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
             with pytest.raises(InputError) as caught:
                 training_of(world, AllReduce(pace=2, what=DILOCO), **options)
             texts.append(str(caught.value))
+        for where, what, words in (("disk", DILOCO, "is not one of"), ("host", Routes(), "has no outer steps")):
+            with pytest.raises(InputError, match=f"outer_state: .*{words}"):
+                training_of(world, AllReduce(pace=2, what=what), outer_state=where)
         with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
             ScheduleAverager(job(AllReduce(pace=2, what=DILOCO)).schedule, world=world)
         return texts
@@ -308,6 +321,39 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
     for keep, correction in ranks.run(3, work):
         assert "measures what workers moved since they were equal" in keep
         assert "has outer steps, for which it is not derived" in correction
+
+
+@pytest.mark.parametrize(("workers", "momentum"), [(4, 0.5), (5, 0.5), (6, 0.0)])
+def test_random_pairs_are_nolocos_equations(ranks, workers, momentum):
+    """In its own terms: slow weights phi, outer gradients delta, and the momentum alpha with beta = gamma = 0.7."""
+    every, rounds = 3, 9
+    options = {"every": every, "momentum": momentum, "phases": 4, "seed": 2}
+    schedule = registry.build("noloco", Cluster.regular(1, workers), **options)
+    pushes = np.random.default_rng(1).normal(size=(rounds * every, workers, 16))
+
+    def work(world):
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.full((16,), 3.0, dtype=torch.float64))
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
+        for push in pushes:
+            model.weight.grad = -torch.from_numpy(push[world.rank].copy())
+            optimizer.step()
+        last = model.weight.detach().numpy().copy()
+        optimizer.finish()
+        return last
+
+    phi, velocity, theta = (np.full((workers, 16), value) for value in (3.0, 0.0, 3.0))
+    for round_ in range(rounds):
+        theta += pushes[round_ * every : (round_ + 1) * every].sum(axis=0)
+        delta, before, following = theta - phi, phi.copy(), phi.copy()
+        for pair in (group.members for group in schedule.phase(round_)):
+            for worker in pair:
+                drawn = 0.7 * delta[list(pair)].mean(axis=0) - 0.7 * (before[worker] - before[list(pair)].mean(axis=0))
+                velocity[worker] = momentum * velocity[worker] + drawn
+                following[worker] = before[worker] + velocity[worker]
+            theta[list(pair)] = following[list(pair)]
+        phi = following
+    np.testing.assert_allclose(ranks.run(workers, work), theta, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("feeds", [True, False])

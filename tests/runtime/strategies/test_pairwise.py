@@ -23,7 +23,7 @@ def schedule(n, active, **options):
     return Schedule("pairs at random", Cluster.regular(1, n), Pairwise(active=active, **options))
 
 
-def make(world, plan, start, *, timeout=20, **options):
+def make(world, plan, start, *, timeout=60, **options):
     model = Quadratic(np.array(start, dtype=float), torch.float64)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     return model, DistributedOptimizer(inner, model, plan, timeout=timeout, initial="keep", world=world, **options)
@@ -188,7 +188,7 @@ def test_a_lost_partner_is_named(ranks):
     ranks.fresh()
 
     def work(world):
-        model, optimizer = make(world, schedule(2, (0,)), [0.0] * 3, timeout=20)
+        model, optimizer = make(world, schedule(2, (0,)), [0.0] * 3, timeout=60)
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
         if world.rank == 1:

@@ -90,7 +90,7 @@ class Numbers(torch.nn.Module):
         return [weight.item() for weight in self.weights]
 
 
-def wrapped(world, *, model=None, make=torch.optim.SGD, buffers="average", rate=1.0, timeout=20, options=None, **when):
+def wrapped(world, *, model=None, make=torch.optim.SGD, buffers="average", rate=1.0, timeout=60, options=None, **when):
     model = model or Numbers()
     inner = make(model.parameters(), lr=rate, **(options or {}))
     schedule = Schedule("late", Cluster.regular(1, world.size), AllReduce(when=Pipeline(**when)))
@@ -532,7 +532,7 @@ def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(rank
             model = Numbers()
             inner = torch.optim.SGD(model.parameters(), lr=1.0)
             schedule = Schedule("other", Cluster.regular(1, world.size), AllReduce(when=when))
-            optimizer = DistributedOptimizer(inner, model, schedule, timeout=20, world=world)
+            optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
             optimizer.load_state_dict(state)
             assert optimizer.steps == 3
             optimizer.finish()

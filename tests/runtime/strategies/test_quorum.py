@@ -78,7 +78,7 @@ def schedule_of(n, nodes=1, how=None, **options):
 def wrapped(world, schedule, make=None, values=(0.0,) * WIDTH, **options):
     model = TwoBuckets(list(values))
     inner = make(model.parameters()) if make else torch.optim.SGD(model.parameters(), lr=1.0)
-    return model, inner, DistributedOptimizer(inner, model, schedule, world=world, timeout=20, **options)
+    return model, inner, DistributedOptimizer(inner, model, schedule, world=world, timeout=60, **options)
 
 
 def call(model, optimizer, value):

@@ -76,7 +76,7 @@ def wrapped(world, *, dtype=torch.float64, factory=torch.optim.SGD, pace=1, **op
     when = Quorum(**({"quorum": "solo"} | options))
     schedule = Schedule("groups", Cluster.regular(2, 2), Static(phases=PHASES, when=when, pace=pace))
     optimizer = DistributedOptimizer(
-        factory(model.parameters(), lr=1.0), model, schedule, world=world, timeout=20, **made
+        factory(model.parameters(), lr=1.0), model, schedule, world=world, timeout=60, **made
     )
     return model, optimizer
 
@@ -106,7 +106,7 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
     def watch():
         assert stopped.wait(60)
         seen = None
-        while seen != (seen := list(far)) or max(far) < far[1] + 3:
+        while seen != (seen := list(far)) or max(seen) < seen[1] + 3:
             time.sleep(0.3)
         released.set()
         return seen

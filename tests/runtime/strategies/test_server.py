@@ -36,7 +36,7 @@ def network(seed=3):
 
 def losses(world, plan, make, steps=8, *, seed=3):
     model = network(seed)
-    optimizer = DistributedOptimizer(make(model.parameters()), model, plan, timeout=20, world=world)
+    optimizer = DistributedOptimizer(make(model.parameters()), model, plan, timeout=60, world=world)
     generator = torch.Generator().manual_seed(100 + world.rank)
     losses = []
     for _ in range(steps):
@@ -134,22 +134,20 @@ def test_nobody_runs_ahead_by_more_than_the_staleness(ranks, staleness):
         plan = schedule(3, hosts=(1,), synchronous=False, staleness=staleness)
         model, optimizer = push_model(world, plan, [0.0, 0.0, 0.0])
         for round_ in range(8):
-            gaps.append(rounds_of[world.rank] - min(rounds_of))
             deadline = time.monotonic() + 60
             while world.rank == 0 and max(rounds_of) < min(round_ + staleness, 8):
                 assert time.monotonic() < deadline, "the others may come this far, and do not"
                 time.sleep(0.001)
             if world.rank == 0:
                 time.sleep(0.01)  # time to come too far
+                gaps.append(max(rounds_of) - round_)
             model.set_gradient(0.0, np.ones(3))
             optimizer.step()
             rounds_of[world.rank] += 1
         optimizer.finish()
 
     ranks.run(3, work)
-    # A worker notes its round after its push was answered, so the slowest may be one further than noted.
-    assert max(gaps) <= staleness + 1
-    assert max(gaps) >= staleness
+    assert max(gaps) == staleness
 
 
 def test_without_a_bound_fast_workers_do_not_wait_for_a_slow_one(ranks):
@@ -276,9 +274,7 @@ def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronou
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
 
-    started = time.monotonic()
     errors = ranks.run(3, work, catch=PeerLostError)
-    assert time.monotonic() - started < 30
     for rank in (0, 2):
         assert "worker 1 stopped in round 1 with ValueError: a bug" in str(errors[rank])
         assert "step 1, round 1" in str(errors[rank])

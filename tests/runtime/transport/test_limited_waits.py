@@ -43,7 +43,7 @@ def test_a_wait_has_a_limit_and_the_operation_goes_on(ranks, name, seconds):
         if world.rank == 0:
             in_vain = name != "broadcast" and work.ended_within(seconds)
             may_come.set()
-        assert work.ended_within(20)
+        assert work.ended_within(60)
         work.wait()
         return in_vain
 
@@ -105,7 +105,7 @@ def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for
             world.abandon()
             return None
         work = group.all_reduce(torch.ones(1))
-        assert work.ended_within(20)
+        assert work.ended_within(60)
         for _ in range(2):
             with pytest.raises(RuntimeError):
                 work.wait()
@@ -121,7 +121,7 @@ def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(ranks):
         tensor = torch.full((3,), 1.0 + world.rank)
         work = group_of(world).all_reduce(tensor, Coding(How(codec=Codec.FLOAT16), (0, 0)))
         assert isinstance(work, LimitedShortWork)
-        assert work.ended_within(20)
+        assert work.ended_within(60)
         work.wait()
         summed = tensor.tolist()
         tensor.zero_()

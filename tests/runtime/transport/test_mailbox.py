@@ -32,7 +32,7 @@ class Pair:
     def __init__(self, deliver=None):
         self.heard, store = [], dist.HashStore()
         self.boxes = [
-            Mailbox(store, rank, "test", deliver or self.heard.append, max_bytes=10_000, timeout=10) for rank in (0, 1)
+            Mailbox(store, rank, "test", deliver or self.heard.append, max_bytes=10_000, timeout=60) for rank in (0, 1)
         ]
         for box in self.boxes:
             box.start()
@@ -84,7 +84,7 @@ def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy,
 
         model = Quadratic(np.array([world.rank, 1.0, 2.0]), torch.float64)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        optimizer = DistributedOptimizer(inner, model, plan, timeout=10, initial=initial, world=world)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=60, initial=initial, world=world)
         for step in range(6):
             if step == 2:
                 mailbox = optimizer.runner.mailboxes[0]

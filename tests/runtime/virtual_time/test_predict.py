@@ -269,7 +269,7 @@ def test_mailboxes_of_a_real_run_count_the_bytes_that_were_predicted(ranks, stra
     def work(world):
         model = torch.nn.Linear(4096, 4, bias=False)
         inner = torch.optim.SGD(model.parameters(), lr=1e-6)
-        optimizer = DistributedOptimizer(inner, model, Schedule("s", cluster, strategy), timeout=20, world=world)
+        optimizer = DistributedOptimizer(inner, model, Schedule("s", cluster, strategy), timeout=60, world=world)
         for _ in range(rounds):
             optimizer.zero_grad()
             model(torch.ones(2, 4096)).sum().backward()

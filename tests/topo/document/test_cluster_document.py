@@ -188,17 +188,11 @@ BROKEN = [
     (BASE + "hardware: {switches: [{nodes: [1], bandwidth: 0B/s}]}", "hardware.switches[0].bandwidth", "must be > 0"),
     (BASE + "hardware: {switches: [{nodes: [1], uplink: 1}]}", "hardware.switches[0]", "unknown key"),
     (BASE + "hardware: {switches: [{nodes: [1]}, {nodes: [1]}]}", "hardware.switches[1]", "above the same nodes"),
-    (
-        "num_nodes: 3\nworkers_per_node: 1\nhardware: {switches: [{nodes: [0, 1]}, {nodes: [1, 2]}]}",
-        "hardware.switches[1]",
-        "shares node 1 with switches[0]",
-    ),
+    ("num_nodes: 3\nworkers_per_node: 1\nhardware: {switches: [{nodes: [0, 1]}, {nodes: [1, 2]}]}",
+        "hardware.switches[1]", "shares node 1 with switches[0]"),
     (BASE + "hardware: {num_nics: 0}", "hardware.num_nics", "must be >= 1"),
-    (
-        BASE + "hardware: {codec: {int3: {}}}",
-        "hardware.codec.int3",
-        "it must be 'float16', 'bfloat16', 'int8' or 'int4'",
-    ),
+    (BASE + "hardware: {codec: {int3: {}}}", "hardware.codec.int3",
+        "it must be 'float16', 'bfloat16', 'int8' or 'int4'"),
     (BASE + "hardware: {codec: {int8: {encode: -1}}}", "hardware.codec.int8.encode", "must be >= 0"),
     (BASE + "hardware: {layers: 0}", "hardware.layers", "must be >= 1"),
     (BASE + "hardware: {layers: [0B, 0kB]}", "hardware.layers", "sends nothing"),
@@ -229,7 +223,7 @@ BROKEN = [
     ("- " * 10**4, "1:65", "nested deeper than 32"),
     ("".join(" " * i + f"k{i}:\n" for i in range(200)), "33:33", "nested deeper than 32"),
     ("a: {" + "x: {" * 10**4, "1:128", "nested deeper than 32"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "place", "words"), BROKEN, ids=range(len(BROKEN)))

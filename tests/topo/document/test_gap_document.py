@@ -24,20 +24,14 @@ ONE_WAY = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (1, 2, Fraction(1, 2)
 GAPS = {
     "standard": (Gap(), {}),
     "tokens": (Gap(max_ig=4), {"max_ig": 4}),
-    "paper": (
-        Gap(max_ig=4, staleness=5, skip=Skip(limit=10), weights=Weights.ITERATION, order=Order.PARALLEL),
-        {"max_ig": 4, "staleness": 5, "skip": {"limit": 10}, "weights": "iteration", "order": "parallel"},
-    ),
-    "backups": (
-        Gap(max_ig=1, backup=(1, 0, 2, 0), inquire=True, weights=Weights.UNIFORM),
-        {"max_ig": 1, "backup": [1, 0, 2, 0], "inquire": True, "weights": "uniform"},
-    ),
-    "newest": (
-        Gap(max_ig=2, staleness=1, reduce=Reducing.NEWEST, skip=Skip(limit=5, trigger=3)),
-        {"max_ig": 2, "staleness": 1, "reduce": "newest", "skip": {"limit": 5, "trigger": 3}},
-    ),
+    "paper": (Gap(max_ig=4, staleness=5, skip=Skip(limit=10), weights=Weights.ITERATION, order=Order.PARALLEL),
+        {"max_ig": 4, "staleness": 5, "skip": {"limit": 10}, "weights": "iteration", "order": "parallel"}),
+    "backups": (Gap(max_ig=1, backup=(1, 0, 2, 0), inquire=True, weights=Weights.UNIFORM),
+        {"max_ig": 1, "backup": [1, 0, 2, 0], "inquire": True, "weights": "uniform"}),
+    "newest": (Gap(max_ig=2, staleness=1, reduce=Reducing.NEWEST, skip=Skip(limit=5, trigger=3)),
+        {"max_ig": 2, "staleness": 1, "reduce": "newest", "skip": {"limit": 5, "trigger": 3}}),
     "notify-ack": (Gap(notify_ack=True, weights=Weights.UNIFORM), {"notify_ack": True, "weights": "uniform"}),
-}
+}  # fmt: skip
 
 
 def document(gap, edges=RING, n=4, **members):

@@ -19,15 +19,10 @@ RULE = {
     "version": 1,
     "name": "prague-figure-10",
     "cluster": {"num_nodes": 4, "workers_per_node": 4},
-    "strategy": {
-        "kind": "static",
-        "node_radices": [2, 2],
-        "phases": [
-            [{"local": [0], "across": [0, 1]}, {"local": [2, 3], "across": []}],
-            [{"local": [0, 3], "across": []}, {"local": [1], "across": [0]}],
-        ],
-    },
-}
+    "strategy": {"kind": "static", "node_radices": [2, 2],
+        "phases": [[{"local": [0], "across": [0, 1]}, {"local": [2, 3], "across": []}],
+        [{"local": [0, 3], "across": []}, {"local": [1], "across": [0]}]]},
+}  # fmt: skip
 GROUPS = {
     "format": "partreduce.schedule",
     "version": 1,
@@ -131,6 +126,41 @@ BROKEN = [
     (changed(RULE, ["nmae"], "x"), "document", 'has the unknown key "nmae"; did you mean "name"?'),
     (changed(RULE, ["a\x1b[31m\n"], "x"), "document", "has the unknown key"),
     (changed(RULE, ["certificate"], []), "certificate", "must be an object"),
+    *(
+        (changed(base, ["contingencies"], planned), f"contingencies{place}", words)
+        for base, planned, place, words in (
+            (RULE, [], "", "too short"),
+            (RULE, {}, "", "must be a list"),
+            (RULE, [[0]], "[0]", "must be an object"),
+            (RULE, [{"groups": "all"}], "[0]", 'the key "lost" is missing'),
+            (RULE, [{"lost": []}], "[0].lost", "too short"),
+            (RULE, [{"lost": [True]}], "[0].lost[0]", "must be an integer"),
+            (RULE, [{"lost": [0, 0]}], "[0].lost", "ascending"),
+            (RULE, [{"lost": [16]}], "[0].lost", "it names workers of 0..15"),
+            (RULE, [{"lost": list(range(15))}], "[0].lost", "leaves 2 or more"),
+            (RULE, [{"lost": [3]}, {"lost": [3]}], "[1].lost", "has a contingency already"),
+            (RULE, [{"lost": [0], "groups": "some"}], "[0].groups", "'remaining' or 'all'"),
+            (RULE, [{"lost": [0], "group": "all"}], "[0]", 'has the unknown key "group"'),
+            (RULE, [{"lost": [0], "groups": "all", "phases": [[]]}], "[0]", 'has the key "groups" beside phases'),
+            (RULE, [{"lost": [16], "phases": [[]]}], "[0].lost", "names ranks of 0..15"),
+            (RULE, [{"lost": list(range(15)), "phases": [[]]}], "[0].lost", "leaves 2 or more"),
+            (RULE, [{"lost": [0], "phases": []}], "[0].phases", "at least 1 phase"),
+            (RULE, [{"lost": [0], "phases": [[{"group": [0, 15]}]]}], "[0].phases[0][0].group[1]", "ranks are 0..14"),
+            (RULE, [{"lost": [0], "node_radices": [3], "phases": [[]]}], "[0]", "equally sized nodes"),
+            (RULE, [{"lost": [0, 1, 2, 3], "node_radices": [4], "phases": [[]]}], "[0]", "number of nodes, 3"),
+        )
+    ),
+    (changed(NEIGHBOR, ["contingencies"], [{"lost": [0]}]), "strategy.kind", "contingencies are for static and"),
+    (
+        text_of(RULE | {"strategy": RULE["strategy"] | {"when": {"late": 1}}, "contingencies": [{"lost": [0]}]}),
+        "strategy.when",
+        "contingencies are for whole models in lockstep",
+    ),
+    (
+        text_of(RULE | {"strategy": {"kind": "allreduce"}, "contingencies": [{"lost": [0], "groups": "all"}]}),
+        "contingencies[0].groups",
+        "All-Reduce goes on with all",
+    ),
     (changed(RULE, ["certificate"], None), "certificate", "must be an object"),
     (changed(RULE, ["cluster"], "4x4"), "cluster", 'is "4x4"; it must be an object'),
     (changed(RULE, ["cluster", "num_nodes"], 0), "cluster.num_nodes", "is 0; it must be >= 1"),
@@ -194,16 +224,9 @@ BROKEN = [
         ),
     ),
     (changed(RULE, ["strategy", "how"], "ring"), "strategy.how", 'is "ring"; it must be an object'),
-    (
-        changed(RULE, ["strategy", "how"], {"fom": "ring"}),
-        "strategy.how",
-        'has the unknown key "fom"; did you mean "form"?',
-    ),
-    (
-        changed(RULE, ["strategy", "how"], {"form": "star"}),
-        "strategy.how.form",
-        "it must be 'ring' or 'hierarchical'",
-    ),
+    (changed(RULE, ["strategy", "how"], {"fom": "ring"}), "strategy.how",
+        'has the unknown key "fom"; did you mean "form"?'),
+    (changed(RULE, ["strategy", "how"], {"form": "star"}), "strategy.how.form", "it must be 'ring' or 'hierarchical'"),
     (changed(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalised'"),
     (changed(RULE, ["strategy", "pace"], 0), "strategy.pace", "is 0; it must be >= 1"),
     (changed(RULE, ["strategy", "pace"], "fast"), "strategy.pace", 'is "fast"; it must be an integer'),
@@ -214,11 +237,8 @@ BROKEN = [
     (changed(GROUPS, [*P0, 0, "group"], []), "strategy.phases[0][0].group", "a group has at least 2 workers"),
     (changed(GROUPS, [*P0, 0, "group"], 3), "strategy.phases[0][0].group", "must be a list"),
     (changed(GROUPS, [*P0, 0, "group"]), "strategy.phases[0][0]", 'the key "group" is missing'),
-    (
-        changed(GROUPS, [*P0, 1, "group", 1], 4),
-        "strategy.phases[0][1].group[1]",
-        "rank 4 is out of range; ranks are 0..3",
-    ),
+    (changed(GROUPS, [*P0, 1, "group", 1], 4), "strategy.phases[0][1].group[1]",
+        "rank 4 is out of range; ranks are 0..3"),
     (changed(GROUPS, [*P0, 1, "group", 1], -1), "strategy.phases[0][1].group[1]", "rank -1 is out of range"),
     (changed(GROUPS, [*P0, 1, "group", 1], True), "strategy.phases[0][1].group[1]", "is true; it must be an integer"),
     (changed(GROUPS, [*P0, 1, "group", 1], 0.0), "strategy.phases[0][1].group[1]", "is 0.0; it must be an integer"),
@@ -280,7 +300,7 @@ BROKEN = [
     (b'{\n"a": "\xff"}', "2:7", "is not UTF-8"),
     (b'{"a": "\xed\xa0\x80"}', "1:8", "is not UTF-8"),
     (b'{"a": "\xc0\xaf"}', "1:8", "is not UTF-8"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

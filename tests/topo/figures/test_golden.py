@@ -142,25 +142,11 @@ def test_overlapped_allreduce_disagrees_by_n_minus_1_over_n() -> None:
         ("node_x15_then_all", node_then_all(15)),
         ("prague_figure_10", figure_10(4)),
         *((f"allreduce_every_{h}", Schedule("a", Cluster.parse("4x4"), AllReduce(pace=h))) for h in (2, 4, 8, 16)),
-        (
-            "pairs_pairs_all",
-            Schedule(
-                "pairs",
-                Cluster.parse("4x4"),
-                Static(
-                    phases=RulePhases(
-                        (4,),
-                        (
-                            (Block((0, 1)), Block((2, 3))),
-                            (Block((0, 2)), Block((1, 3))),
-                            (Block((0, 1, 2, 3), (0,)),),
-                        ),
-                    ),
-                ),
-            ),
-        ),
+        ("pairs_pairs_all", Schedule("pairs", Cluster.parse("4x4"),
+            Static(phases=RulePhases((4,), ((Block((0, 1)), Block((2, 3))), (Block((0, 2)), Block((1, 3))),
+            (Block((0, 1, 2, 3), (0,)),)))))),
     ],
-)
+)  # fmt: skip
 def test_drift_table(name: str, schedule: Schedule) -> None:
     worker, node = GOLDEN["drift_16_workers_4_nodes"][name]
     assert drift(schedule, "worker").value == pytest.approx(worker, abs=5e-4)

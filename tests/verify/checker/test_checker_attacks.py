@@ -105,14 +105,10 @@ ATTACKS = {
     "answers of a billion workers": (HUGE_RULE, ASKED),
     "answers of nobody": (RULE, {**ASKED, "answers": ""}),
     "answers of another function": (RULE, {**ASKED, "answers": hashlib.sha256(b"0 1\n-\n" * 4).hexdigest()}),
-    "answers without their relax": (
-        RULE,
-        {**ASKED, "answers": hashlib.sha256(b"0\n-\n2\n-\n0\n-\n2\n-\n").hexdigest()},
-    ),
-    "right answers of more workers than anybody asks": (
-        document(1025, 1, kind="allreduce"),
-        {**ASKED, "answers": hashlib.sha256(b"0 1\n" * 1025).hexdigest()},
-    ),
+    "answers without their relax": (RULE, {**ASKED,
+        "answers": hashlib.sha256(b"0\n-\n2\n-\n0\n-\n2\n-\n").hexdigest()}),
+    "right answers of more workers than anybody asks": (document(1025, 1, kind="allreduce"),
+        {**ASKED, "answers": hashlib.sha256(b"0 1\n" * 1025).hexdigest()}),
     "answers as a list": (RULE, {**ASKED, "answers": [0, -1]}),
     "membership of explicit groups": (PAIR, ASKED),
     "membership of a graph": (LINE, ASKED),
@@ -120,37 +116,27 @@ ATTACKS = {
     "power of nothing": (groups(2, []), {**POWER, "periods": 2 * 10**8}),
     "trees of two billion workers": (groups(MANY, [[0, 1]]), {**TREES, "trees": [[]]}),
     "product of 30000 workers": (groups(30000, [[0, 1]]), EXACT),
-    "pivots of 500 workers": (
-        groups(500, [[0, 1]]),
-        {**POWER, "claim": "contraction", "method": "pivots", "squared": "2"},
-    ),
+    "pivots of 500 workers": (groups(500, [[0, 1]]), {**POWER, "claim": "contraction", "method": "pivots",
+        "squared": "2"}),
     "tree of a huge graph": (BIG_LINE, {"claim": "consensus", "method": "graph", "root": 0, "tree": []}),
     "classes of 3000 phases and 12 digits": (BLOCKS, EXACT),
     "power of long factors": (DENSE, {**POWER, "periods": 10**5}),
     "swap called consensus by trees": (SWAP, {**TREES, "trees": [[[0, 0, 1]]]}),
     "swap called consensus by a power": (SWAP, {**POWER, "periods": 2, "squared": "1"}),
-    "consensus of workers that never meet": (
-        groups(4, [[0, 1], [2, 3]]),
-        {**TREES, "trees": [[[0, 0, 1], [0, 2, 3], [0, 1, 2]]]},
-    ),
-    "consensus through a factor of 0": (
-        groups(3, [[0, 1]], [([1, 2], 0)]),
-        {**TREES, "trees": [[[0, 0, 1], [1, 1, 2]]]},
-    ),
-    "cyclic shift called consensus": (
-        SHIFT,
-        {"claim": "consensus", "method": "graph", "root": 0, "tree": [[0, 0, 1], [0, 1, 2]]},
-    ),
+    "consensus of workers that never meet": (groups(4, [[0, 1], [2, 3]]),
+        {**TREES, "trees": [[[0, 0, 1], [0, 2, 3], [0, 1, 2]]]}),
+    "consensus through a factor of 0": (groups(3, [[0, 1]], [([1, 2], 0)]),
+        {**TREES, "trees": [[[0, 0, 1], [1, 1, 2]]]}),
+    "cyclic shift called consensus": (SHIFT, {"claim": "consensus", "method": "graph", "root": 0,
+        "tree": [[0, 0, 1], [0, 1, 2]]}),
     "cyclic shift of three periods": (SHIFT, {**POWER, "periods": 3, "squared": "1"}),
     "half a mean called exact": (PAIR, EXACT),
-    "labels of two phases that are one": (
-        groups(4, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
-        {"claim": "exact-consensus", "method": "labels", "first": 0, "radices": [2, 2], "labels": [0, 1, 2, 3]},
-    ),
+    "labels of two phases that are one": (groups(4, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
+        {"claim": "exact-consensus", "method": "labels", "first": 0, "radices": [2, 2], "labels": [0, 1, 2, 3]}),
     "half a character": (PAIR, {"claim": "\ud800"}),
     "a proof in a name": (PAIR, {"claim": "x\nconsensus: proved\n"}),
     "method in the name": (PAIR, {**POWER, "claim": "consensus/power", "periods": 1}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ATTACKS)

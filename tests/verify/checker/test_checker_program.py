@@ -39,11 +39,8 @@ SHA256 = certificate()["schedule_sha256"]
 REFUSED = [
     ({"format": "certificate"}, 65, "certificate.format: must be one of ['partreduce.certificate']"),
     ({"version": 2}, 65, "certificate.version: must be one of [1]"),
-    (
-        {"schedule_sha256": "0" * 64},
-        1,
-        f'schedule_sha256 is "{"0" * 64}"; expected "{SHA256}": the certificate is of another schedule',
-    ),
+    ({"schedule_sha256": "0" * 64}, 1,
+        f'schedule_sha256 is "{"0" * 64}"; expected "{SHA256}": the certificate is of another schedule'),
     ({"num_workers": 3}, 1, "num_workers is 3; expected 2"),
     ({"period": 2}, 1, "period is 2; expected 1"),
     ({"more": 1}, 65, "certificate: has unknown keys ['more'] or lacks []"),
@@ -55,22 +52,16 @@ REFUSED = [
     ({"claims": [{"claim": "contraction", "method": 1}]}, 65, "claims[0].method: must be a text"),
     ({"claims": [{"claim": "contraction"}]}, 65, "claims[0] (contraction): is unknown or repeated"),
     ({"claims": [{**RATE, "method": "x"}]}, 65, "claims[0] (contraction/x): is unknown or repeated"),
-    (
-        {"claims": [{"claim": "contraction/pivots", "squared": "1/4"}]},
-        65,
-        "claims[0] (contraction/pivots): is unknown or repeated",
-    ),
+    ({"claims": [{"claim": "contraction/pivots", "squared": "1/4"}]}, 65,
+        "claims[0] (contraction/pivots): is unknown or repeated"),
     ({"claims": [{"claim": "x" * 99}]}, 65, f"claims[0] ({'x' * 60}): is unknown or repeated"),
     ({"claims": [RATE, RATE]}, 65, "claims[1] (contraction/pivots): is unknown or repeated"),
     ({"claims": [RATE, rate("norms", "1/4")]}, 65, "claims[1] (contraction/norms): is unknown or repeated"),
     ({"claims": [PRODUCT]}, 1, 'claims[0] (exact-consensus/product) is "the product"; expected exactly the mean'),
-    (
-        {"schedule_sha256": "x" * 999},
-        1,
-        f'schedule_sha256 is "{"x" * 119}; expected "{SHA256}": the certificate is of another schedule',
-    ),
+    ({"schedule_sha256": "x" * 999}, 1,
+        f'schedule_sha256 is "{"x" * 119}; expected "{SHA256}": the certificate is of another schedule'),
     ({"x" * 999: 1}, 65, "certificate: " + f"has unknown keys ['{'x' * 999}'"[:200]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "status", "says"), REFUSED)
@@ -94,20 +85,14 @@ FILES = [
     (spelled("true"), HALF, "certificate.json: true, false and null have no place here"),
     (spelled("false"), HALF, "certificate.json: true, false and null have no place here"),
     (spelled("null"), HALF, "certificate.json: true, false and null have no place here"),
-    (
-        certificate(raw=over_all(when={"late": 1})),
-        json.dumps(over_all(when={"late": 1.0})).encode(),
-        "schedule.json: 1.0",
-    ),
-    (
-        certificate(),
-        json.dumps(HALF).replace('"name"', '"version": 1, "name"').encode(),
-        "schedule.json: an object has",
-    ),
+    (certificate(raw=over_all(when={"late": 1})), json.dumps(over_all(when={"late": 1.0})).encode(),
+        "schedule.json: 1.0"),
+    (certificate(), json.dumps(HALF).replace('"name"', '"version": 1, "name"').encode(),
+        "schedule.json: an object has"),
     (b"\xff", HALF, "certificate.json: is not JSON in UTF-8: 'utf-8' codec"),
     (b"[", HALF, "certificate.json: is not JSON in UTF-8: Expecting value: line 1"),
     (certificate(), b"num_nodes: 2", "schedule.json: is not JSON in UTF-8: Expecting value: line 1"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("one", "other", "says"), FILES)

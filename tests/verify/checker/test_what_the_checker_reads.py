@@ -70,20 +70,14 @@ def gap_document(draw):
         "max_ig": lambda: draw.choice([0, 1, 2, 2, None, 2**31 - 1, 2**31]),
         "staleness": lambda: draw.choice([0, 1, 2, 65535, 65536]),
         "backup": lambda: draw.choice([0, 1, 1, 2, [draw.randrange(2) for _ in range(draw.choice([n, n, n + 1]))], []]),
-        "skip": lambda: draw.choice(
-            [
-                None,
-                {"limit": draw.randrange(1, 5)},
-                {"limit": 3, "trigger": draw.randrange(5)},
-                {"limit": 3, "behind": draw.randrange(5)},
-            ]
-        ),
+        "skip": lambda: draw.choice([None, {"limit": draw.randrange(1, 5)}, {"limit": 3, "trigger": draw.randrange(5)},
+            {"limit": 3, "behind": draw.randrange(5)}]),
         "order": lambda: draw.choice(["parallel", "serial"]),
         "notify_ack": lambda: draw.choice([True, False]),
         "weights": lambda: draw.choice(["uniform", "iteration", "graph"]),
         "reduce": lambda: draw.choice(["received", "newest"]),
         "inquire": lambda: draw.choice([True, False]),
-    }
+    }  # fmt: skip
     gap = {name: values[name]() for name in draw.sample(list(values), draw.choice([0, 1, 1, 2, 3]))}
     if draw.random() < 0.5:
         gap["max_ig"] = 3
@@ -110,7 +104,7 @@ def test_what_is_just_allowed_both_read_and_what_is_not_both_refuse(edge):
     assert (seen[True], seen[False]) == (1, 1)
     refusal = read(json.dumps(edge.false[0]))[1]
     assert edge.says in refusal
-    assert refusal.startswith(("schedule", "cluster", "strategy")), "it names the place"
+    assert refusal.startswith(("schedule", "cluster", "strategy", "contingencies")), "it names the place"
     assert "None" not in refusal
 
 

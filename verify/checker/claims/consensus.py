@@ -46,18 +46,14 @@ disjoint, which `conflict-free` confirms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..period import averages_on_class, confirm_norm
 from ..refusal import confirm
-from ..schedule import keeps_something
+from ..schedule import Schedule, keeps_something
 from ..strict_json import as_integer, as_integers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..schedule import Schedule
 
 ZERO = -1
 """The vertex of a tree that stands for the value 0."""

@@ -27,19 +27,16 @@ groups are disjoint, which `conflict-free` confirms. A prologue changes no stead
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ..linear_algebra import IntegerMatrix
 from ..refusal import Work, confirm
+from ..schedule import Schedule
 from ..steady_state import GUARD, MAX_BITS, Steps, classes_with_counts, read_steps, rounded_after_phase, with_places
 from ..strict_json import as_fraction, as_integer, as_integers, as_list
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..linear_algebra import IntegerMatrix
-    from ..schedule import Schedule
 
 MAX_ENTRY = 2**96
 

@@ -17,16 +17,14 @@ arrive, and this claim says what a period of averaging does to a difference that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import linear_algebra
 from ..linear_algebra import largest_absolute_sum
 from ..period import confirm_norm, distance_from_mean
 from ..refusal import Work, confirm, require
+from ..schedule import Schedule
 from ..strict_json import as_fraction
-
-if TYPE_CHECKING:
-    from ..schedule import Schedule
 
 MAX_ROWS = 1024
 """Factors are made for matrices of up to so many rows."""

@@ -15,14 +15,12 @@ sum to 1: J·W = W·J = J.
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..period import classes, distance_from_mean
 from ..refusal import Work, confirm
+from ..schedule import Schedule
 from ..strict_json import as_integer, as_integers
-
-if TYPE_CHECKING:
-    from ..schedule import Schedule
 
 
 def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> None:  # noqa: ARG001 - as the others

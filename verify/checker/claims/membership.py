@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import hashlib
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..refusal import confirm, confirm_equal
-
-if TYPE_CHECKING:
-    from ..schedule import Schedule
+from ..schedule import Schedule
 
 EVALUATED = 2**20
 """Every worker was asked if the members of all answers, in all phases, are at most so many (1 for one that skips)."""

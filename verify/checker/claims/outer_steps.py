@@ -22,21 +22,17 @@ are disjoint, which `conflict-free` confirms. It says nothing of where gradients
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..definite import confirm_semidefinite
-from ..linear_algebra import inner_product
+from ..linear_algebra import IntegerMatrix, inner_product
 from ..period import MAX_ENTRY_BITS, MAX_SIZE, averages_on_class, classes
 from ..refusal import Work, confirm, require
+from ..schedule import Schedule
 from ..strict_json import as_fraction, as_integers, as_list
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..linear_algebra import IntegerMatrix
-    from ..schedule import Schedule
 
 MAX_WEIGHT = 2**64
 

@@ -7,9 +7,11 @@ file but an assumption about what runs: it is stated as following from the rules
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from ..refusal import TooLarge, Work
+from ..schedule import Mode, Numbers, Schedule
 from . import (
     codec_error,
     deadlock_free,
@@ -18,10 +20,12 @@ from . import (
     fragments,
     kept_gap,
     lag,
+    mean_moved,
     memory,
     queues,
     quorum,
     quorum_groups,
+    sent_bytes,
     staleness,
     stochastic,
     tables,
@@ -29,14 +33,7 @@ from . import (
 )
 from .conflict_free import confirm_disjoint
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ..schedule import Mode, Schedule
-
-    Stated = Callable[[Schedule, Work], "Numbers | None"]
-
-Numbers = dict[str, Any]
+Stated = Callable[[Schedule, Work], Numbers | None]
 
 MAX_WORK = 10**9
 """What one fact may cost: seconds. One that costs more is left out, and said to be."""
@@ -78,17 +75,20 @@ FACTS: dict[Mode, dict[str, Stated]] = {
         "equal-replicas": equal_replicas.numbers,
         "codec-error": codec_error.numbers,
         "memory": memory.numbers,
+        "sent-bytes": sent_bytes.numbers,
         "one-route": tables.one_route,
         "one-owner": tables.one_owner,
         "table-order": tables.table_order,
         "nic-bytes": tables.nic_bytes,
         "row-error": tables.row_error,
+        "mean-moved": mean_moved.numbers,
     },
     "own anchors": {
         "deadlock-free": deadlock_free.numbers,
         "staleness": staleness.numbers,
         "end": end.numbers,
         "memory": memory.numbers,
+        "sent-bytes": sent_bytes.numbers,
     },
     "gap": {**SUMS, **GAP, "staleness": staleness.numbers, "end": end.numbers},
     "lossy gap": {
@@ -118,12 +118,27 @@ OF_THE_FILE = {
     "unit-sums",
     "codec-error",
     "memory",
+    "sent-bytes",
     "one-route",
     "one-owner",
     "nic-bytes",
     "row-error",
+    "mean-moved",
 }
 """Facts. All others follow from the rules of a protocol, and so does all that is said of a gap or a quorum but sums."""
+
+
+def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None:
+    """One fact of a schedule whose groups are disjoint, for so much work; None where there is nothing to state."""
+    stated = FACTS[schedule.mode].get(name)
+    if stated is None:
+        return None
+    follows = name not in OF_THE_FILE or stated in GAP.values()
+    try:
+        numbers = stated(schedule, Work(name, limit or MAX_WORK))
+    except TooLarge:
+        return Fact(name, None, follows)
+    return None if numbers is None else Fact(name, numbers, follows)
 
 
 def facts(schedule: Schedule) -> Iterator[Fact]:
@@ -135,12 +150,6 @@ def facts(schedule: Schedule) -> Iterator[Fact]:
     confirm_disjoint(schedule)
     if schedule.phases:
         yield Fact("conflict-free", {}, follows=False)
-    for name, stated in FACTS[schedule.mode].items():
-        follows = name not in OF_THE_FILE or stated in GAP.values()
-        try:
-            numbers = stated(schedule, Work(name, MAX_WORK))
-        except TooLarge:
-            yield Fact(name, None, follows)
-        else:
-            if numbers is not None:
-                yield Fact(name, numbers, follows)
+    for name in FACTS[schedule.mode]:
+        if (found := fact(schedule, name)) is not None:
+            yield found

@@ -48,19 +48,15 @@ reference is added again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import chain, count
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..axes import BLOCKS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 SINGLE, SMALLEST_SINGLE = Fraction(1, 2**24), Fraction(1, 2**150)
 """e and t of a float32."""

@@ -13,15 +13,11 @@ mixing matrix to speak about.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from ..refusal import confirm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..schedule import Average, Schedule
+from ..schedule import Average, Schedule
 
 
 def confirm_disjoint(schedule: Schedule) -> None:

@@ -32,14 +32,9 @@ of one round are cut and numbered alike by all, and all workers carry out the sa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..period import averages_on_class
-
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 
 def numbers(schedule: Schedule, _: Work) -> Numbers:

@@ -27,14 +27,9 @@ ask later.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..meetings import rounds_to_meet
-
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 NONE = -1
 """There is no bound."""

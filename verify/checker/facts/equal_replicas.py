@@ -26,12 +26,8 @@ averaged, such as buffers of the model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 
 def numbers(schedule: Schedule, _: Work) -> Numbers | None:

@@ -33,12 +33,8 @@ or in two; which are in which, the file says by patterns, or leaves to the progr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 
 def numbers(schedule: Schedule, _: Work) -> Numbers | None:

@@ -24,13 +24,10 @@ The needs of events.py are the rules; the theorems stand there. A worker is in a
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..kept_gap import KeptGap
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..kept_gap import KeptGap
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 NONE = -1
 """There is no bound."""
@@ -115,13 +112,16 @@ def _setting(schedule: Schedule) -> KeptGap:
 
 def _bounds(schedule: Schedule, work: Work) -> Bounds:
     """Of every edge, in order; that an update queue has a bound was seen when the file was read."""
-    edges = sorted((source, target) for target, source, _ in schedule.rounds[0])
-    neighbours: list[set[int]] = [set() for _ in range(schedule.num_workers)]
-    for u, v in edges:
-        neighbours[u].add(v)
-        neighbours[v].add(u)
-    leads = [schedule.events.leads(v, near, work) for v, near in enumerate(neighbours)]
-    return {(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in edges}
+    found: Bounds = schedule.events.bounds
+    if not found:
+        edges = sorted((source, target) for target, source, _ in schedule.rounds[0])
+        neighbours: list[set[int]] = [set() for _ in range(schedule.num_workers)]
+        for u, v in edges:
+            neighbours[u].add(v)
+            neighbours[v].add(u)
+        leads = [schedule.events.leads(v, near, work) for v, near in enumerate(neighbours)]
+        found.update({(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in edges})
+    return found
 
 
 def _number(bound: float) -> int:

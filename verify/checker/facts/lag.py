@@ -32,12 +32,8 @@ everything above counts from there, with W = 0 or what is left of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 
 def numbers(schedule: Schedule, _: Work) -> Numbers | None:

@@ -25,19 +25,13 @@ codec's codes are up to half of what they code), nor are activations, gradients 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING
 
 from ..axes import BLOCKS
-from ..schedule import PLAIN, Average
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ..refusal import Work
-    from ..schedule import Edge, Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import PLAIN, Average, Edge, Numbers, Schedule
 
 
 def numbers(schedule: Schedule, _: Work) -> Numbers:

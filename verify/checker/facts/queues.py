@@ -16,14 +16,9 @@ weight 0 sends messages here and holds nobody up, so the numbers are bounds whet
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..meetings import reached_sets, rounds_to_meet
-
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 NONE = -1
 """There is no bound."""

@@ -51,13 +51,9 @@ optimizer that is set up alike on all workers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..quorum import StartedRounds
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..quorum import StartedRounds
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 
 
 def setting_of(schedule: Schedule) -> StartedRounds:

@@ -62,14 +62,9 @@ is claimed of consensus distance and drift, which take every worker to make prog
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
 from .quorum import setting_of
-
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
 
 
 def live(schedule: Schedule, _: Work) -> Numbers:

@@ -22,15 +22,9 @@ so none of the numbers grows by it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..meetings import rounds_to_meet
-from ..schedule import keeps_something
-
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule, keeps_something
 
 
 def numbers(schedule: Schedule, work: Work) -> Numbers | None:

@@ -16,15 +16,11 @@ is not negative, else the second. Groups are disjoint (`conflict-free`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..refusal import Work
-    from ..schedule import Edge, Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Edge, Numbers, Schedule
 
 
 def doubly_stochastic(schedule: Schedule, _: Work) -> Numbers | None:

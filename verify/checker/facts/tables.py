@@ -53,15 +53,11 @@ For `row-error` tables are of float32, which keeps subnormal numbers.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from ..refusal import Work
+from ..schedule import Numbers, Schedule
+from ..tables import Table
 from .codec_error import ROUNDING, SINGLE, FollowedSum, rounded_up
-
-if TYPE_CHECKING:
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from ..tables import Table
-    from . import Numbers
 
 
 def one_route(schedule: Schedule, _: Work) -> Numbers | None:

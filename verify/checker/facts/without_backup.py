@@ -32,16 +32,10 @@ It is stated where degrees or the search say so, and nothing is where the search
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ..schedule import keeps_something
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..refusal import Work
-    from ..schedule import Schedule
-    from . import Numbers
+from ..refusal import Work
+from ..schedule import Numbers, Schedule, keeps_something
 
 
 def numbers(schedule: Schedule, work: Work) -> Numbers | None:

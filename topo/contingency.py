@@ -1,0 +1,179 @@
+"""What survivors run when workers are lost: planned beforehand and proved, or All-Reduce over all who are left."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice
+from partreduce.topo.losses import Loss, Symmetries
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.strategies.routes import ALIKE
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
+
+if TYPE_CHECKING:
+    from partreduce.topo.schedule import Schedule
+
+
+class Survivors(Choice):
+    """Who averages with whom, where no phases are written for the survivors."""
+
+    REMAINING = "remaining"
+    """The schedule's own groups without the lost workers; who is left alone in a group skips."""
+
+    ALL = "all"
+    """All survivors in one group, in every round."""
+
+
+Groups = Survivors | RulePhases | GroupPhases
+
+
+@dataclass(frozen=True, slots=True)
+class Contingency:
+    """What survivors run after the loss of these workers, or of any that the schedule's symmetries map to these.
+
+    `lost` represents its class (`topo.losses`). Only the groups change: pace, averaging, prologue and how payload
+    travels stay what they are. Phases number the survivors anew, 0 … m − 1, in ascending order of their ranks.
+    """
+
+    lost: Loss
+    groups: Groups = Survivors.REMAINING
+
+
+def by_loss(contingency: Contingency) -> tuple[int, Loss]:
+    """The order of contingencies: smaller losses first."""
+    return len(contingency.lost), contingency.lost
+
+
+def check_contingencies(schedule: Schedule) -> None:
+    """Refuse contingencies that nobody could run. Whether they cover all losses and reach consensus, `verify` says.
+
+    Raises:
+        ScheduleError: the place, the value and the rule.
+    """
+    check_covered(schedule)
+    n, seen = schedule.num_workers, set()
+    for index, (lost, groups) in enumerate((one.lost, one.groups) for one in schedule.contingencies):
+        place = f"contingencies[{index}]"
+        if not lost or list(lost) != sorted(set(lost)) or not 0 <= lost[0] <= lost[-1] < n or n - len(lost) < 2:
+            raise ScheduleError(
+                f"{place}.lost: is {list(lost[:12])}; it names workers of 0..{n - 1}, ascending, and leaves 2 or more"
+            )
+        if lost in seen:
+            raise ScheduleError(f"{place}.lost: {list(lost[:12])} has a contingency already; keep one of them")
+        seen.add(lost)
+        if groups is Survivors.REMAINING:
+            continue
+        if not isinstance(schedule.strategy, Static):
+            raise ScheduleError(f"{place}.groups: All-Reduce goes on with all who are left; leave it out")
+        if not isinstance(groups, Survivors):
+            if not len(groups):
+                raise ScheduleError(f"{place}.phases: is empty; there is at least 1 phase")
+            try:
+                groups.check(schedule.cluster.without(lost))
+            except ScheduleError as error:
+                raise ScheduleError(f"{place}: {error}") from None
+
+
+def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
+    """What the survivors of a loss run, numbered 0 … m − 1 in ascending order of their ranks in `schedule`.
+
+    It is the file's contingency for the loss, else All-Reduce over the survivors. Every worker that holds the file
+    finds the same. After a further loss, ask again with the first schedule and all ranks that it has lost by then.
+
+    Raises:
+        ScheduleError: a rank that the schedule does not have, fewer than two survivors, or a schedule of which no
+            contingency can be made (`check_covered`).
+    """
+    check_covered(schedule)
+    gone = frozenset(lost)
+    if outside := sorted(rank for rank in gone if not 0 <= rank < schedule.num_workers):
+        raise ScheduleError(f"lost worker {outside[0]}: is out of range; ranks are 0..{schedule.num_workers - 1}")
+    if schedule.num_workers - len(gone) < 2:
+        raise ScheduleError(f"{len(gone)} of {schedule.num_workers} workers are lost; a schedule needs at least 2")
+    groups = _planned(schedule, gone)
+    return _continued(schedule, gone, Survivors.ALL if groups is None else groups)
+
+
+def _planned(schedule: Schedule, lost: frozenset[int]) -> Groups | None:
+    """The groups of the contingency for a loss, for its own survivors; None where none is planned."""
+    if len(lost) not in {len(contingency.lost) for contingency in schedule.contingencies}:
+        return None
+    symmetries = Symmetries.of(schedule)
+    like = symmetries.representative(lost)
+    found = next((one.groups for one in schedule.contingencies if one.lost == like), None)
+    if not isinstance(found, GroupPhases):
+        return found  # a rule is for equal nodes, whichever they are
+    to, left = symmetries.mapping(lost), [worker for worker in range(schedule.num_workers) if worker not in lost]
+    place = {worker: number for number, worker in enumerate(sorted(to[worker] for worker in left))}
+    order = [place[to[worker]] for worker in left]
+    return GroupPhases(
+        tuple(Phase.from_labels(phase.labels()[order], dict(enumerate(phase.relax or ()))) for phase in found.phases)
+    )
+
+
+def check_covered(schedule: Schedule) -> None:
+    """Refuse schedules with which survivors cannot go on yet.
+
+    Raises:
+        ScheduleError: the place, and what is not covered.
+    """
+    strategy = schedule.strategy
+    if strategy.kind not in ("static", "allreduce"):
+        raise ScheduleError(f"strategy.kind: is {strategy.kind}; contingencies are for static and allreduce")
+    for name, is_covered in (
+        ("when", strategy.when.word == "lockstep"),
+        ("what", strategy.what == ALIKE),
+        ("how.codec", not strategy.how.codec.rounds),
+    ):
+        if not is_covered:
+            raise ScheduleError(
+                f"strategy.{name}: contingencies are for whole models in lockstep, without tables, outer steps or "
+                f"codecs; leave {name} out"
+            )
+
+
+def _continued(schedule: Schedule, lost: frozenset[int], groups: Groups) -> Schedule:
+    """The schedule of the survivors, whose groups are these."""
+    cluster, strategy = schedule.cluster.without(lost), schedule.strategy
+    pace = strategy.pace
+    if not isinstance(pace, int):
+        pace = tuple(own for worker, own in enumerate(pace) if worker not in lost)
+    strategy = replace(strategy, pace=pace)
+    if isinstance(strategy, Static):
+        if groups is Survivors.REMAINING:
+            groups = _remaining(schedule, lost)
+        elif groups is Survivors.ALL:
+            groups = _one_group(cluster)
+        strategy = replace(strategy, phases=groups)
+    elif strategy.averages_gradients and not schedule.strategy.averages_gradients:
+        # Their models differ, so they average models, also where only workers of pace 1 are left.
+        strategy = Static(phases=_one_group(cluster), pace=pace, how=strategy.how, averaging=strategy.averaging)
+    return replace(schedule, cluster=cluster, strategy=strategy, certificate=None, contingencies=())
+
+
+def _one_group(cluster: Cluster) -> RulePhases | GroupPhases:
+    """One phase with one group of all workers."""
+    if cluster.workers_per_node is None:
+        everyone = Group(tuple(range(cluster.num_workers)))
+        return GroupPhases((Phase.from_groups(cluster.num_workers, [everyone]),))
+    radices = (cluster.num_nodes,) if cluster.num_nodes > 1 else ()
+    return RulePhases(radices, ((Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices)))),),))
+
+
+def _remaining(schedule: Schedule, lost: frozenset[int]) -> GroupPhases:
+    """The schedule's groups without the lost workers, survivors renumbered. O(period · num_workers)."""
+    gone = np.zeros(schedule.num_workers, dtype=bool)
+    gone[list(lost)] = True
+    phases = []
+    for index in range(schedule.period):
+        phase = schedule.phase(index)
+        factors = dict(enumerate(phase.relax or ()))
+        phases.append(Phase.from_labels(phase.labels()[~gone], factors))
+    return GroupPhases(tuple(phases))

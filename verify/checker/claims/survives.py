@@ -1,0 +1,293 @@
+"""Claim `survives`: after every loss of up to so many workers, or of one node, survivors reach consensus, so fast.
+
+*What is claimed.* Every loss of up to `workers` workers, and with `nodes` 1 every loss of one node, is alike to one of
+the schedule's contingencies (`contingencies.py` says what that is, and which classes there are); and the matrix P of a
+period of what its survivors run has ‖P − J‖₂² ≤ `squared` and contracts everything off the mean, J the mean of the
+survivors. Symmetries permute the workers, which changes neither, so one loss of each class is enough. Losses that leave
+one worker or none are none.
+
+**All in one group.** P = J.
+
+**Phases of their own.** They are a schedule, of which what consensus.py and period.py say is asked.
+
+**The remaining groups.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0 keeps
+its length only if the vector is constant on it. Lost workers are taken out of each group, which keeps both. Of listed
+groups a period contracts if those with t > 0 join all survivors, as in consensus.py; its matrix is looked at as it
+stands.
+
+*Of a rule* let U_d be the values that digit d has on lost nodes, and r_d its radix. Functions of a digit are the sum of
+two orthogonal spaces: F_d of those that are the same on all values outside U_d, and V_d of those that are 0 on U_d and
+sum to 0. For a set c of digits let E_c be the functions on the nodes spanned by products with a factor in V_d for d in
+c and in F_d for other digits. All E_c together are everything, orthogonally.
+
+Let c be not empty. A function in E_c is 0 on all nodes that have a digit in U_d for a d in c, hence on lost nodes: the
+whole E_c, for all local ranks, is there after the loss. A block across D takes its mean over a group. If D meets c the
+sum over the digit in both is 0, of the group with the lost workers or without. If not, all nodes of the group have the
+same digits in c: either the function is 0 on the group, or no lost node is in it. So a phase acts on E_c as the phase
+of the undisturbed rule does, on which E_c lies in the classes that hold c (period.py). There are such c exactly where a
+digit has V_d ≠ 0, which is r_d − |U_d| ≥ 2. So ‖P‖ on all these E_c is the largest of the rule's norms on the classes
+that hold one of *these* digits; and all vectors there get shorter if on the class of each single one of these digits a
+tree joins all local ranks and 0 (consensus.py: with more digits more is tied to 0).
+
+What is left is E of the empty set, less the lost workers: vectors that are constant on *cells*. A cell is a local rank
+on the nodes that have in each digit one value of U_d, or any outside. A group's mean of such a vector is that of its
+cells' values, each with the number of the group's workers in the cell as weight; that is the cell's size divided by
+what all cells of the group have in common, the ways to choose the digits outside D. So sizes serve as weights. In the
+inner product with sizes w as weights averages are projections as ever: the argument about connection holds for cells,
+and ‖P − J‖₂² ≤ c² on them if c²·diag(w) − (P − J)ᵀ·diag(w)·(P − J) ⪰ 0, which its pivots say.
+
+*What survivors run.* `answers` is the SHA-256 of what the survivors of every such loss run: for each loss, smaller ones
+first and then in order, last those of nodes with more workers, for each phase and survivor the smallest member of its
+group and the relax, or `-`. The check finds the groups by itself, so that a wrong map from a loss to its representative
+has another hash. It assumes that the installed code was asked. Where there may be over 2²⁰ lines nobody asks about
+every loss, and `answers` is empty: that the code does as the file says is assumed then.
+
+*The check is sound because* it finds the classes, cells and matrices by itself; only c² is taken from the entry, and c²
+= 1 holds of all that lengthens nothing. Rounds go on in order after a loss, so that `deadlock-free` holds of survivors
+as of all. *It assumes* that groups are disjoint, which `conflict-free` confirms, and here is asked of phases of their
+own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from math import lcm, prod
+from typing import Any, NamedTuple
+
+from ..contingencies import (
+    MAX_NODES,
+    Contingency,
+    Loss,
+    all_losses,
+    digits_of,
+    expanded,
+    groups_after,
+    losses_of_nodes,
+    node_of,
+    number_of_losses,
+    symmetries_of,
+)
+from ..facts.conflict_free import confirm_disjoint
+from ..linear_algebra import bound_minus_gram, pivots
+from ..period import MAX_SIZE, averages_on_class, classes, distance_from_mean
+from ..refusal import Work, confirm, confirm_equal
+from ..schedule import Average, Schedule
+from ..strict_json import as_fraction, as_integer, as_list
+from .consensus import ZERO, Components
+
+ASKED = 2**20
+"""Lines of all answers, up to which every loss was asked about."""
+
+
+def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`workers`, `nodes` (0 or 1), `squared` (a bound for each contingency, in order), `answers` (a hash, or empty)."""
+    work = Work(place)
+    confirm(schedule.contingencies, place, "survives", "a schedule with contingencies")
+    _confirm_covered(schedule, entry, place, work)
+    listed = as_list(entry["squared"], f"{place}.squared")
+    as_many = len(listed) == len(schedule.contingencies)
+    confirm(as_many, f"{place}.squared", len(listed), f"{len(schedule.contingencies)} bounds")
+    seen = _Confirmed(set(), set())
+    for number, (contingency, text) in enumerate(zip(schedule.contingencies, listed, strict=True)):
+        at = work.place = f"{place}.squared[{number}]"
+        squared = as_fraction(text, at)
+        is_bound = 0 <= squared <= 1
+        confirm(is_bound, at, text, "from 0 to 1")
+        if contingency.form == "all" or schedule.is_allreduce:
+            continue
+        undisturbed = contingency.form == "remaining"
+        runs = schedule if undisturbed else _own(schedule, contingency)
+        known = seen if undisturbed else _Confirmed(set(), set())
+        cells = _cells(runs, contingency.lost if undisturbed else (), work)
+        _confirm_consensus(runs, cells, known, at, work)
+        if squared < 1:
+            _confirm_rate(runs, cells, squared, known, work)
+    _confirm_answers(schedule, entry, place)
+
+
+def _confirm_covered(schedule: Schedule, entry: dict[str, Any], place: str, work: Work) -> None:
+    """A contingency for every class, and each contingency for one of these classes."""
+    most = as_integer(entry["workers"], f"{place}.workers", 0, MAX_NODES + 1)
+    of_nodes = as_integer(entry["nodes"], f"{place}.nodes", 0, 2)
+    leaves_two = schedule.num_workers - most >= 2
+    confirm(leaves_two, f"{place}.workers", most, "fewer, so that two workers are left")
+    symmetries = symmetries_of(schedule, work)
+    needed: set[Loss] = set()
+    for count in range(1, most + 1):
+        needed |= symmetries.classes(count, work)
+    if of_nodes:
+        needed |= losses_of_nodes(schedule, symmetries, work)
+    planned = {contingency.lost for contingency in schedule.contingencies}
+    for missing in sorted(needed - planned, key=lambda lost: (len(lost), lost))[:1]:
+        confirm(False, f"{place}.workers", most, f"a contingency for the loss of {list(missing[:12])}")
+    for other in sorted(planned - needed, key=lambda lost: (len(lost), lost))[:1]:
+        confirm(False, f"{place}.workers", most, f"losses that stand for such a class, not {list(other[:12])}")
+
+
+class _Confirmed(NamedTuple):
+    """What was seen to hold of an undisturbed rule: digits with trees, and bounds on classes."""
+
+    joined: set[int]
+    bounds: set[tuple[Fraction, tuple[int, ...]]]
+
+
+def _own(schedule: Schedule, contingency: Contingency) -> Schedule:
+    """The phases of a contingency's own, as a schedule of the survivors."""
+    runs = replace(
+        schedule,
+        form="rule" if contingency.form == "rule" else "groups",
+        num_workers=schedule.num_workers - len(contingency.lost),
+        workers_per_node=contingency.size,
+        radices=contingency.radices,
+        phases=contingency.phases,
+    )
+    confirm_disjoint(runs)
+    return runs
+
+
+def _confirm_consensus(runs: Schedule, cells: _Cells, known: _Confirmed, place: str, work: Work) -> None:
+    """No group lengthens, and those that contract join everything: on functions of free digits, and on cells."""
+    lengthens_nothing = all(0 <= relax < 2 for sizes in runs.group_sizes() for _, relax in sizes)
+    confirm(lengthens_nothing, place, "consensus", "0 <= relax < 2 in every group")
+    for digit in set(cells.free) - known.joined:
+        groups = [
+            ([ZERO, *ranks] if vanishes else ranks, relax)
+            for phase in runs.phases
+            for ranks, vanishes, relax in averages_on_class(phase, [digit])
+        ]
+        _confirm_joined(groups, range(ZERO, runs.width), place, work)
+        known.joined.add(digit)
+    _confirm_joined([group for phase in cells.phases for group in phase], range(len(cells.sizes)), place, work)
+
+
+def _confirm_rate(runs: Schedule, cells: _Cells, squared: Fraction, known: _Confirmed, work: Work) -> None:
+    """The bound on the classes that hold a free digit, and on the cells."""
+    place = work.place
+    is_small = len(cells.sizes) <= MAX_SIZE
+    confirm(is_small, place, str(squared), f"1: there are over {MAX_SIZE} cells")
+    for digits in classes(runs, place, cells.free) if runs.radices else ():
+        bound = (squared, tuple(digits))
+        if bound not in known.bounds:
+            rows, scale = distance_from_mean(runs, digits, 1, work)
+            is_norm = min(pivots(bound_minus_gram(squared, rows, scale), place, work)) >= 0
+            confirm(is_norm, place, str(squared), "a larger one, on functions that differ between other nodes")
+            known.bounds.add(bound)
+    is_norm = min(pivots(_weighted_rest(cells, squared, work), place, work)) >= 0
+    confirm(is_norm, place, str(squared), "a larger one: the matrix is indefinite")
+
+
+def _confirm_joined(groups: Sequence[tuple[Sequence[int], Fraction]], vertices: range, place: str, work: Work) -> None:
+    """Groups with a positive relax join all vertices."""
+    work.spend(20 * sum(len(members) for members, _ in groups))
+    components, parts = Components(vertices.stop), len(vertices)
+    for members, relax in groups:
+        for member in members[1:] if relax else ():
+            parts -= components.join(members[0], member)
+    confirm(parts == 1, place, "consensus", f"groups that join all survivors; they leave {parts} parts")
+
+
+class _Cells(NamedTuple):
+    """`sizes`: the workers of each cell; a group of `phases` is (cells, relax); `free`: digits with other functions."""
+
+    sizes: list[int]
+    phases: list[list[tuple[list[int], Fraction]]]
+    free: list[int]
+
+
+def _cells(schedule: Schedule, lost: Loss, work: Work) -> _Cells:
+    """The survivors by the digits of lost nodes; of listed groups one a cell."""
+    size, radices = schedule.width, schedule.radices
+    nodes = [digits_of(worker // size, radices) for worker in lost]
+    used = [sorted({node[digit] for node in nodes}) for digit in range(len(radices))]
+    left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
+    # A value outside stands for all of them: which one makes no difference.
+    outside = [next(v for v in range(r + 1) if v not in values) for values, r in zip(used, radices, strict=True)]
+    choices = [[*values, *([other] if rest else [])] for values, other, rest in zip(used, outside, left, strict=True)]
+    count = prod(map(len, choices)) * size
+    work.spend(20 * count * (1 + schedule.period))
+    place: dict[int, int] = {}
+    sizes: list[int] = []
+    gone = frozenset(lost)
+    patterns = list(product(*choices))
+    for digits in patterns:
+        alike = prod(1 if value in values else rest for value, values, rest in zip(digits, used, left, strict=True))
+        first = node_of(digits, radices) * size
+        for worker in range(first, first + size):
+            if worker not in gone:
+                place[worker] = len(sizes)
+                sizes.append(alike)
+    phases = [
+        [group for block in phase for group in _groups_of_cells(block, patterns, place, radices, size)]
+        for phase in schedule.phases
+    ]
+    return _Cells(sizes, phases, [digit for digit, rest in enumerate(left) if rest >= 2])
+
+
+def _groups_of_cells(
+    block: Average, patterns: Sequence[tuple[int, ...]], place: dict[int, int], radices: Sequence[int], size: int
+) -> list[tuple[list[int], Fraction]]:
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for digits in patterns:
+        kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
+        first = node_of(digits, radices) * size
+        found = groups.setdefault(kept, [])
+        found += [place[first + rank] for rank in block.members if first + rank in place]
+    return [(members, block.relax) for members in groups.values() if len(members) > 1]
+
+
+def _weighted_rest(cells: _Cells, squared: Fraction, work: Work) -> list[list[Fraction]]:
+    """c²·diag(w) − (P − J)ᵀ·diag(w)·(P − J), for the period P of the cells and the mean J over all their workers."""
+    sizes = cells.sizes
+    count, everybody = len(sizes), sum(sizes)
+    rows = [[int(i == j) for j in range(count)] for i in range(count)]
+    scale = 1
+    for phase in cells.phases:
+        totals = [sum(sizes[member] for member in members) for members, _ in phase]
+        factor = lcm(*(relax.denominator * total for (_, relax), total in zip(phase, totals, strict=True)))
+        bits = scale.bit_length() + factor.bit_length()
+        work.spend(count * count * (32 + bits // 16))
+        result = [[factor * entry for entry in row] for row in rows]
+        for (members, relax), total in zip(phase, totals, strict=True):
+            keep, share = int(factor * (1 - relax)), int(factor * relax / total)
+            columns = zip(*(rows[member] for member in members), strict=True)
+            weights = [sizes[member] for member in members]
+            mean = [share * sum(w * x for w, x in zip(weights, column, strict=True)) for column in columns]
+            for member in members:
+                result[member] = [keep * entry + pulled for entry, pulled in zip(rows[member], mean, strict=True)]
+        rows, scale = result, scale * factor
+    off = [[everybody * entry - scale * size for entry, size in zip(row, sizes, strict=True)] for row in rows]
+    scale *= everybody
+    work.spend(count**3 * (8 + scale.bit_length() // 64))
+    of_rows = list(zip(*off, strict=True))
+    weighted = [[size * entry for size, entry in zip(sizes, column, strict=True)] for column in of_rows]
+    matrix = [
+        [Fraction(-sum(a * b for a, b in zip(one, other, strict=True)), scale * scale) for other in of_rows]
+        for one in weighted
+    ]
+    for at, size in enumerate(sizes):
+        matrix[at][at] += squared * size
+    return matrix
+
+
+def _confirm_answers(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """The hash of what survivors of every loss run, empty where there are too many."""
+    work, most, n = Work(place), entry["workers"], schedule.num_workers
+    period = max([schedule.period, *(len(contingency.phases) for contingency in schedule.contingencies)])
+    size, count = schedule.node_size, len(schedule.nodes) or n // schedule.node_size
+    lines = (number_of_losses(n, most) + count * entry["nodes"]) * n * period
+    if lines > ASKED:
+        confirm_equal(f"{place}.answers", entry["answers"], "")
+        return
+    nodes = schedule.nodes or [list(range(node * size, (node + 1) * size)) for node in range(count)]
+    symmetries, groups = symmetries_of(schedule, work), expanded(schedule)
+    planned = {contingency.lost: contingency for contingency in schedule.contingencies}
+    text = hashlib.sha256()
+    for lost in all_losses(n, nodes, most, of_nodes=bool(entry["nodes"])):
+        for phase in groups_after(schedule, groups, symmetries, planned, lost):
+            home = {worker: f"{members[0]} {relax}\n" for members, relax in phase for worker in members}
+            text.update("".join(home.get(worker, "-\n") for worker in range(n - len(lost))).encode())
+    confirm_equal(f"{place}.answers", entry["answers"], text.hexdigest())

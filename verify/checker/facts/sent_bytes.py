@@ -1,0 +1,152 @@
+"""Fact `sent-bytes`: how much one step sends, and how much is on its way, for each byte of what an operation averages.
+
+An operation averages the model or, where it is cut into `parts` fragments, one of them, whose largest has at least a
+`parts`-th of the model's bytes. For each byte of that, of parameters or gradients in float32, at most
+
+* `of_worker` bytes leave a worker, and `of_node` bytes a node by its link to the others, in the operations of one
+  round: with fragments in those of one fragment. A worker begins at most one operation in a step (of fragments,
+  `fragments` says why), so where all have one pace these are the most that one step sends;
+* `in_flight` bytes of payload are at one time begun by a worker and not yet waited for.
+
+*Theorem.* Let w bytes be written for each of float32: 1, in 16 bits 1/2, in int8 1/4 + 1/b and in int4 1/8 + 1/b with a
+scale of 4 bytes for each block of b numbers. An operation of k workers, of which h stand on a node and c of these have
+their successor on another node, in the order of ranks around a ring, lets leave
+
+    operation                                      each worker                             the node
+    ring, also of 16 bits                          2w(k−1)/k                               c·2w(k−1)/k
+    int8 and int4                                  2w(k−1)/k                               w·h(k−h)/k + c·w(k−1)/k
+    hierarchical, l on each of m nodes             (l−1)/l·(f + w) + 2w(m−1)/(ml)          2w(m−1)/m
+
+where f is w, or 1 where only what crosses nodes is coded; groups inside a node then have w = 1. *Proof.* Around a ring
+each part of 1/k goes k − 1 steps to be summed and k − 1 to be handed out, so a worker sends 2(k−1) parts to its
+successor. Codecs of blocks sum by an all_to_all, each worker sending a part to every other, and hand out around the
+ring. In stages a worker sends l − 1 parts of 1/l inside its node, before and after; between, its own l-th is summed by
+one of these two ways over m nodes, of which each has one worker there: 2(m−1) of its parts leave, and l workers of a
+node do that. Groups of a phase are disjoint, so a worker's bytes are those of its group, and a node's the sum over all
+that it has workers in. A weighted graph sends the whole to each out-neighbour.
+
+In flight are, coded, `flying` fragments, K − 1 gradients in a pipeline of width K, or one operation.
+
+*Not counted:* what cutting into parts of whole numbers and blocks adds, and tags and messages of some bytes. *Assumed
+of the backend:* it sums around one ring, in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from math import prod
+from typing import Any, NamedTuple
+
+from ..axes import BLOCKS
+from ..refusal import Work
+from ..schedule import PLAIN, Average, Numbers, Schedule
+from .fragments import numbers as turns
+
+Sent = tuple[Fraction, Fraction]
+"""What leaves the worker and the node that send most."""
+
+
+class Spread(NamedTuple):
+    """A group of k = `size` workers, `inside` on each of `nodes` nodes (0: in unequal numbers), as one node sees it.
+
+    `here` are its h, `leaving` its c.
+    """
+
+    size: int
+    inside: int
+    nodes: int
+    here: int
+    leaving: int
+
+
+NOTHING: Sent = (Fraction(0), Fraction(0))
+
+
+def numbers(schedule: Schedule, work: Work) -> Numbers:
+    """`parts`, `of_worker`, `of_node`, `in_flight`."""
+    of_worker, of_node = map(max, zip(NOTHING, *_of_phases(schedule), *_of_graphs(schedule), strict=True))
+    flying = (turns(schedule, work) or {"flying": max(1, schedule.lag)})["flying"]
+    is_plain_first = schedule.how["where"] == "across-nodes"
+    in_flight = flying * (Fraction(1) if is_plain_first else written(schedule.how))
+    return said(schedule.tables.num_fragments, of_worker, of_node, in_flight)
+
+
+def said(parts: int, of_worker: Fraction, of_node: Fraction, in_flight: Fraction) -> Numbers:
+    """The fact's numbers as they are printed."""
+    named = {"of_worker": of_worker, "of_node": of_node, "in_flight": in_flight}
+    return {"parts": parts, **{name: str(number) for name, number in named.items()}}
+
+
+def written(how: Mapping[str, Any]) -> Fraction:
+    """The w of a codec."""
+    scales = Fraction(1, how["block"])
+    codecs = {"none": Fraction(1), "int8": Fraction(1, 4) + scales, "int4": Fraction(1, 8) + scales}
+    return codecs.get(how["codec"], Fraction(1, 2))
+
+
+def of_operation(how: Mapping[str, Any], group: Spread) -> Sent:
+    """What leaves each worker of a group, and a node."""
+    size, inside, nodes, here, leaving = group
+    is_coded = how["codec"] != "none" and not (how["where"] == "across-nodes" and nodes == 1)
+    w = written(how) if is_coded else Fraction(1)
+    around = 2 * w * Fraction(size - 1, size)
+    if how["form"] == "hierarchical" and inside > 1 and nodes > 1:
+        first = 1 if how["where"] == "across-nodes" else w
+        across = 2 * w * Fraction(nodes - 1, nodes)
+        return Fraction(inside - 1, inside) * (first + w) + across / inside, across
+    if is_coded and how["codec"] in BLOCKS:
+        return around, w * Fraction(here * (size - here), size) + leaving * around / 2
+    return around, leaving * around
+
+
+def _of_phases(schedule: Schedule) -> Iterator[Sent]:
+    if schedule.prologue:
+        yield _of_everybody(schedule)
+    everybody = schedule.averages_of_all()
+    for number, phase in enumerate(schedule.phases):
+        if number in everybody:
+            yield _of_everybody(schedule)
+        elif schedule.form == "rule":
+            yield _of_blocks(schedule, phase)
+        else:
+            yield _of_groups(schedule, phase)
+
+
+def _of_everybody(schedule: Schedule) -> Sent:
+    if schedule.nodes:
+        return _of_groups(schedule, [Average(range(schedule.num_workers), (), PLAIN)])
+    inside, nodes = schedule.on_nodes(None)
+    return of_operation(schedule.how, Spread(schedule.num_workers, inside, nodes, inside, int(nodes > 1)))
+
+
+def _of_blocks(schedule: Schedule, phase: Sequence[Average]) -> Sent:
+    """Every node is in one group of each block, and neighbours in it are neighbours in the order of ranks."""
+    of_worker, of_node = NOTHING
+    for members, across, _ in phase:
+        inside, nodes = len(members), prod(schedule.radices[digit] for digit in across)
+        sent = of_operation(schedule.how, Spread(inside * nodes, inside, nodes, inside, int(nodes > 1)))
+        of_worker, of_node = max(of_worker, sent[0]), of_node + sent[1]
+    return of_worker, of_node
+
+
+def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
+    of_worker, of_node = Fraction(0), dict[int, Fraction]()
+    for average in phase:
+        inside, nodes = schedule.on_nodes(average)
+        places = [schedule.node_of(worker) for worker in average.members]
+        here = Counter(places)
+        leaving = Counter(one for one, after in zip(places, places[1:] + places[:1], strict=True) if one != after)
+        for node, count in here.items():
+            sent = of_operation(schedule.how, Spread(len(places), inside, nodes, count, leaving[node]))
+            of_worker, of_node[node] = max(of_worker, sent[0]), of_node.get(node, Fraction(0)) + sent[1]
+    return of_worker, max(of_node.values(), default=Fraction(0))
+
+
+def _of_graphs(schedule: Schedule) -> Iterator[Sent]:
+    for edges in schedule.rounds:
+        nodes = [(schedule.node_of(source), schedule.node_of(target)) for target, source, _ in edges]
+        of_worker = Counter(edge.source for edge in edges)
+        of_node = Counter(source for source, target in nodes if source != target)
+        yield Fraction(max(of_worker.values(), default=0)), Fraction(max(of_node.values(), default=0))
