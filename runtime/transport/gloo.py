@@ -43,6 +43,11 @@ class GlooWorld(GroupTable):
     def _staged(self, stages: Stages) -> Sums:
         return StagedSums(stages)
 
+    def begin_anew(self, name: str) -> None:
+        """Destroy all groups; those that are made from now on meet at another place of the store."""
+        self.destroy(self._members())
+        self.prefix = f"partreduce/group/{name}"
+
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
         limit = self.timeout if within is None else min(within, self.timeout)
         options = ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to share a device and set one thread

@@ -110,6 +110,8 @@ class GroupTable(ABC):
         self.nodes: tuple[int, ...] | None = None
         self.relatives: list[GroupTable] = []
         """Worlds of the same workers whose groups have another form; they are abandoned together."""
+        self.given_up: Callable[[], str | None] = lambda: None
+        """Asked, too, while a group connects: why it need not."""
         self.signs: SignsOfLife | None = None
         """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
 
@@ -196,7 +198,7 @@ class GroupTable(ABC):
             return lambda: deaths_of(self.store, members)
         signs.doing(f"entered the making of group {Group(members)}", members)
         watch = PeerWatch(signs, members)
-        return lambda: self._why(signs, members) if watch.is_due() else None
+        return lambda: self.given_up() or (self._why(signs, members) if watch.is_due() else None)
 
     @staticmethod
     def _why(signs: SignsOfLife, members: tuple[int, ...]) -> str | None:

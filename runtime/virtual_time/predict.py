@@ -27,7 +27,7 @@ from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import sample
 from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
 from partreduce.topo.timing.tables import Exchange, Touched
-from partreduce.verify.gaps.one_worker import capacities_of
+from partreduce.verify.gap_bounds import capacities_of
 from partreduce.verify.stated import Stated
 
 ROUNDS = 200

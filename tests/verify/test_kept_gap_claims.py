@@ -23,8 +23,7 @@ from partreduce.topo.strategies import Neighbor, Round
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
-from partreduce.verify.gaps.exact import exact_bounds
-from partreduce.verify.gaps.one_worker import capacities_of
+from partreduce.verify.gap_bounds import capacities_of, exact_bounds
 from partreduce.verify.without_backup import Closing
 
 MATRICES = {"doubly-stochastic", "contraction", "consensus-distance"}

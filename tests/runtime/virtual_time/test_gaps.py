@@ -24,8 +24,7 @@ from partreduce.topo.strategies import Late, Lockstep, Neighbor, Round
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip
 from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 from partreduce.topo.timing.cost import round_seconds
-from partreduce.verify.gaps.exact import exact_bounds
-from partreduce.verify.gaps.largest import largest_over_edges, largest_over_pairs
+from partreduce.verify.gap_bounds import exact_bounds, largest_over_edges, largest_over_pairs
 
 FOUR_NODES = Cluster.regular(4, 4)
 SIXFOLD = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0))

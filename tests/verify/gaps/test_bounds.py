@@ -13,7 +13,7 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap, Skip
-from partreduce.verify.gaps.exact import ENTER, REDUCE, SEND, events_near, exact_bounds
+from partreduce.verify.gap_bounds import ENTER, REDUCE, SEND, events_near, exact_bounds
 
 MAX_IG, STALENESS = 5, 3
 DIAMETER = {"ring": 8, "ring-based": 4, "double-ring": 3}

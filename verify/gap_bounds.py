@@ -1,4 +1,6 @@
-"""The exact bounds: how often every event can happen while one worker stands still, and the queues that this takes.
+"""Exact bounds on iteration gaps: how far the workers of Hop can drift apart in steps, and the queues that this takes.
+
+A worker always has its own update, so a self-loop changes no bound; graphs here are kept without them.
 
 A worker is in step k from the instant it enters k; it enters step 0 at the start, so after e further entries it is in
 step e. Three events repeat at every worker: it *enters* a step, *sends* its update, *reduces*. Write N(x) for how often
@@ -11,11 +13,7 @@ graph (an arc y → x with w tokens), and the bounds are the classical shortest 
 backward. Backup workers are the needs with spare > 0, and Dijkstra's algorithm still finds the answer: an event is
 settled when spare+1 sources of one of its needs are.
 
-Why it is a bound: let D(x) be the distance from worker j's enter. Whenever j is in step c, N(x) ≤ c + D(x) for every
-event: of the spare+1 sources that settled x, a run has waited for at least one. Why it is attained: hold j in step 0
-and let everything else run until nothing moves. The counts then satisfy the same equations as D, and these have one
-solution only, because every cycle carries a token: take the event with the smallest count X(x) < D(x); its need is
-exhausted by sources with smaller counts, which are equal to their D, so D(x) ≤ X(x).
+Why it is a bound, and why it is attained, stands in `verify/checker/events.py`, which computes the same apart.
 
 Both queues of an edge j → i stand at worker i. Its update queue holds j's updates of steps Step(i) … Step(j), at most
 bound[j][i] + 1 (older ones are thrown away, and under staleness a newer one replaces them). Its token queue for j holds
@@ -25,9 +23,11 @@ max_ig + Step(i) − Step(j) tokens, at most bound[i][j] + max_ig.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.errors import ScheduleError, UnknownError
 from partreduce.topo.strategies.gap import Gap
 
 ENTER, SEND, REDUCE = range(3)
@@ -105,3 +105,86 @@ def _single(graph: Digraph, gap: Gap, kind: int, worker: int) -> Iterator[tuple[
             # Send k waits for reduce k − 1 at every out-neighbour, which acknowledges when it has reduced (section 3).
             for u in graph.sources[worker]:
                 yield 1, (SEND, u)
+
+
+MAX_FAR = 1024
+"""Workers up to which distances are found that lead through the whole graph."""
+
+
+def largest_over_edges(graph: Digraph, gap: Gap) -> Length:
+    """The most steps that one end of an edge can be ahead of the other, None without a limit.
+
+    O(num_workers · the edges near a worker) where tokens or edges both ways bound a gap from nearby, else O(n · edges).
+
+    Raises:
+        UnknownError: neither holds, and there are more than 1,024 workers.
+    """
+    if not (gap.max_ig is not None or graph.is_symmetric) and graph.num_workers > MAX_FAR:
+        raise UnknownError(
+            f"gap over an edge: without token queues on a graph with one-way edges it takes a path through the graph; "
+            f"worked out for up to {MAX_FAR} workers, there are {graph.num_workers}"
+        )
+    largest = 0
+    for worker in range(graph.num_workers):
+        near = distances_near(graph, gap, worker, {*graph.sources[worker], *graph.targets[worker]})
+        for ahead in near.values():
+            if ahead is None:
+                return None
+            largest = max(largest, ahead)
+    return largest
+
+
+def largest_over_pairs(graph: Digraph, gap: Gap) -> Length:
+    """The most steps that a worker can be ahead of another one, None without a limit. O(num_workers · edges · log)."""
+    largest = 0
+    for row in exact_bounds(graph, gap):
+        for ahead in row:
+            if ahead is None:
+                return None
+            largest = max(largest, ahead)
+    return largest
+
+
+@dataclass(frozen=True, slots=True)
+class Capacities:
+    """What waits at one worker at most, and what it has out at most.
+
+    `updates[u]`: updates of in-neighbour u from this worker's step on, in its queue or on their way. `slots[u]`: places
+    that their payloads need; under staleness 1, because a newer update replaces an older one. `tokens[v]`: tokens of
+    out-neighbour v, in hand or on their way; None if they have no bound (no path leads back from v to this worker).
+    `sent[v]`: this worker's updates that out-neighbour v may still have to reduce.
+    """
+
+    updates: Mapping[int, int]
+    slots: Mapping[int, int]
+    tokens: Mapping[int, Length]
+    sent: Mapping[int, int]
+
+
+def capacities_of(graph: Digraph, gap: Gap, worker: int) -> Capacities:
+    """The proved capacities at `worker`, and those of its updates at its out-neighbours.
+
+    O(edges · log) at worst for each neighbour; in practice the edges near the worker.
+
+    Raises:
+        ScheduleError: an update queue has no bound under this setting, with the edge and the way out.
+    """
+    sources, targets = graph.sources[worker], graph.targets[worker]
+    ahead = distances_near(graph, gap, worker, {*sources, *targets})
+    updates = {u: _bounded(ahead[u], u, worker) + 1 for u in sources}
+    sent = {v: _bounded(distances_near(graph, gap, v, {worker})[worker], worker, v) + 1 for v in targets}
+    tokens: dict[int, Length] = {}
+    if gap.max_ig is not None:
+        for v in targets:
+            leads = ahead[v]
+            tokens[v] = None if leads is None else leads + gap.max_ig
+    return Capacities(updates, {u: 1 if gap.staleness else updates[u] for u in sources}, tokens, sent)
+
+
+def _bounded(length: Length, source: int, target: int) -> int:
+    if length is None:
+        raise ScheduleError(
+            f"edge {source}→{target}: worker {source} can run ahead of worker {target} without limit, and no queue is "
+            "long enough; give when.gap.max_ig"
+        )
+    return length
