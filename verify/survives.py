@@ -26,9 +26,8 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import RulePhases
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product
-from partreduce.verify.consensus import GROUND, class_groups
-from partreduce.verify.norm_bound import candidates, least_square
-from partreduce.verify.trees import tree_of_groups
+from partreduce.verify.consensus import GROUND, class_groups, tree_of_groups
+from partreduce.verify.contraction import candidates, least_square
 from partreduce.verify.view import contracts, is_tame
 
 NAME, MOVED = "survives", "mean-moved"

@@ -31,6 +31,11 @@ class Everyone:
         self._members = members
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """Who averages."""
+        return self._members
+
+    @property
     def lost_workers(self) -> Callable[[], frozenset[int]] | None:
         """Says which workers are gone for good, where the run outlives them: nothing waits for them any more."""
         return None

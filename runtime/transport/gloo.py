@@ -45,6 +45,8 @@ class GlooWorld(GroupTable):
         """Worlds of the same workers whose groups have another form; they are abandoned together."""
         # Addresses that a failed attempt left in the store belong to connections that are gone.
         self._prefix = "partreduce/group" if attempt == 1 else f"partreduce/group/attempt-{attempt}"
+        self.given_up: Callable[[], str | None] = lambda: None
+        """Asked, too, while a group connects: why it need not."""
         self._device: object = None
         self._left_behind: list[BoundedCall[object]] = []
 
@@ -91,6 +93,11 @@ class GlooWorld(GroupTable):
         for other in self.relatives:
             if not other.abandoned:
                 other.abandon()
+
+    def begin_anew(self, name: str) -> None:
+        """Destroy all groups; those that are made from now on meet at another place of the store."""
+        self.destroy(self._members())
+        self._prefix = f"partreduce/group/{name}"
 
     def create(
         self, members: tuple[int, ...], *, name: str = "", instance: str = "", within: timedelta | None = None
@@ -175,7 +182,7 @@ class GlooWorld(GroupTable):
             return lambda: deaths_of(self.store, members)
         signs.doing(f"entered the making of group {Group(members)}", members)
         watch = PeerWatch(signs, members)
-        return lambda: self._why(signs, members) if watch.is_due() else None
+        return lambda: self.given_up() or (self._why(signs, members) if watch.is_due() else None)
 
     @staticmethod
     def _why(signs: SignsOfLife, members: tuple[int, ...]) -> str | None:
