@@ -5,12 +5,14 @@ import threading
 import pytest
 import torch
 
+from helpers.generator_rig import serving
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import hierarchical
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.forms import chosen_form, formed
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
 from partreduce.runtime.transport.nccl import OVER_GLOO
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
 from partreduce.topo.phase import Phase
@@ -240,17 +242,7 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
 
 def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeypatch):
     pytest.importorskip("zmq")
-    from partreduce.runtime.generator.keys import JobKeys
-    from partreduce.runtime.generator.service import GeneratorService
-    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-
     schedule = Schedule("g", Cluster.regular(2, 2), Generated(group_size=4, division=Division.GLOBAL))
-    keys = JobKeys.make()
-    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), keys)
-    thread = threading.Thread(target=service.run, args=(600,))
-    thread.start()
-    monkeypatch.setenv("PARTREDUCE_GENERATOR", service.address)
-    monkeypatch.setenv("PARTREDUCE_GENERATOR_KEYS", keys.for_workers().text())
 
     def work(world):
         model = torch.nn.Linear(300, 2, dtype=torch.float64)
@@ -269,10 +261,10 @@ def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeyp
         optimizer.finish()
         return set(model.weight.flatten().tolist()), kinds, executed
 
-    answers = ranks.run(4, work)
-    service.stop()
-    thread.join(60)
-    service.close()
+    with serving(GeneratorSetting.of(schedule.strategy, schedule.cluster)) as (_, variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        answers = ranks.run(4, work)
     everyone = (0, 1, 2, 3)
     assert all(values == {15 / 4} for values, _, _ in answers)
     assert all(kinds[everyone] is HierarchicalCommunicator and everyone in done for _, kinds, done in answers)
