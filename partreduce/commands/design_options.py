@@ -95,7 +95,7 @@ OptimizerName = Annotated[
 PilotFile = Annotated[
     Path | None,
     typer.Option(
-        help="Prices of your own job, which partreduce measure found.", metavar="FILE", rich_help_panel=options.MODEL
+        help="Prices of your own job, as measured by partreduce measure.", metavar="FILE", rich_help_panel=options.MODEL
     ),
 ]
 Most = Annotated[

@@ -44,7 +44,7 @@ def effort_of(text: str) -> float:
 
 
 class Data(StrEnum):
-    """How the samples are spread; it decides whether consensus distance or drift lengthens the training."""
+    """How samples are spread over workers: it decides whether consensus distance or drift costs steps."""
 
     SHUFFLED = "shuffled"
     """Every worker sees the same mixture."""
@@ -64,10 +64,10 @@ class Job:
     is what the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names
     some): the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no
     effort is given, and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict
-    how every candidate may travel and what of it may come a round late; None leaves it to the planner, which takes
-    what is best for each. `codec` is what sums may be written in, where a strategy allows it and it pays: nothing
-    but numbers as they are, as long as nobody allows more; None allows float16 and int8. `optimizer` says which tasks
-    the job is like where no pilot does; None any. `curvature` is the
+    how sums of every candidate may travel and whether they may come late; None lets the planner take the best for
+    each. `codec` is what sums may be written in, where a strategy allows it and it pays; the
+    default changes no number, and None allows float16 and int8. `optimizer` says which tasks
+    the job resembles where no pilot says it; None: any. `curvature` is the
     learning rate times the largest curvature of the loss: it prices gradients that come late. `fastest` takes the
     least predicted time also within 2 % of something simpler, and what comes late at its predicted price. `gap`
     asks for neighbours that keep a gap, and for nothing else (True) or for none (False); None weighs a few of them
