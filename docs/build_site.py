@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PAGES = ROOT / "build" / "pages"
 REFERENCE = "docs/reference.md"
+STYLE = "docs/site.css"
 HEAD = """# API reference
 
 Every public name, from its docstring. All are imported on first use: `import partreduce` costs nothing. What is not
@@ -87,6 +88,7 @@ def stage() -> None:
         else:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
+    shutil.copyfile(ROOT / STYLE, PAGES / STYLE)
     (PAGES / REFERENCE).write_text(reference(), encoding="utf-8")
 
 

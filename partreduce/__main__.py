@@ -6,7 +6,9 @@ import os
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 
+UNWRITTEN = 74
 INTERNAL = 70
 INTERRUPTED = 130
 
@@ -14,19 +16,22 @@ INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; errors end as one line on standard error."""
     arguments, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
-    from partreduce.streams import ReaderLeftError, guarded_streams, silence
+    from partreduce.streams import OutputLostError, guarded_streams, silence
 
     try:
         with guarded_streams():
             return _answer(arguments, debug=debug)
-    except (ReaderLeftError, BrokenPipeError):
+    except (OutputLostError, BrokenPipeError) as error:
+        problem = str(error) if isinstance(error, OutputLostError) else ""
+        with suppress(OSError):  # standard error may be what is full
+            os.write(2, f"partreduce: standard output: cannot be written: {problem}\n".encode() if problem else b"")
         silence()
-        return 0
+        return UNWRITTEN if problem else 0
 
 
 def _answer(arguments: list[str], *, debug: bool) -> int:
     """Run one command; every error becomes its line and its exit code."""
-    from partreduce.streams import ReaderLeftError
+    from partreduce.streams import OutputLostError
     from partreduce.topo.errors import PartreduceError
 
     try:
@@ -37,7 +42,7 @@ def _answer(arguments: list[str], *, debug: bool) -> int:
         return _say(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
-    except (ReaderLeftError, BrokenPipeError):
+    except (OutputLostError, BrokenPipeError):
         raise
     except ModuleNotFoundError as error:
         from partreduce.topo.extras import EXTRAS, missing

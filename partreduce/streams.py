@@ -1,7 +1,8 @@
-"""Standard output and error as they really are: readers that leave, and encodings that lack our signs.
+"""Standard output and error as they really are: readers that leave, full disks, and encodings that lack our signs.
 
 Libraries below the command line (typer, rich) answer a closed pipe with exit code 1, which means "refuted" here. So
-while a command runs the two streams raise an error that those libraries do not know; the entry point ends on it with 0.
+while a command runs the two streams raise an error that those libraries do not know; the entry point ends on it, with 0
+where a reader has left.
 """
 
 from __future__ import annotations
@@ -24,18 +25,23 @@ PLAIN = {
 """Signs that we print, as they are written where the terminal's encoding lacks them."""
 
 
-class ReaderLeftError(Exception):
-    """Whoever read our output (such as `head`) has gone. No OSError, so that no library below us handles it."""
+class OutputLostError(Exception):
+    """Nobody gets our output: its reader (such as `head`) has gone, or what the text says, as on a full disk.
+
+    No OSError, so that no library below us handles it.
+    """
 
 
 class _Watched(io.FileIO):
-    """A descriptor whose reader's leaving is told by ReaderLeftError."""
+    """A descriptor that tells by OutputLostError that it takes no more."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer, as in FileIO
         try:
             return super().write(data)
         except BrokenPipeError:
-            raise ReaderLeftError from None
+            raise OutputLostError from None
+        except OSError as error:
+            raise OutputLostError(error.strerror) from None
 
 
 @contextmanager

@@ -40,15 +40,17 @@ from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
 from partreduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
 from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
-from partreduce.runtime.transport.hierarchical import chosen_form, formed
+from partreduce.runtime.transport.forms import chosen_form, formed
 from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
+from partreduce.runtime.transport.torch_api import outside_graphs
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
+from partreduce.runtime.worker.epochs import Epochs, epochs_of, lives_on_after_losses
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
@@ -159,6 +161,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
+        lives_on = own_process and lives_on_after_losses(
+            plan, reached, agreed.key, tables, replica, corrects=alpha is not None
+        )
         heartbeat = Heartbeat(
             reached.store,
             reached.rank,
@@ -180,6 +185,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 key=agreed.key,
                 timeout=timeout,
                 tables=tables,
+                epochs=epochs_of(reached, heartbeat, plan, key=agreed.key, timeout=timeout) if lives_on else None,
                 keeps_on_host=policies.keeps_on_host,
             )
             self.runner = self._built(alpha)
@@ -191,20 +197,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.engine = _engine(self.run, self.runner, self.optimizer, uneven_inputs)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
-        if policies.broadcast:
+        self._start(model, broadcast=policies.broadcast)
+
+    def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
+        """What all workers do together before the first step."""
+        run, tables = self.run, self.run.tables
+        if broadcast:
             self.meeting.broadcast()
         if tables:
-            with _connecting(reached, heartbeat):
-                tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.engine)
-            tables.spread(self.optimizer, broadcast=policies.broadcast)
+            with _connecting(run.reducer.world, run.reducer.heartbeat):
+                tables.connect(run.reducer, self.schedule.cluster, self.ending.guard, self.engine)
+            tables.spread(self.optimizer, broadcast=broadcast)
         remember(self, model.parameters())
         self.engine.model_use.attach()
+        if run.epochs is not None:
+            run.epochs.begin(run.mean_reducers)
 
     def _built(self, alpha: float | None) -> Runner:
         """What averages as the schedule says, with the strength of drift correction if there is one."""
         if self.run.alone:
             return ParameterRunner(self.run)
-        return build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
+        runner = build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
+        if self.run.epochs is not None:
+            runner.others = self.run.epochs
+        return runner
 
     @property
     def round(self) -> int:
@@ -266,6 +282,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
 
+    @outside_graphs
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
         scale: torch.Tensor | None = self.__dict__.get("grad_scale")
@@ -280,6 +297,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.ending.after(error)
             raise
 
+    @outside_graphs
     def average_gradients(self) -> None:
         """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
 
@@ -296,7 +314,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def join(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Put the training loop into it when workers may have unequal amounts of data: all then end at the same round.
+        """Wrap the training loop in it when workers may have unequal amounts of data: all then end at the same round.
 
         A worker whose loop ends stays in the groups with its parameters as they are, until all loops have ended.
         With averaged gradients it contributes zeros and keeps stepping with the others.
@@ -333,8 +351,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     self.runner.settle()
                     own = until_after.enter_context(own_values_kept(run.flat))
                     members = self.runner.others.gathered("mean_model()")
-                    self.meeting.exchange("mean_model()", {}, members)  # nobody is in another operation any more
-                    average_everywhere(run.mean_reducers, members, self.steps, self.round)
+                    if run.epochs is not None:
+                        run.epochs.mean_everywhere(run.mean_reducers, self.steps, self.round)
+                    else:
+                        self.meeting.exchange("mean_model()", {}, members)  # nobody is in another operation any more
+                        average_everywhere(run.mean_reducers, members, self.steps, self.round)
                 if run.reducer.recorder.directory is not None:
                     distance = squared_distance(run.flat, own)
                     run.reducer.recorder.totals.distance = distance
@@ -343,7 +364,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     yield run.flat.model
 
     def log(self, **numbers: float | torch.Tensor) -> None:
-        """Note numbers of this step in the trace, such as `loss=loss`; nothing happens without `trace`.
+        """Record numbers of this step in the trace, such as `loss=loss`; without `trace` it does nothing.
 
         `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
         """
@@ -540,6 +561,7 @@ def _run(
     key: str,
     timeout: float,
     tables: Tables,
+    epochs: Epochs | None,
     keeps_on_host: bool,
 ) -> Run:
     """What the schedule's runner works on: the model's buckets with the reducers that average them."""
@@ -552,7 +574,7 @@ def _run(
     alone = isinstance(world, AloneWorld)
     applier = Applier(optimizer, flat, [table.parameter for table in tables])
     return Run(
-        schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone
+        schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone, epochs=epochs
     )  # fmt: skip
 
 

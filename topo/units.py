@@ -39,11 +39,15 @@ FACTORS = {"x": Fraction(1), "": Fraction(1)}
 
 def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fraction:
     match = _QUANTITY.fullmatch(text.strip())
+    if match is None and text.strip().startswith("-"):
+        raise InputError(f"{_shown(text)} is negative; write a positive number and a unit, such as {example}")
     if match is None:
         raise InputError(f"{_shown(text)} is not {what}; write a number and a unit, such as {example}")
     number, unit = Fraction(match[1]), match[2]
     if unit in units:
         return number * units[unit]
+    if re.match(r"([eE][-+]?)?[0-9]", unit):
+        raise InputError(f"{_shown(text)} is too large or too small for {what}; write it such as {example}")
     written = match[0][: len(match[0]) - len(unit)].rstrip()
     if readings := _bits_or_bytes(unit, units):
         choice = " or ".join(f"{written}{name} for {'bits' if 'bit' in name else 'bytes'}" for name in readings)

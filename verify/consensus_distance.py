@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
-from partreduce.topo.figures.rate import NEVER
-from partreduce.topo.figures.sectors import Sectors
+from partreduce.topo.figures.sectors import NEVER, Sectors
 from partreduce.topo.figures.steady_state import after_period, noise_traces
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved

@@ -26,9 +26,8 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import RulePhases
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product
-from partreduce.verify.consensus import GROUND, class_groups
-from partreduce.verify.norm_bound import candidates, least_square
-from partreduce.verify.trees import tree_of_groups
+from partreduce.verify.consensus import GROUND, class_groups, tree_of_groups
+from partreduce.verify.contraction import candidates, least_square
 from partreduce.verify.view import contracts, is_tame
 
 NAME, MOVED = "survives", "mean-moved"
@@ -75,6 +74,15 @@ def prove_survives(schedule: Schedule) -> Claim:
         budget -= size**3 if is_rated else 0
         bounds.append(runs.least_square(known) if is_rated else Fraction(1))
     return _survives(schedule, covered, bounds)
+
+
+def apart_after(schedule: Schedule) -> dict[Loss, str]:
+    """The contingencies whose survivors do not agree, and why not, as a clause; none has a rule of its own."""
+    undisturbed, result = _Known({}, {}), {}
+    for contingency in schedule.contingencies:
+        if contingency.groups is not Survivors.ALL and (why := _Runs.of(schedule, contingency).apart(undisturbed)):
+            result[contingency.lost] = why
+    return result
 
 
 def _cells(schedule: Schedule, contingency: Contingency) -> int:

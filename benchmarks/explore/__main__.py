@@ -15,7 +15,15 @@ import resource
 import sys
 from pathlib import Path
 
-from benchmarks.explore import generator_cases, hop_cases, pairing, partial_cases, partial_groups_cases, shards
+from benchmarks.explore import (
+    generator_cases,
+    hop_cases,
+    membership,
+    pairing,
+    partial_cases,
+    partial_groups_cases,
+    shards,
+)
 from benchmarks.explore.configuration import Configuration
 from benchmarks.explore.explorer import Exploration
 from benchmarks.kit import parser
@@ -27,6 +35,7 @@ PROTOCOLS = {
     "AD-PSGD": ((), (), pairing.FACTORS),
     "partial all-reduce": (partial_cases.SMALL, partial_cases.LARGE, partial_cases.FACTORS),
     "quorum of groups": (partial_groups_cases.SMALL, partial_groups_cases.LARGE, None),
+    "membership": (membership.SMALL, membership.LARGE, None),
     "asynchronous server": (shards.SMALL, shards.LARGE, None),
 }  # fmt: skip
 """Of each protocol the tests' configurations, the large ones, and a covering array."""

@@ -22,7 +22,7 @@ from partreduce.schedulers.protocols.hop import (
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Neighbor, Round
-from partreduce.verify.gaps.exact import Matrix, exact_bounds
+from partreduce.verify.gap_bounds import Matrix, exact_bounds
 from partreduce.verify.stated import Stated
 
 

@@ -14,7 +14,7 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Hop, check_setting
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap, Reducing, Skip
-from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gap_bounds import exact_bounds
 
 
 def explored(machine: Hop, network: Network) -> Explored:

@@ -78,6 +78,8 @@ def name_ends(
 ) -> None:
     """The name of each line beside the axes, at the height of its end or as near as the others' names leave it.
 
+    A dot marks the end, so that the thin line to the name is not taken for more of the curve.
+
     Args:
         axis: with its final scales and limits.
         ends: name, x, y and colour of each line.
@@ -96,7 +98,16 @@ def name_ends(
         middles[place] = min(middles[place], ceiling - needed[place] / 2)
         ceiling = middles[place] - needed[place] / 2
     for (_, text, point, colour), height in zip(named, middles, strict=True):
-        leader = {"arrowstyle": "-", "color": colour, "linewidth": 1.2, "relpos": (0, 0.5), "shrinkB": 0}
+        # Not clipped by the text's own box, at whose edge a steep one would end beside another's name.
+        leader = {
+            "arrowstyle": "-",
+            "color": colour,
+            "linewidth": 0.8,
+            "relpos": (0, 0.5),
+            "shrinkB": 0,
+            "patchA": None,
+        }
+        axis.plot(*point, "o", color=colour, markersize=4)
         axis.annotate(
             text, point, (1.04, height), textcoords="axes fraction", va="center", color=INK, arrowprops=leader
         )

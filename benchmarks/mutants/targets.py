@@ -90,7 +90,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),
     GENERATOR + "system.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
     GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
-    **{f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER)) for name in ("classes", "conflict_free", "consensus", "trees")},
+    **{f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER)) for name in ("classes", "conflict_free", "consensus")},
     **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
     **{f"verify/{name}.py": ((ORACLE,), PROVER) for name in ("exact_consensus", "stochastic")},
     **{f"verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove", "view")},
@@ -98,7 +98,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
     "verify/membership.py": (("tests/verify/test_membership_laws.py",), ("tests/verify/test_membership_zoo.py",)),
     "verify/on_request.py": ((ON_REQUEST,),),
-    **{f"verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction", "norm_bound")},
+    **{f"verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction",)},
     **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance")},
     **{f"verify/{name}.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS)) for name in ("runs", "codec_error", "stated")},
     **{
@@ -122,8 +122,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         for name in ("quorums", "quorum_runs")
     },
     **{f"runtime/sharding/{name}.py": HYBRID for name in SHARDING},
-    **{f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("driver", "groups", "rounds")},
-    "runtime/strategies/quorum/shadows.py": ((QUORUM_ARRAYS,), (GROUP_QUORUMS,)),
+    **{f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("driver", "rounds")},
+    "runtime/strategies/quorum/groups.py": ((QUORUM_ARRAYS,), (GROUP_QUORUMS,)),
     "runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), ("tests/runtime/strategies/test_quorum.py",)),
     "runtime/strategies/gap/driver.py": (
         ("tests/runtime/strategies/test_gap_driver.py",),

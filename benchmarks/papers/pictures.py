@@ -67,7 +67,7 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
         axis.set(yticks=places, yticklabels=[row.setting.partition(": ")[2] for row in shown])
         axis.set_title(where, loc="right")  # a long one goes on to the left, over the names
         axis.invert_yaxis()
-    axes.flat[-1].set_xlabel(figure, loc="right")
+    axes.flat[-1].set_xlabel(fill(figure, 60), loc="right")
     drawn.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
     drawn.savefig(path, dpi=DPI)
     plt.close(drawn)
@@ -130,8 +130,7 @@ class _Labels:
 def _labels(plot: str) -> _Labels:
     over = ("seconds", "gradients" if "gradients" in plot else "steps") if "seconds" in plot else ("steps", "steps")
     if "accuracy" in plot:
-        what = "share of held-out samples that the mean model tells right"
-        return _Labels(what=what, over=over, scale="linear")
+        return _Labels(what="accuracy on held-out samples", over=over, scale="linear")
     if "over skew" in plot:
         over = ("milliseconds from one worker's call to the next one's", "skew of all over the time of a sum")
         return _Labels(what="times as fast", over=over, along="log")

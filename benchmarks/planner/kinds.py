@@ -91,7 +91,7 @@ def draw(cells: list[dict[str, Any]], path: Path) -> None:
         axis.set_yticks(range(len(SLOWER)), [f"{factor:g}x" for factor in SLOWER])
         axis.set(xlim=(-0.6, len(BANDWIDTHS) - 0.4), ylim=(-0.6, len(SLOWER) - 0.4))
         axis.set_title(str(optimizer), color=INK)
-        quiet(axis, across="a NIC's MB/s", up="slowest worker")
+        quiet(axis, across="bandwidth of a NIC (MB/s)", up="slowest worker, over the others")
     figure.suptitle(
         "What is recommended, and the best of the other kinds\n2x4 workers, 100 MB, 50 ms a step",
         color=INK,

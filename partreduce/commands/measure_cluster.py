@@ -25,10 +25,15 @@ def cluster_measurement(
     """
     from dataclasses import replace
 
+    from partreduce.topo.errors import InputError
     from partreduce.topo.hardware import Hardware
     from partreduce.topo.units import parse_size
 
     size = quantity("--model-bytes", parse_size, model_bytes or DEFAULT_SIZE)
+    if not size:
+        raise InputError(
+            f"--model-bytes {model_bytes}: nothing would be moved; write the size of your model, such as 8MB"
+        )
     function = None if step is None else _step_of(step)
 
     def measure() -> None:

@@ -30,16 +30,22 @@ def command(
     context: typer.Context,
     *,
     workers: Annotated[int | None, typer.Option("--workers", "-n", help="Processes in all.", min=1)] = None,
-    nodes: Annotated[int, typer.Option(help="Pretend that the workers stand on this many machines.", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="Pretend that the workers run on this many machines.", min=1)] = 1,
     schedule: Annotated[
         Path | None, typer.Option(help="Take workers and nodes from this file and pass it on in PARTREDUCE_SCHEDULE.")
     ] = None,
     threads: Annotated[
         int | None, typer.Option(help="torch threads per worker (default: cores shared out).", min=1)
     ] = None,
+    survive: Annotated[
+        int | None,
+        typer.Option(help="How many workers may be lost: the others go on (default: what the schedule plans).", min=0),
+    ] = None,
     hosts: Annotated[
         Path | None,
-        typer.Option(help="Start the workers on these machines over ssh: a file of lines `HOST [slots=N]`."),
+        typer.Option(
+            help="Start the workers on these machines over ssh: one a line in this file, as HOST or HOST slots=N."
+        ),
     ] = None,
     address: Annotated[
         str | None,
@@ -63,6 +69,8 @@ def command(
             nodes = loaded.cluster.num_nodes
         _say_if_refuted(schedule, loaded)
     placed = None if hosts is None else _placed(hosts, workers, nodes, loaded)
+    if survive and hosts is not None:
+        raise typer.BadParameter("is for workers on this machine: leave out --hosts, or it", param_hint="--survive")
     if workers is None and placed is None:
         misplaced = {"--workers", "-n", "--schedule", "--hosts"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
@@ -73,7 +81,8 @@ def command(
     from partreduce.runtime.launcher.over_ssh import reached
     from partreduce.runtime.launcher.signals import Terminated, terminable
 
-    survive = loaded is not None and loaded.strategy.needs_generator
+    planned = 0 if loaded is None else max((len(one.lost) for one in loaded.contingencies), default=0)
+    needs_generator = loaded is not None and loaded.strategy.needs_generator
     patient = loaded is not None and loaded.strategy.goes_on_without
     try:
         with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
@@ -82,7 +91,7 @@ def command(
             if loaded is not None and schedule is not None:
                 path = stack.enter_context(_lasting(schedule, loaded))
                 environment["PARTREDUCE_SCHEDULE"] = str(path)
-                if survive:
+                if needs_generator:
                     from partreduce.runtime.generator.beside import generator_beside
 
                     host = LOOPBACK if there is None else there.address
@@ -90,8 +99,8 @@ def command(
             if there is not None:
                 text = None if path is None else path.read_text(encoding="utf-8")
                 return there.launch(
-                    script, context.args, threads=threads, environment=environment, schedule=text, survive=survive,
-                    patient=patient,
+                    script, context.args, threads=threads, environment=environment, schedule=text,
+                    survive=needs_generator, patient=patient,
                 )  # fmt: skip
             assert workers is not None, "else they are placed"
             return launch(
@@ -101,8 +110,9 @@ def command(
                 num_nodes=nodes,
                 threads=threads,
                 environment=environment,
-                survive=survive,
+                survive=needs_generator,
                 patient=patient,
+                most_lost=planned if survive is None else survive,
             )
     except Terminated as ended:
         return ended.exit_code

@@ -197,7 +197,7 @@ def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
     from partreduce.schedulers.protocols.digraph import Digraph
     from partreduce.topo.errors import UnknownError
     from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.gaps.largest import largest_over_edges, largest_over_pairs
+    from partreduce.verify.gap_bounds import largest_over_edges, largest_over_pairs
 
     gap = schedule.strategy.when
     assert isinstance(gap, Gap), "nothing else records gaps"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 
@@ -48,6 +49,16 @@ _NOTHING = contextlib.nullcontext()
 SPLIT_BYTES = 4 * 2**20
 
 
+class Outlives(Protocol):
+    """What decides what becomes of a run whose operation fails, where it may go on."""
+
+    def why(self, operation: Operation) -> str | None:
+        """Why it makes no sense to wait for an operation any longer."""
+
+    def broke(self, operation: Operation, error: Exception) -> UnavailableError:
+        """What a failed operation raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     """What stays the same from one operation of a group to the next."""
@@ -76,6 +87,8 @@ class Reducer:
         self.world, self.buckets, self.recorder, self.heartbeat = world, buckets, recorder, heartbeat
         self.key, self.timeout = key, timeout
         self._lines: dict[tuple[int, ...], _Line] = {}
+        self.outlives: Outlives | None = None
+        """Asked what a failure means, for as long as it is set; else it ends the run."""
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     def of(self, buckets: Sequence[Bucket], name: str) -> Reducer:
@@ -172,7 +185,7 @@ class Reducer:
         """
         reduction = self._announced(kind, step, round_, group)
         try:
-            self._start(reduction)
+            self._start(reduction, watched=False)
             self._complete(reduction, given_up)
             if self.streams.runs_ahead:
                 self.checks.flush(given_up)
@@ -208,19 +221,20 @@ class Reducer:
         gradients: bool = False,
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
+        watched: bool = True,
     ) -> None:
-        self._look(reduction.operation)
+        self._look(reduction.operation, watched=watched)
         for index, bucket in enumerate(reduction.buckets):
             coding = codings[index] if codings else None
             with self.stream(bucket.device):
                 self._launch(reduction, index, bucket, gradients=gradients, divisor=divisor, coding=coding)
         self._fills_first()
 
-    def _look(self, operation: Operation) -> None:
+    def _look(self, operation: Operation, *, watched: bool = True) -> None:
         """Where the host runs ahead: look at what earlier operations have become, and begin to watch this one."""
         if self.streams.runs_ahead:
             self.checks.look()
-            self.checks.begun(operation, self.streams)
+            self.checks.begun(operation, self.streams, watched=watched)
 
     def _refuse_after_abort(self) -> None:
         """Where the watch has destroyed the groups, say why."""
@@ -383,6 +397,8 @@ class Reducer:
     def failed(self, reduction: Reduction, error: Exception) -> UnavailableError:
         """The error for a failed reduction; see `failure`."""
         reduction.works.clear()
+        if self.outlives is not None:
+            return self.outlives.broke(reduction.operation, error)
         return self.failure(reduction.operation, error)
 
     def failure(self, operation: Operation, error: Exception) -> UnavailableError:
@@ -479,10 +495,12 @@ class Reducer:
         round_ = operation.rounds_before
 
         def why() -> str | None:
-            if given_up is None:
-                reason = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
-            else:
+            if given_up is not None:
                 reason = given_up()
+            elif self.outlives is not None:
+                reason = self.outlives.why(operation)
+            else:
+                reason = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
             if reason is not None:
                 raise RuntimeError(reason)  # which may have a cause of its own
             return None

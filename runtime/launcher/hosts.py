@@ -24,8 +24,10 @@ def read_hosts(path: Path) -> dict[str, int | None]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileProblem(f"{path}: cannot be read ({error})") from None
+    except OSError as error:
+        raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not text in UTF-8; write a host a line, such as `gpu1 slots=4`") from None
     hosts: dict[str, int | None] = {}
     for number, line in enumerate(lines, start=1):
         if not (text := line.partition("#")[0].strip()):
@@ -38,7 +40,7 @@ def read_hosts(path: Path) -> dict[str, int | None]:
         name, slots = said["name"], None if said["slots"] is None else int(said["slots"])
         hosts[name] = (hosts[name] or 1) + (slots or 1) if name in hosts else slots
     if not hosts:
-        raise InputError(f"{path}: names no host; write one a line")
+        raise InputError(f"{path}: names no host; write one a line, such as `gpu1 slots=4`")
     return hosts
 
 

@@ -34,9 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from partreduce.runtime.launcher.views import Views
     from partreduce.runtime.transport.torch_api import Store
 
 LOOPBACK = "127.0.0.1"
+MOST_LOST = "PARTREDUCE_SURVIVE"
+"""Tells workers how many may be lost, where this launcher decides who goes on."""
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
 
@@ -52,6 +55,7 @@ def launch(
     grace: float = GRACE_SECONDS,
     survive: bool = False,
     patient: bool = False,
+    most_lost: int = 0,
     output: TextIO | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
@@ -74,6 +78,8 @@ def launch(
             still does.
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
+        most_lost: so many workers may be lost to a signal, or to silence, once all are connected; the others go on, by
+            the membership of their optimizer (see `worker.epochs`).
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
 
     Raises:
@@ -81,9 +87,17 @@ def launch(
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
+    if not 0 <= most_lost < num_workers:
+        raise InputError(f"--survive {most_lost}: of {num_workers} workers 0 to {num_workers - 1} may be lost")
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
+    if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
+        raise InputError(
+            f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
+        )
     shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
+    if most_lost:
+        shared[MOST_LOST] = str(most_lost)
     workers: list[Child] = []
     try:
         with terminable():
@@ -99,13 +113,21 @@ def launch(
                 # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
                 store, port = serve_store()
                 let_go(workers, port)
-                return supervise(workers, workers, store, grace, Outlet(output), survive=survive, patient=patient)
+                outlet = Outlet(output)
+                views = _views(workers, store, most_lost, outlet) if most_lost else None
+                return supervise(workers, workers, store, grace, outlet, survive=survive, patient=patient, views=views)
             finally:
                 with held():
                     end_all(workers)
                     guardian.close()
     except Terminated as ended:
         return ended.exit_code
+
+
+def _views(workers: Sequence[Child], store: Store, most_lost: int, outlet: Outlet) -> Views:
+    from partreduce.runtime.launcher.views import Views  # loads torch, as every worker does
+
+    return Views(workers, store, most_lost, outlet)
 
 
 IMPORTED_ONCE = (

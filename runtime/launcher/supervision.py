@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from partreduce.runtime.launcher.outlet import Outlet
+    from partreduce.runtime.launcher.views import Views
     from partreduce.runtime.transport.torch_api import Store
 
 CONSEQUENCE = UnavailableError.exit_code
@@ -171,8 +172,12 @@ def supervise(
     *,
     survive: bool,
     patient: bool,
+    views: Views | None = None,
 ) -> int:
-    """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
+    """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves.
+
+    With `views` the others go on without workers that a signal ended, as long as those say so.
+    """
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
     width, alike = len(str(len(workers) - 1)), AlikeErrors(outlet, len(workers))
@@ -186,11 +191,11 @@ def supervise(
             try:
                 with let_through(mask):
                     raise_unheard()
-                    for key, _ in selector.select(timeout=0.05):
+                    for key, _ in selector.select(timeout=0.05 if views is None else views.pause):
                         if not _forward(key.fd, key.data, outlet, alike, width):
                             selector.unregister(key.fd)
                     alike.show()
-                if running and not (running := _collect(workers, store, shutdown, grace, outlet)):
+                if running and not (running := _collect(workers, store, shutdown, grace, outlet, views=views)):
                     drained = time.monotonic() + 0.5
             except Terminated as ended:
                 heard()
@@ -205,7 +210,7 @@ def supervise(
                 _forward(key.fd, key.data, outlet, alike, width, last=True)
             alike.show(everything=True)
     # A run that went on without a worker that was given up says so, even where all others ended well.
-    fenced = any(worker.code == FencedError.exit_code for worker in workers)
+    fenced = (views is not None and views.fenced) or any(worker.code == FencedError.exit_code for worker in workers)
     return shutdown.code or (FencedError.exit_code if fenced else 0)
 
 
@@ -221,15 +226,23 @@ def _ended_by_itself(worker: Worker) -> bool:
     return worker.code <= SIGNALLED and not worker.lost
 
 
-def _collect(workers: Sequence[Worker], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet) -> bool:
+def _collect(
+    workers: Sequence[Worker], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet, *, views: Views | None
+) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
-    ended = [worker for worker in workers if worker.code is None and worker.reap() and worker.code]
-    for worker in sorted(ended, key=_ended_by_itself):
+    ended = [worker for worker in workers if worker.code is None and worker.reap()]
+    if views is not None:
+        views.look()
+        for worker in ended:
+            if not worker.code:
+                views.ended_well(worker)
+    for worker in sorted((worker for worker in ended if worker.code), key=_ended_by_itself):
         is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
         _tell(store, worker, outlet, first=is_first, ended=shutdown.has_signalled)
         worker.signal(signal.SIGTERM)
         worker.children_until = time.monotonic() + CHILDREN_SECONDS
-        shutdown.failed(worker, workers, grace)
+        if views is None or shutdown.has_signalled or not views.go_on_without(worker, is_lost=_is_lost(worker)):
+            shutdown.failed(worker, workers, grace)
     for worker in workers:
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from time import perf_counter
 
@@ -12,17 +13,19 @@ import numpy as np
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.profile.codecs import measure_codecs
+from partreduce.runtime.codecs.blocks import BlockCodec
+from partreduce.runtime.codecs.coding import DTYPES
 from partreduce.runtime.profile.fit import Fit, fit_hardware, predicted_seconds
-from partreduce.runtime.profile.measure import Measurement, measure_phases, settle
-from partreduce.runtime.profile.phases import calibration_phases, random_phases
+from partreduce.runtime.profile.measure import WARM_UP, Measurement, measure_phases, settle
 from partreduce.runtime.transport.rendezvous import default_world
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.codec_numbers import block_bytes
+from partreduce.topo.hardware import CodecSeconds, Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Static
+from partreduce.topo.strategies.axes import RING, Codec
 
 STEP_REPETITIONS = 10
 
@@ -139,3 +142,92 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
     jitter = float((times.std(dim=1) / times.mean(dim=1)).mean())
     slowdown = tuple((rank, round(factor, 3)) for rank, factor in slow)
     return Hardware(model_bytes=model_bytes, compute=fastest, slowdown=slowdown, jitter=round(jitter, 4))
+
+
+def calibration_phases(cluster: Cluster) -> list[Phase]:
+    """One group and several at once, inside nodes and across them, from pairs to everybody; duplicates are left out."""
+    n = cluster.num_workers
+    nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
+    candidates: list[list[list[int]]] = [[list(range(n))]]
+    for size in (2, 3, 4):
+        chunks = [[node[i : i + size] for i in range(0, len(node) - size + 1, size)] for node in nodes]
+        flat = [chunk for node in chunks for chunk in node]
+        if flat:
+            candidates += [[flat[0]], flat, flat[: max(1, len(flat) // 2)]]
+    candidates += [[node] for node in nodes[:1] if len(node) > 1] + [[node for node in nodes if len(node) > 1]]
+    if len(nodes) > 1:
+        columns = [list(column) for column in zip(*nodes, strict=False)]
+        pairs = [[a, b] for a, b in zip(nodes[0], nodes[1], strict=False)]
+        candidates += [[columns[0]], columns, [pairs[0]], pairs]
+    return list(dict.fromkeys(Phase.from_groups(n, groups) for groups in candidates if groups))
+
+
+def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> list[Phase]:
+    """Random partitions into groups of 2 to n workers, some workers skipping; at least one group each."""
+    n = cluster.num_workers
+    phases: list[Phase] = []
+    while len(phases) < count:
+        order = rng.permutation(n).tolist()
+        groups, start = [], 0
+        while n - start >= 2:
+            size = int(rng.integers(2, min(n - start, max(2, n // 2)) + 1))
+            if rng.random() < 0.85:
+                groups.append(order[start : start + size])
+            start += size
+        if groups:
+            phases.append(Phase.from_groups(n, groups))
+    return phases
+
+
+MAX_NUMBERS = 2**24
+"""Of a larger model a part is coded, which takes as long for each byte."""
+
+
+def measure_codecs(
+    world: World, *, model_bytes: int, repetitions: int, device: torch.device
+) -> tuple[tuple[str, CodecSeconds], ...]:
+    """Seconds per byte of float32 of every codec, by name; the slowest worker's median. All workers call this.
+
+    Raises:
+        UnavailableError: a worker is gone.
+    """
+    count = min(max(1, model_bytes // 4), MAX_NUMBERS)
+    values = torch.randn(count, generator=torch.Generator().manual_seed(world.rank)).to(device)
+    passes = _passes(values)
+    times = torch.zeros(len(passes), repetitions, dtype=torch.float32, device=device)
+    gate = torch.zeros(1, dtype=torch.float32, device=device)
+    for repetition in range(-WARM_UP, repetitions):
+        for index, run in enumerate(passes.values()):
+            world.everyone().all_reduce(gate).wait()
+            settle(device)
+            started = perf_counter()
+            run()
+            settle(device)
+            if repetition >= 0:
+                times[index, repetition] = perf_counter() - started
+    medians = torch.zeros(world.size, len(passes), dtype=torch.float32, device=device)
+    medians[world.rank] = times.median(dim=1).values
+    world.everyone().all_reduce(medians).wait()
+    slowest = dict(zip(passes, (medians.max(dim=0).values.double() / (4 * count)).tolist(), strict=True))
+    names = sorted({codec for codec, _ in passes})
+    return tuple(
+        (codec, CodecSeconds(*(float(f"{slowest[codec, way]:.3g}") for way in ("encode", "decode")))) for codec in names
+    )
+
+
+def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]:
+    """(codec, encode or decode) → what does it, in the order in which they can run."""
+    passes: dict[tuple[str, str], Callable[[], object]] = {}
+    for codec, dtype in DTYPES.items():
+        short, back = values.to(dtype), torch.empty_like(values)
+        passes[codec.value, "encode"] = partial(values.to, dtype)
+        passes[codec.value, "decode"] = partial(back.copy_, short)
+    if values.device.type == "cuda":
+        return passes  # the run-time has no codecs of blocks there
+    decoded = torch.empty_like(values)
+    for codec in (one for one in Codec if one.has_blocks):
+        ours = BlockCodec(codec, RING.block)
+        code = torch.zeros(block_bytes(codec, len(values), RING.block), dtype=torch.uint8)
+        passes[codec.value, "encode"] = partial(ours.encode, values, code)
+        passes[codec.value, "decode"] = partial(ours.decode, code, decoded)
+    return passes

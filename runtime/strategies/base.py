@@ -24,6 +24,7 @@ from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.worker.epochs import Epochs
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
@@ -54,6 +55,8 @@ class Run:
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
     progress: Progress = field(default_factory=Progress)
+    epochs: Epochs | None = None
+    """Carries out group operations where the run goes on after a loss."""
 
     @property
     def pace(self) -> int:

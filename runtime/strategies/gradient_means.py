@@ -8,9 +8,11 @@ from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.gradients import commit_gradients
 from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
+from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import Sending
 
 KIND = "gradient average"
@@ -42,7 +44,7 @@ class GradientMeans(GradientRunner):
         if self.layers is not None:
             self.layers.codings = self._codings
 
-    def send(self, step: int) -> Reduction:
+    def send(self, step: int, group: Group | None = None) -> Reduction:
         """Start the sum of the gradients as they are, or what is left to start of it.
 
         Raises:
@@ -55,23 +57,28 @@ class GradientMeans(GradientRunner):
         # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part unnoticed.
         kind = f"{KIND} after a changed mean" if self.run.applier.changes_means else KIND
         return self.run.reducer.begin(
-            kind, step, step, self.group, gradients=True, divisor=self._divisor, codings=codings
+            kind, step, step, group or self.group, gradients=True, divisor=self._divisor, codings=codings
         )
 
     def average(self, step: int) -> Arrived:
         """Replace the gradients by their means over all workers."""
+        if (epochs := self.run.epochs) is not None:
+            epochs.carry_out(step, lambda group: [(self.run.reducer, self.send(step, group))], self._put_means)
+            return ON_TIME
         reduction = self.send(step)
         self.run.reducer.wait(reduction)
+        self._put_means(self.run.reducer, reduction)
+        return ON_TIME
 
+    def _put_means(self, reducer: Reducer, reduction: Reduction) -> None:
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
             commit_gradients(bucket, sums, ok, reduction.absent[index])
             if bucket.piggybacked:
                 commit_piggybacked(bucket, sums, ok)
 
-        self.run.reducer.commit(reduction, commit)
+        reducer.commit(reduction, commit)
         if reduction.ok is not None:
             self.run.applier.remember(reduction.ok)
-        return ON_TIME
 
     def end_step(self, step: int) -> None:  # noqa: ARG002 - the signature of all
         """Undo the step where the device found that the gradients are no means; on CPU nothing is left to undo."""

@@ -58,6 +58,12 @@ class GroupMeans(ParameterRunner):
         if self.overlap:
             self._commit_delayed(group)
             self._begin_round(step, round_ + 1)
+        elif (epochs := self.run.epochs) is not None:
+            epochs.carry_out(
+                round_,
+                lambda group: [(self.run.reducer, self._start_sum(step, round_, group))],
+                lambda _, reduction: self._commit(reduction),
+            )
         elif group is not None:
             self.send(step, round_)
             self.merge()
@@ -201,7 +207,7 @@ class GroupMeans(ParameterRunner):
 
     def _makes_equal(self, group: Group) -> bool:
         """Whether all workers hold the same model after this group's operation, buffers included."""
-        everyone = len(group.members) == self.run.schedule.num_workers
+        everyone = len(group.members) == len(self.others.members)
         return everyone and group.relax == 1 and not self.run.flat.buffer_buckets
 
     def _mean_pace(self, group: Group) -> float:

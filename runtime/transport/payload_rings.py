@@ -1,7 +1,7 @@
 """Payload rings: the updates that a worker's in-neighbours sent ahead of it, in as many places as were proved to do.
 
 The protocol object counts updates; their numbers lie here, beside it. An in-neighbour's ring has exactly the proved
-capacity (`verify.gaps.capacity`), and the update of step k lies in place k mod capacity (Hop, section 6.1). Steps are
+capacity (`verify.gap_bounds`), and the update of step k lies in place k mod capacity (Hop, section 6.1). Steps are
 compared before a place is written, so that an update that does not fit is noticed and replaces nothing: it is late and
 dropped, or, where every sender keeps the protocol, cannot be. Under staleness one place does: the newest replaces.
 

@@ -119,9 +119,13 @@ class Ending:
         runner.conclude()
         runner.settle()
         runner.drain()
-        runner.others.connect(members, "finish")
         # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
-        average_everywhere(run.mean_reducers, members, self.engine.steps, round_ - 1)
+        if run.epochs is not None:
+            run.epochs.mean_everywhere(run.mean_reducers, self.engine.steps, round_ - 1)
+            run.epochs.leave()
+        else:
+            runner.others.connect(members, "finish")
+            average_everywhere(run.mean_reducers, members, self.engine.steps, round_ - 1)
         self.state = FINISHED
         self.engine.model_use.detach()
         self._warn_if_apart(round_)

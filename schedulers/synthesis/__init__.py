@@ -10,7 +10,7 @@
 * `scoring`: thousands of periods at once, through the covariance that phases pass on;
 * where the search over one alphabet begins (`alphabet_search`): hints, and `segments` between full averages put
   together, `scored_periods` all of them, which fill one `archive`;
-* `refinement` of what that leaves on the front: the phases in use put together anew, and `window_rebuilding`;
+* `refinement` of what that leaves on the front: the phases in use put together anew, and windows rebuilt;
 * the bound: `age_bound` over the phases of a complete alphabet;
 * `candidates`: what is left as schedules with figures of `topo`, and the choice among them.
 """

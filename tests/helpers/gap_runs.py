@@ -21,7 +21,7 @@ from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from partreduce.topo.strategies.neighbor import Neighbor
-from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gap_bounds import exact_bounds
 
 WIDTH = 3
 

@@ -47,7 +47,7 @@ def _quantity(
         try:
             result = parse(value if isinstance(value, str) else repr(value))
         except InputError as error:
-            raise _problem(f"is no quantity here: {error}") from None
+            raise _problem(str(error)) from None
         if not least <= result <= most:
             rule = f"at least {least:g}" if result < least else f"at most {most:g}"
             raise _problem(f"is {result:g}; it must be {rule} in {base}")

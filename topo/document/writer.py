@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -100,9 +101,25 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     except BrokenPipeError:
         raise BrokenPipeError from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         shown = "standard output" if connected == STDOUT else shown_path(path)
-        raise FileProblem(f"{shown}: cannot be written: {reason}") from None
+        raise _unwritten(shown, getattr(error, "strerror", None) or error) from None
+
+
+def refuse_without_place(path: str | os.PathLike[str]) -> None:
+    """Refuse a file to write whose folder is not there, or which is a folder, before there is anything to write.
+
+    Raises:
+        FileProblem: it is so.
+    """
+    if descriptor_to_write(path) is None:
+        target = Path(os.path.realpath(path))
+        code = errno.EISDIR if target.is_dir() else 0 if target.parent.is_dir() else errno.ENOENT
+        if code:
+            raise _unwritten(shown_path(path), os.strerror(code))
+
+
+def _unwritten(shown: str, reason: object) -> FileProblem:
+    return FileProblem(f"{shown}: cannot be written: {reason}")
 
 
 def _replace(target: Path, data: bytes) -> None:

@@ -14,7 +14,6 @@ from partreduce.topo.figures.circulant import circulant_sectors
 from partreduce.topo.figures.classes import rule_sectors
 from partreduce.topo.figures.round_steps import RoundSteps, group_paces
 from partreduce.topo.figures.sectors import Batch, Sectors
-from partreduce.topo.figures.uniform import uniform_sectors
 from partreduce.topo.mixing import mixing_matrix
 from partreduce.topo.schedule import Schedule
 
@@ -78,3 +77,22 @@ def dense_sectors(schedule: Schedule) -> Sectors:
     columns[0, np.arange(n), node_of] = 1.0
     batch = Batch(np.ones(1), matrices, np.full((1, n), 1 / np.sqrt(n)), round_steps, columns)
     return Sectors(n, [batch], strategy.mixes_late, f"dense matrices of all {n} workers")
+
+
+def uniform_sectors(schedule: Schedule) -> Sectors | None:
+    """The sectors of an all-reduce with one pace for all workers, None for anything else. O(num_nodes).
+
+    Off the mean W is 0 and steps a multiple of the identity, so of the node covariance C only its trace counts
+    there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.
+    """
+    strategy = schedule.strategy
+    if not strategy.averages_everyone or strategy.when.kept or not isinstance(strategy.pace, int):
+        return None
+    n, sizes = schedule.num_workers, schedule.cluster.node_sizes().astype(np.float64)
+    along = float((sizes**2).sum()) / n
+    columns = np.sqrt(np.maximum(0.0, [along, (n - along) / (n - 1)])).reshape(2, 1, 1)
+    pace = strategy.pace
+    round_steps = RoundSteps.of(np.array([pace]), np.full((1, 1), float(pace)), strategy.averaging, pace)
+    mean = np.array([[1.0], [0.0]])
+    batch = Batch(np.array([1.0, n - 1.0]), np.zeros((1, 2, 1, 1)), mean, round_steps, columns)
+    return Sectors(n, [batch], strategy.mixes_late, "all-reduce: zero off the mean")

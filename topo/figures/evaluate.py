@@ -14,9 +14,8 @@ from partreduce.topo.figures.hop_gap import hop_gap
 from partreduce.topo.figures.large import Large
 from partreduce.topo.figures.late_distance import is_small, late_distance_like, late_distance_of
 from partreduce.topo.figures.pipeline import pipeline_figures
-from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.retimed import Retimed
-from partreduce.topo.figures.sectors import Sectors, spectral_norms
+from partreduce.topo.figures.sectors import Sectors, contraction_of, contraction_per_start, radius_of, spectral_norms
 from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import is_doubly_stochastic, period_product
 from partreduce.topo.schedule import Schedule

@@ -9,7 +9,7 @@ from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.arithmetic.lyapunov import exact_steady_state
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.classes import MergedClass, merged_classes, rule_and_paces, rule_sectors
-from partreduce.topo.figures.rate import NEVER, radius_of
+from partreduce.topo.figures.sectors import NEVER, radius_of
 from partreduce.topo.rule import RulePhase, RuleView
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
-from partreduce.topo.figures.rate import NEVER, radius_of
-from partreduce.topo.figures.sectors import Batch, Sectors, adjoint
+from partreduce.topo.figures.sectors import NEVER, Batch, Sectors, adjoint, radius_of
 
 Push = Literal["worker", "node"]
 

@@ -154,7 +154,9 @@ class ComputeTimes:
     def check(self, num_workers: int) -> None:
         """Refuse ranks and traces that do not fit the number of workers."""
         if isinstance(self.disturbance, RandomDelay) and self.disturbance.workers > num_workers:
-            raise InputError(f"delay: {self.disturbance.workers} workers are held up, there are only {num_workers}")
+            raise InputError(
+                f"disturb=delay: {self.disturbance.workers} workers are held up, and there are only {num_workers}"
+            )
         for worker, _ in self.slowdown:
             if worker >= num_workers:
                 raise InputError(f"slow {worker}: worker {worker} is out of range; workers are 0..{num_workers - 1}")

@@ -111,5 +111,7 @@ def read_trace(path: Path) -> npt.NDArray[np.float64]:
             raise InputError(f"{path}: line {number} holds a value that is not a finite time >= 0")
         rows.append(row)
     if not rows:
-        raise InputError(f"{path}: holds no step times")
+        raise InputError(
+            f"{path}: holds no step times; write a row for each step, with each worker's seconds between commas"
+        )
     return np.array(rows)

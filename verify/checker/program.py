@@ -1,12 +1,14 @@
 """The command line of the checker: a line for every fact and every claim that holds, or one that says what is wrong.
 
-Exit status: 0 every claim holds, 1 an entry does not hold, 65 a file cannot be read.
+Exit status: 0 every claim holds, 1 an entry does not hold, 65 a file cannot be read, or the answer not be written.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 from .certificate import check
@@ -22,14 +24,32 @@ MAX_SHOWN = 200
 def main(arguments: Sequence[str]) -> int:
     """Check the files that the arguments name, print the answer, and return the exit status."""
     try:
+        return _main(arguments)
+    except OSError as error:  # of standard output: who reads it may have seen enough, or its disk is full
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"the answer cannot be written: {error.strerror}\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter writes as it ends
+        return UNREADABLE
+
+
+def _main(arguments: Sequence[str]) -> int:
+    if list(arguments) in (["--help"], ["-h"]):
+        print(f"usage: {USAGE}", flush=True)  # noqa: T201 - this is a program
+        return 0
+    try:
         for line in _answers(arguments):
             print(line, flush=True)  # noqa: T201 - this is a program
     except Refusal as refusal:
         verdict = "refuted" if refusal.status == REFUTED else "unreadable"
-        print(f"{verdict}: {refusal.sentence}")  # noqa: T201
+        print(f"{verdict}: {refusal.sentence}", flush=True)  # noqa: T201
         return refusal.status
-    except Exception as error:  # noqa: BLE001 - whatever a stranger's file holds, the answer is one sentence
-        print(one_line(f"unreadable: {type(error).__name__}: {error}"[:300]))  # noqa: T201
+    except Exception as error:  # whatever a stranger's file holds, the answer is one sentence
+        if isinstance(error, OSError) and error.filename is None:
+            raise
+        what = (
+            f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        )
+        print(one_line(f"unreadable: {what}"[:300]), flush=True)  # noqa: T201
         return UNREADABLE
     return 0
 
@@ -38,7 +58,10 @@ def _answers(arguments: Sequence[str]) -> Iterator[str]:
     """A line for every claim, once it is seen to hold, and for all that follows without a certificate."""
     limit, paths = _command_line(arguments)
     certificate = read_file(paths[0], is_certificate=True, limit=limit)
-    schedule = read_schedule(read_file(paths[1], is_certificate=False, limit=limit))
+    document = read_file(paths[1], is_certificate=False, limit=limit)
+    is_second = isinstance(document, dict) and document.get("format") == "partreduce.certificate"
+    require(not is_second, paths[1], f"is a certificate, which comes first: {USAGE}")
+    schedule = read_schedule(document)
     for claim in check(certificate, schedule):
         yield f"{claim}: proved"
     for fact in facts(schedule):

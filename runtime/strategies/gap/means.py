@@ -48,7 +48,7 @@ class GapMeans(OneSided):
         self.is_parallel = self.gap.order is Order.PARALLEL
         self.log = GapLog(is_on=run.reducer.recorder.directory is not None)
         self.layout = Layout(self._flat(run))
-        from partreduce.verify.gaps.one_worker import capacities_of  # what proves need not be loaded by all
+        from partreduce.verify.gap_bounds import capacities_of  # what proves need not be loaded by all
 
         capacities = capacities_of(machine.graph, self.gap, run.rank)
         self.log.capacities = capacities.updates

@@ -1,7 +1,12 @@
-"""Strategy `allreduce` at pace 1 with a quorum: eager-SGD's workers (Li et al., PPoPP 2020)."""
+"""Strategy `allreduce` at pace 1 with a quorum: eager-SGD's workers (Li et al., PPoPP 2020).
+
+All workers apply the same results in the same order, each in a call of its own. What a script changes from call to
+call, such as a learning rate, differs then between two workers that apply the same result, which is warned of.
+"""
 
 from __future__ import annotations
 
+import zlib
 from functools import partial
 
 import torch
@@ -10,7 +15,6 @@ from partreduce.runtime.averaging.mean_model import average_everywhere
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.runtime.strategies.gradient_means import TAKEN_ELSEWHERE
 from partreduce.runtime.strategies.quorum.driver import Taken
-from partreduce.runtime.strategies.quorum.equality import PARTED, Settings
 from partreduce.runtime.strategies.quorum.rounds import room_for
 from partreduce.runtime.strategies.quorum.runner import QuorumRunner
 from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
@@ -19,6 +23,34 @@ from partreduce.runtime.user_warning import warn_user
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.strategies.quorum import Quorum
+
+PARTED = (
+    "partreduce: workers have applied the same sums with different settings of the optimizer (say a learning rate), so "
+    "their models differ: a scheduler that is stepped once a call goes on by calls, and calls take different numbers "
+    "of results; with missed: each, step it between average_gradients() and step() and in join(after_averaging=...)"
+)
+
+
+class Settings:
+    """A number that tells with which settings a worker has applied its results so far, in order."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self.number = 0
+
+    def applied(self) -> None:
+        """A result was applied with the settings as they are. O(parameter groups)."""
+        text = repr([self._numbers(group) for group in self._optimizer.param_groups])
+        self.number = zlib.crc32(text.encode(), self.number)
+
+    @staticmethod
+    def _numbers(group: dict[str, object]) -> list[tuple[str, object]]:
+        values = ((name, value) for name, value in group.items() if name != "params" and not name.startswith("initial"))
+        return sorted(
+            (name, float(value) if isinstance(value, torch.Tensor) else value)
+            for name, value in values
+            if isinstance(value, int | float | tuple | torch.Tensor)
+        )
 
 
 class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):

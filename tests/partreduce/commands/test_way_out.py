@@ -48,6 +48,30 @@ def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(f
     assert line.endswith("it looks like a script; partreduce design CLUSTER --model train.py:NAME reads its model")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("run --workers 2 schedule.json", 65, "a schedule goes before the script: --schedule schedule.json SCRIPT"),
+        ("run --hosts bytes --schedule schedule.json train.py", 65, "bytes: is not text in UTF-8; write a host a line"),
+        ("measure --workers 2 --model-bytes 0B", 65, "--model-bytes 0B: nothing would be moved; write the size"),
+        ("measure --workers 2 -o none/c.yaml", 74, "none/c.yaml: cannot be written: No such file or directory"),
+        ("design 2x2 -o .", 74, ".: cannot be written: Is a directory"),
+        ("simulate schedule.json --trace empty", 65, "empty: holds no step times; write a row for each step"),
+        ("design 2x2 --set compute=1e300s", 65, "'1e300s' is too large or too small for a time; write it such as"),
+        ("design 2x2 --set nic=-5GB/s", 65, "'-5GB/s' is negative; write a positive number and a unit, such as"),
+    ],
+)
+def test_a_mistake_ends_before_any_work_in_one_line_with_a_way_out(folder, capsys, arguments, code, said):
+    """Some were tracebacks, and an output without a folder was found out after minutes of measuring."""
+    write_schedule("schedule.json", Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
+    (folder / "train.py").write_text("")
+    (folder / "bytes").write_bytes(b"\xff\xfe")
+    (folder / "empty").write_text("")
+    assert main(arguments.split()) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
 def test_schedules_of_two_shapes_are_not_compared_and_the_line_says_what_can_be(capsys):
     for shape in ("2x2", "4x4"):
         assert main(["design", shape, "--using", "allreduce", "-o", f"{shape}.json"]) == 0
@@ -64,7 +88,7 @@ def test_a_narrow_pipe_gets_one_line_before_the_answer_and_keeps_the_columns_tha
     assert said.err == ""
     first, second, *rest = said.out.splitlines()
     assert first == "4 is one node of 4 workers; 4x1 would be 4 nodes of one."
-    assert second == "Planning; this takes 60 s at most; --time-limit and --effort change it."
+    assert second == "Planning; this takes 3600 s at most; --time-limit and --effort change it."
     assert not any("Planning" in line for line in rest)
     (header,) = (line.split() for line in rest if line.startswith("schedule "))
     assert {"comm.", "steps", "time"} <= set(header)

@@ -217,6 +217,16 @@ def test_a_schedule_comes_from_standard_input_and_its_certificate_goes_to_standa
     assert subprocess.run(checker, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["design", "--list"], ["schema"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_one_line_and_not_a_refutation(arguments, tmp_path):
+    """A full disk was a traceback and exit code 1."""
+    full, said = os.open("/dev/full", os.O_WRONLY), tmp_path / "said"
+    with said.open("wb") as err:
+        code = WARM.start("partreduce", *arguments, streams=[0, full, err.fileno()]).wait()
+    os.close(full)
+    assert (code, said.read_text()) == (74, "partreduce: standard output: cannot be written: No space left on device\n")
+
+
 def test_a_designed_schedule_goes_through_a_pipe():
     done = shell("set -o pipefail; partreduce design 2x4 --using prague-figure-10 -o - | partreduce show -")
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import pytest
 from helpers.warm import WARM
 from partreduce.runtime.profile import Measurement, fit_hardware, profile
 from partreduce.runtime.profile.fit import predicted_seconds
-from partreduce.runtime.profile.phases import calibration_phases, random_phases
+from partreduce.runtime.profile.profile import calibration_phases, random_phases
 from partreduce.runtime.profile.surroundings import num_rails, slurm_words
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster

@@ -27,7 +27,7 @@ from partreduce.runtime.state.saved_state import unpack
 from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
-from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gap_bounds import exact_bounds
 
 RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
 """`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/strategies/test_gap.py -k protocol_allows` runs as many."""

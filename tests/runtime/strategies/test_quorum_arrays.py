@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.strategies.quorum.shadows import Shadows
+from partreduce.runtime.strategies.quorum.groups import Shadows
 from partreduce.runtime.strategies.quorum.sums import GradientSums
 from partreduce.topo.phase import Group
 

@@ -12,9 +12,9 @@ from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from partreduce.schedulers.synthesis.hints import indices_of, rule_rounds
+from partreduce.schedulers.synthesis.refinement import rebuild
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.schedulers.synthesis.scored_periods import ScoredPeriods, Target
-from partreduce.schedulers.synthesis.window_rebuilding import rebuild
 from partreduce.topo import figures
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError

@@ -170,7 +170,7 @@ BROKEN = [
     (BASE + "hardware: {nic: {bandwidth: fast}}", "hardware.nic.bandwidth", "is not a bandwidth"),
     (BASE + "hardware: {nic: {bandwidth: '10'}}", "hardware.nic.bandwidth", "has no unit"),
     (BASE + "hardware: {nic: {bandwidth: 0GB/s}}", "hardware.nic.bandwidth", "is no bandwidth; it must be > 0"),
-    (BASE + "hardware: {nic: {bandwidth: -1}}", "hardware.nic.bandwidth", "is not a bandwidth"),
+    (BASE + "hardware: {nic: {bandwidth: -1}}", "hardware.nic.bandwidth", "is negative"),
     (BASE + "hardware: {nic: {bandwidth: true}}", "hardware.nic.bandwidth", "must be a text with its unit"),
     (BASE + "hardware: {slowdown: {1: true}}", 'hardware.slowdown["1"]', "must be a number or a text with its unit"),
     (BASE + "hardware: {nic: {bandwidth: 1GB/s, seconds_per_byte: 1}}", "hardware.nic", "has both"),
@@ -263,7 +263,7 @@ def test_a_number_without_its_unit_is_refused_in_the_words_of_the_command_line(t
     assert "'10' has no unit" in str(on_the_command_line.value)
     with pytest.raises(DocumentError) as caught:
         load_cluster(path)
-    assert str(caught.value) == f"{path}: hardware.{place}: is no quantity here: {on_the_command_line.value}"
+    assert str(caught.value) == f"{path}: hardware.{place}: {on_the_command_line.value}"
 
 
 def test_a_factor_and_what_names_its_unit_need_none():

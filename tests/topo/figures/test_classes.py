@@ -24,7 +24,7 @@ from partreduce.topo.figures import (
 from partreduce.topo.figures.classes import merged_classes, rule_and_paces, rule_sectors
 from partreduce.topo.figures.decomposition import dense_sectors
 from partreduce.topo.figures.exact import class_matrix
-from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of
+from partreduce.topo.figures.sectors import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import exact_product, mixing_matrix, period_product
 from partreduce.topo.phase import Group, Phase

@@ -23,8 +23,8 @@ from partreduce.topo.figures import (
 from partreduce.topo.figures.chain import Chain, on_workers
 from partreduce.topo.figures.circulant import circulant_sectors
 from partreduce.topo.figures.decomposition import dense_sectors
-from partreduce.topo.figures.lanczos import lanczos_norm
-from partreduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of
+from partreduce.topo.figures.large import lanczos_norm
+from partreduce.topo.figures.sectors import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.figures.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.graphs.hop import double_ring
 from partreduce.topo.graphs.random_graphs import random_regular

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -141,6 +144,35 @@ def test_the_command_line_is_two_files_and_perhaps_a_limit(arguments, capsys):
     assert checker.main(arguments) == 65
     usage = "usage: python -I checker [--max-bytes N] certificate.json schedule.json"
     assert capsys.readouterr().out == f"unreadable: {usage}\n"
+
+
+def test_help_is_the_usage_and_no_refusal(capsys):
+    assert checker.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: python -I checker")
+
+
+def test_files_that_are_not_there_or_change_places_are_named(tmp_path, capsys):
+    assert checker.main([f"{tmp_path}/none.json", "x"]) == 65
+    assert capsys.readouterr().out == f"unreadable: {tmp_path}/none.json: No such file or directory\n"
+    one = json.dumps(certificate(RATE)).encode()
+    status, lines = answer(capsys, tmp_path, one, one)
+    assert status == 65
+    assert lines[0].startswith("unreadable: schedule.json: is a certificate, which comes first: python -I checker")
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "a pipe that nobody reads"])
+def test_an_answer_that_cannot_be_written_is_one_line_at_most_and_no_proof(place, tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps(certificate(RATE)))
+    (tmp_path / "s.json").write_text(json.dumps(HALF))
+    if place == "/dev/full":
+        output, said = os.open(place, os.O_WRONLY), "the answer cannot be written: No space left on device\n"
+    else:
+        (read, output), said = os.pipe(), ""
+        os.close(read)
+    line = [sys.executable, "-I", str(Path(checker.__file__).parent), "c.json", "s.json"]
+    done = subprocess.run(line, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    os.close(output)
+    assert (done.returncode, done.stderr) == (65, said)
 
 
 def test_a_claim_is_told_as_soon_as_it_holds(tmp_path, capsys, monkeypatch):

@@ -24,7 +24,7 @@ from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.verify import checker, prove
 from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.checker.refusal import TooLarge, Work
-from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gap_bounds import exact_bounds
 
 CHECKER = Path(checker.__file__).parent
 
@@ -141,9 +141,7 @@ def test_the_program_runs_as_a_module_of_the_package_without_a_warning():
 
 def test_importing_the_bounds_does_not_load_the_model_checker():
     """A run asks for queue capacities, and the public names for nothing more."""
-    code = (
-        "import sys; import partreduce.verify.gaps.one_worker, partreduce.verify.gaps.exact, partreduce.verify.prove;"
-    )
+    code = "import sys; import partreduce.verify.gap_bounds, partreduce.verify.gap_bounds, partreduce.verify.prove;"
     code += "print(sorted(name for name in sys.modules if 'explore' in name or '.search' in name))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from benchmarks.explore.explorer import Network, NoDeadlock, Progress, explore
 from benchmarks.explore.hop_cases import LARGE, SMALL, both_ways, is_tight, ring
 from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap, Skip
-from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gap_bounds import exact_bounds
 
 STATES = {
     "skips up to 2, staleness 1, tokens max_ig 3, ring of 3": 39_499,

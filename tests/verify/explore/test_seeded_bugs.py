@@ -11,7 +11,7 @@ from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.hop import ENTERING, REDUCING, Ack, Advance, Hop, Reduce, SendUpdate, Token, Update
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Reducing
-from partreduce.verify.gaps.exact import exact_bounds
+from partreduce.verify.gap_bounds import exact_bounds
 
 
 class TokenQueueStartsOneTooFull(Hop):

@@ -14,8 +14,7 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap, Skip
-from partreduce.verify.gaps.exact import exact_bounds
-from partreduce.verify.gaps.one_worker import capacities_of
+from partreduce.verify.gap_bounds import capacities_of, exact_bounds
 
 SETTINGS = (
     "standard", "staleness", "tokens", "staleness and tokens", "NOTIFY-ACK", "NOTIFY-ACK and tokens", "backup",

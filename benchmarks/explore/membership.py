@@ -1,0 +1,194 @@
+"""The properties of the membership of a run that goes on after losses, and the configurations that are explored."""
+
+from __future__ import annotations
+
+from benchmarks.explore.configuration import USUAL, Configuration, Explored
+from benchmarks.explore.explorer import Network
+from benchmarks.explore.search.properties import NoDeadlock, PerProcess, PerState, Property
+from benchmarks.explore.search.view import View as Whole
+from partreduce.schedulers.protocols.membership import Authority, Groups, Member, Members, Membership, Phase
+
+
+def membership_properties(machine: Membership, network: Network) -> tuple[Property, ...]:
+    """All that apply; where nobody is given up who lives, only the dead are, and nothing ends without need."""
+    listed: list[Property] = [
+        NoDeadlock(),
+        PerState("one view in each epoch, written down before it is told", _one_view),
+        PerState("what is committed is the sum of one epoch", _of_one_epoch),
+        PerState("survivors hold the same", _the_same),
+        PerProcess("no average before all are there", _not_too_early),
+        PerState("a worker that is given up averages with nobody", _fenced),
+        PerProcess("views shrink", lambda _, state: _shrink(state)),
+        PerProcess("no more are lost than may be", lambda _, state: _too_many(machine, state)),
+        PerProcess("nothing is left out that all can do", lambda worker, state: _left_out(machine, worker, state)),
+    ]
+    if not network.suspicions and not machine.leases:
+        listed += [
+            PerState("only the dead are given up", _only_the_dead),
+            PerState("nobody ends while enough live", lambda view: _ends_needlessly(machine, view)),
+        ]
+    return tuple(listed)
+
+
+def _workers(view: Whole) -> list[tuple[int, Member]]:
+    return [(worker, state) for worker, state in enumerate(view.processes[:-1]) if state is not None]
+
+
+def _one_view(view: Whole) -> str | None:
+    authority = view.processes[-1]
+    for worker, state in _workers(view):
+        for other, its in _workers(view):
+            if state.view.epoch == its.view.epoch and state.view != its.view:
+                return f"workers {worker} and {other} know {state.view} and {its.view}"
+        if authority is not None and state.view not in authority.log:
+            return f"worker {worker} knows {state.view}, which is not written down"
+    return None
+
+
+def _of_one_epoch(view: Whole) -> str | None:
+    """Whoever is in a group that somebody committed had its sum in the same epoch: it has committed, or is prepared.
+
+    One that has given it up since was not in the view that followed, or was lost and has not heard of it yet.
+    """
+    states = dict(_workers(view))
+    for worker, state in states.items():
+        for place, epoch, group in state.held:
+            for other in group:
+                its = states.get(other)
+                if its is None or (place, epoch, group) in its.held or its.view.epoch > epoch:
+                    continue
+                if not (its.place == place and its.group == group and its.prepared and its.view.epoch == epoch):
+                    return f"worker {worker} committed {place} of epoch {epoch} with {other}, which is at {its.place}"
+    return None
+
+
+def _the_same(view: Whole) -> str | None:
+    """Of two in one view, neither holds a mean over both that the other has gone past without.
+
+    Nor does one that has left, as the authority knows, and one that goes on.
+    """
+    states = _workers(view)
+    left = frozenset() if view.processes[-1] is None else view.processes[-1].left
+    for worker, state in states:
+        for other, its in states:
+            together = state.view == its.view and {worker, other} <= set(state.view.members)
+            if not together and not (worker in left and its.phase in (Phase.RUN, Phase.LEFT)):
+                continue
+            for place, epoch, group in state.held:
+                if other in group and its.place > place and (place, epoch, group) not in its.held:
+                    return f"workers {worker} and {other} part over the sum of {group} at {place} in epoch {epoch}"
+    return None
+
+
+def _not_too_early(worker: int, state: Member | Authority) -> str | None:
+    if isinstance(state, Authority) or not state.group or state.phase is not Phase.RUN:
+        return None
+    if state.place < state.view.resume:
+        return f"worker {worker} averages at {state.place}, before {state.view.resume}"
+    return None
+
+
+def _fenced(view: Whole) -> str | None:
+    authority = view.processes[-1]
+    members = {} if authority is None else {one.epoch: one.members for one in authority.log}
+    for worker, state in _workers(view):
+        for place, epoch, group in state.held:
+            if authority is not None and not set(group) <= set(members.get(epoch, group)):
+                return f"worker {worker} averaged at {place} of epoch {epoch} with {group}, of whom not all are in it"
+        if state.phase is Phase.RUN and worker not in state.view.members:
+            return f"worker {worker} runs in epoch {state.view.epoch}, to which it does not belong"
+    return None
+
+
+def _shrink(state: Member | Authority) -> str | None:
+    if isinstance(state, Member):
+        return None
+    for before, after in zip(state.log, state.log[1:], strict=False):
+        if after.epoch != before.epoch + 1 or not set(after.members) < set(before.members):
+            return f"{before} is followed by {after}"
+    return None
+
+
+def _too_many(machine: Membership, state: Member | Authority) -> str | None:
+    if isinstance(state, Member) or not state.view.members:
+        return None
+    lost = set(range(machine.num_workers)) - set(state.view.members) - state.left
+    return f"{state.view} goes on without {sorted(lost)}" if len(lost) > machine.most_lost else None
+
+
+def _left_out(machine: Membership, worker: int, state: Member | Authority) -> str | None:
+    """Where all average in every round, no round is without its average for anybody who goes on."""
+    if isinstance(state, Authority) or machine.groups is not everybody or state.phase is not Phase.LEFT:
+        return None
+    if len(state.view.members) > 1 and len(state.held) < machine.rounds:
+        return f"worker {worker} has left with {len(state.held)} averages of {machine.rounds}"
+    return None
+
+
+def _only_the_dead(view: Whole) -> str | None:
+    authority = view.processes[-1]
+    living = frozenset() if authority is None else authority.lost.intersection(worker for worker, _ in _workers(view))
+    return f"workers {sorted(living)} live and are given up" if living else None
+
+
+def _ends_needlessly(machine: Membership, view: Whole) -> str | None:
+    dead = sum(state is None for state in view.processes[:-1])
+    ended = [worker for worker, state in _workers(view) if state.phase is Phase.ENDED]
+    if ended and view.processes[-1] is not None and dead <= machine.most_lost:
+        return f"workers {ended} end although {dead} are dead and {machine.most_lost} may be"
+    return None
+
+
+def everybody(members: Members, _round: int) -> tuple[Members, ...]:
+    """All-Reduce."""
+    return (members,)
+
+
+def pairs_then_all(members: Members, round_: int) -> tuple[Members, ...]:
+    """Static groups: the first two, then the last two, then all."""
+    return ((members[:2],), (members[-2:],), (members,))[round_ % 3]
+
+
+def explored(machine: Membership, network: Network) -> Explored:
+    return Explored(machine, membership_properties(machine, network))
+
+
+def membership(
+    name: str, workers: int, rounds: int, groups: Groups = everybody, *, most_lost: int = 9, leases: int = 0,
+    restarts: int = 0, network: Network = USUAL,
+) -> Configuration:  # fmt: skip
+    machine = Membership(workers, most_lost, groups, rounds, leases, restarts)
+    return Configuration(name, machine, explored, network)
+
+
+def mishaps(crashes: int = 0, suspicions: int = 0, *, delay: bool = True) -> Network:
+    """So many deaths, of which all hear, and so many workers taken for dead that are not."""
+    return Network(crashes=crashes, suspicions=suspicions, detect=True, delay=delay)
+
+
+def at_once(crashes: int = 0, suspicions: int = 0) -> Network:
+    return mishaps(crashes, suspicions, delay=False)
+
+
+SMALL = (
+    membership("2 workers, one death and one taken for dead", 2, 2, network=mishaps(1, 1)),
+    membership("2 workers, two deaths, a lease, a restart", 2, 2, leases=1, restarts=1, network=mishaps(2)),
+    membership("2 workers, none may be lost", 2, 2, most_lost=0, network=mishaps(1)),
+    membership("3 workers, one death, at once", 3, 2, network=at_once(1)),
+    membership("3 workers, two deaths, one may be lost, at once", 3, 2, most_lost=1, network=at_once(2)),
+    membership("3 workers, two deaths, a restart, at once", 3, 2, restarts=1, network=at_once(2)),
+    membership("3 workers, one taken for dead, a lease, at once", 3, 2, leases=1, network=at_once(0, 1)),
+    membership("3 workers in pairs and all, two deaths, at once", 3, 3, pairs_then_all, network=at_once(2)),
+    membership("4 workers in pairs and all, one death, at once", 4, 3, pairs_then_all, network=at_once(1)),
+)
+
+LARGE = (
+    membership("3 workers, two deaths", 3, 1, network=mishaps(2)),
+    membership("3 workers, two rounds, one death", 3, 2, network=mishaps(1)),
+    membership("3 workers, one taken for dead", 3, 1, network=mishaps(0, 1)),
+    membership("3 workers, one death, a restart", 3, 1, restarts=1, network=mishaps(1)),
+    membership("3 workers in pairs and all, one death", 3, 3, pairs_then_all, network=mishaps(1)),
+    membership("3 workers, one death, one taken for dead, at once", 3, 2, network=at_once(1, 1)),
+    membership("4 workers in pairs and all, one taken for dead, at once", 4, 3, pairs_then_all, network=at_once(0, 1)),
+    membership("4 workers, three deaths, a lease, a restart, at once", 4, 2, leases=1, restarts=1, network=at_once(3)),
+)

@@ -1,0 +1,398 @@
+"""Epochs: one worker's part in a run that goes on after losses: it notices, votes, hears the view, connects, goes on.
+
+What is decided is `schedulers.protocols.membership`'s business, whose member this drives; who decides is the launcher
+(see `launcher.views`). Workers keep the ranks that they began with, in groups and in messages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from partreduce.runtime.averaging.bucket import Reduction
+from partreduce.runtime.averaging.mean_model import commit_plain_mean
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.launcher.launch import MOST_LOST
+from partreduce.runtime.liveness.handshake import handshake
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.liveness.survivors import CONNECT_SECONDS, Everyone
+from partreduce.runtime.recorder import Operation, Recorder
+from partreduce.runtime.sharding.tables import Tables
+from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.needed_groups import member_sets
+from partreduce.runtime.transport.notes import JOINED, LEFT, MEMBERSHIP, NEWS, OPEN, POLL_SECONDS, Notes
+from partreduce.runtime.transport.store_line import NamedPrefixStore, root_store
+from partreduce.runtime.transport.waiting import Wait
+from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.user_warning import warn_user
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.membership import (
+    Broken,
+    Confirmed,
+    Connected,
+    Enter,
+    Member,
+    Membership,
+    Open,
+    Phase,
+    Summed,
+    View,
+    Vote,
+)
+from partreduce.topo.contingency import after_loss, check_covered
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.errors import FencedError, MissingFeatureError, PeerLostError, ScheduleError, UnavailableError
+from partreduce.topo.phase import Group
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form, Sending
+from partreduce.topo.strategies.base import Averaging
+
+Sums = list[tuple[Reducer, Reduction]]
+Begin = Callable[[Group], Sums]
+Commit = Callable[[Reducer, Reduction], None]
+
+
+class _BrokenError(UnavailableError):
+    """An operation that failed; what becomes of the run is to be decided."""
+
+    def __init__(self, recorder: Recorder, operation: Operation, why: Exception) -> None:
+        super().__init__(str(why))
+        why.__traceback__ = None  # its frames hold the sum, and with that the connections whose end the others wait for
+        self._recorder, self.operation, self.why = recorder, operation, why
+
+    def note(self) -> None:
+        """The run went on without it."""
+        self._recorder.end(self.operation, f"failed: {self.why}")
+
+
+class Epochs(Everyone):
+    """One worker's epochs.
+
+    Args:
+        world: its communicators.
+        heartbeat: knows what workers, and the launcher, noted of deaths.
+        schedule: what the run follows.
+        key: of this optimizer, the only one of its process.
+        timeout: seconds that an operation may wait for its members, and this worker for a view.
+        most_lost: how many workers may be lost.
+    """
+
+    def __init__(
+        self, world: GlooWorld, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float, most_lost: int
+    ) -> None:
+        super().__init__(tuple(range(world.size)))
+        self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
+        self._machine = Membership(world.size, most_lost)
+        started, _ = self._machine.start(world.rank)
+        assert isinstance(started, Member), "a worker"
+        self._state = started
+        self._notes = Notes(root_store(world.store), MEMBERSHIP)
+        self._key = key
+        self._reducers: dict[Reducer, str] = {}
+        self._forwarded = False
+        self._now: Schedule | None = schedule
+        """What is run now; None where this worker is alone."""
+
+    def begin(self, reducers: Sequence[Reducer]) -> None:
+        """The run's operations go by these; tell the launcher that this worker is connected."""
+        self._reducers = {reducer: reducer.key for reducer in reducers}
+        facts = {"timeout": self.timeout, "are_equal": self.schedule.strategy.averages_gradients}
+        self._notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
+        self._notes.count(JOINED, 1)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Who is left."""
+        return self._state.view.members
+
+    def group_of(self, round_: int) -> Group | None:
+        """With whom this worker averages in a round, in the ranks of the beginning."""
+        if self._now is self.schedule:
+            return self._now.group_of(self.world.rank, round_)
+        if self._now is None:
+            return None
+        members = self.members
+        group = self._now.group_of(members.index(self.world.rank), round_)
+        return None if group is None else Group(tuple(members[place] for place in group.members), group.relax)
+
+    # What the run asks of it.
+
+    def carry_out(self, round_: int, begin: Begin, commit: Commit) -> None:
+        """A round's group operation: by all its members or by none, and with those who are left if one is lost.
+
+        Args:
+            round_: of this worker.
+            begin: starts the sums of a group.
+            commit: makes a sum live.
+
+        Raises:
+            PeerLostError: the run ends; nobody went on.
+            FencedError: the others went on without this worker.
+        """
+        place = round_, self._state.place[1]
+        self._carry_out(Enter(place, ()), partial(self.group_of, round_), begin, commit)
+
+    def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
+        """Replace parameters and floating-point buffers by their means over all who are left, who all call this.
+
+        Raises:
+            PeerLostError: as above.
+            FencedError: as above.
+        """
+
+        def begin(group: Group) -> Sums:
+            return [(reducer, reducer.begin("mean model", step, round_, group)) for reducer in reducers]
+
+        def commit(reducer: Reducer, reduction: Reduction) -> None:
+            reducer.commit(reduction, commit_plain_mean)
+
+        self._carry_out(Enter(self._state.place, (), meets=True), lambda: Group(self.members), begin, commit)
+
+    def leave(self) -> None:
+        """This worker has committed everything and needs nobody any more."""
+        self._notes.write(f"{LEFT}/{self.world.rank}", "1")
+        self._notes.count(NEWS, 1)
+
+    # Who else is there, for those that wait by notes.
+
+    @property
+    def lost_workers(self) -> Callable[[], frozenset[int]]:
+        return self._lost
+
+    def _lost(self) -> frozenset[int]:
+        """The workers that are no members any more; whoever waits asks often, and so takes part in every vote."""
+        if self._is_open():
+            self._feed(Received(self._machine.authority, Open(self._state.view.epoch + 1)))
+            self._go_on(None)
+        return frozenset(range(self.world.size)) - frozenset(self.members)
+
+    def gathered(self, place: str) -> tuple[int, ...]:
+        wait = Wait(self.heartbeat, self.members, self.timeout)
+        while True:
+            self.heartbeat.refuse_without_store()
+            self._lost()
+            missing = sorted(set(self.members) - self.heartbeat.gathered(self.members))
+            if not missing:
+                return self.members
+            self.heartbeat.doing(f"entered {place}", missing)
+            wait.only_for(missing)
+            if wait.is_over():
+                raise UnavailableError(f"{place}: {self.heartbeat.waits_for(missing, self.timeout)}")
+            time.sleep(POLL_SECONDS)
+
+    # An operation.
+
+    def _carry_out(self, entry: Enter, group_now: Callable[[], Group | None], begin: Begin, commit: Commit) -> None:
+        while True:
+            group = group_now()
+            self._feed(replace(entry, group=() if group is None else group.members))
+            if group is None or not self._state.group:
+                return
+            sums: Sums = []
+            try:
+                self._sum(group, begin, sums)
+            except _BrokenError as broke:
+                self._forwarded = False
+                self._feed(Broken())
+                self._go_on(broke)
+                broke.note()
+                if not self._forwarded:
+                    _lose(sums)
+                    continue
+            for reducer, reduction in sums:
+                commit(reducer, reduction)
+            return
+
+    def _sum(self, group: Group, begin: Begin, sums: Sums) -> None:
+        """Sum into scratch arrays, then hear that all members have done so.
+
+        Raises:
+            _BrokenError: some member may not have.
+        """
+        for reducer in self._reducers:
+            reducer.outlives = self
+        try:
+            sums += begin(group)
+            for reducer, reduction in sums:
+                reducer.wait(reduction)
+            self._feed(Summed())
+            self._first.agree("confirm", self._state.place[0], group, *self._state.place)
+            self._feed(Confirmed())
+        finally:
+            for reducer in self._reducers:
+                reducer.outlives = None
+
+    @property
+    def _first(self) -> Reducer:
+        return next(iter(self._reducers))
+
+    # What a reducer asks of it in an operation.
+
+    def why(self, operation: Operation) -> str | None:
+        """Why it makes no sense to wait for an operation any longer."""
+        if self._is_open():
+            return "a worker is lost"
+        round_ = operation.rounds_before
+        return self.heartbeat.gone(operation.members, round_) or self.heartbeat.elsewhere(operation.members, round_)
+
+    def broke(self, operation: Operation, error: Exception) -> UnavailableError:
+        """What a failed operation raises here, before it is known what it means."""
+        return _BrokenError(self._first.recorder, operation, error)
+
+    # A loss.
+
+    def _is_open(self) -> bool:
+        return self._notes.has(f"{OPEN}/{self._state.view.epoch + 1}")
+
+    def _feed(self, event: object) -> None:
+        """Let something happen to this member, and carry out what follows."""
+        state, actions = self._machine.step(self.world.rank, self._state, event)
+        assert isinstance(state, Member), "a worker"
+        self._state = state
+        for action in actions:
+            match action:
+                case Send(_, Vote() as vote):
+                    self._notes.write(f"vote/{vote.epoch}/{self.world.rank}", json.dumps([vote.place, vote.prepared]))
+                    self._notes.count(NEWS, 1)
+                case Note(("unblock",)):
+                    self.world.begin_anew(f"epoch-{state.view.epoch + 1}")
+                case Note(("forward",)):
+                    self._forwarded = True
+
+    def _go_on(self, broke: _BrokenError | None) -> None:
+        """Come from a vote to the next epoch in which all members are connected.
+
+        Raises:
+            PeerLostError: the run ends.
+            FencedError: the others went on without this worker.
+        """
+        while self._state.phase is not Phase.RUN:
+            match self._state.phase:
+                case Phase.VOTE:
+                    self._feed(Received(self._machine.authority, self._awaited_view(broke)))
+                case Phase.REBUILD:
+                    self._feed(Connected() if self._is_rebuilt() else Broken())
+                case Phase.FENCED:
+                    raise FencedError(
+                        f"worker {self.world.rank} was silent for longer than the others wait, and they went on "
+                        "without it; it changes nothing any more"
+                    )
+                case _:
+                    raise self._end(broke)
+
+    def _awaited_view(self, broke: _BrokenError | None) -> View:
+        """What the launcher decides; it gives those who are silent as long as any operation, and is given longer here.
+
+        Raises:
+            PeerLostError: it decides nothing.
+        """
+        epoch, deadline = self._state.view.epoch + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
+        self.heartbeat.doing(f"waits for the launcher to say who goes on in epoch {epoch}")
+        while (text := self._notes.read(f"view/{epoch}")) is None:
+            self.heartbeat.refuse_without_store()
+            if deadline.is_over:
+                raise self._end(broke)
+            time.sleep(POLL_SECONDS)
+        view = json.loads(text)
+        return View(view["epoch"], tuple(view["members"]), tuple(view["resume"]), tuple(view["forward"]))
+
+    def _end(self, broke: _BrokenError | None) -> Exception:
+        """Why the run ends here, as if nobody ever went on."""
+        if broke is None:
+            lost = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
+            return PeerLostError(f"epoch {self._state.view.epoch}: {lost}")
+        return self._first.failure(broke.operation, broke.why)
+
+    def _is_rebuilt(self) -> bool:
+        """Connect with all who are left, after they have said the same of what they go on with."""
+        view, world = self._state.view, self.world
+        lost = frozenset(range(world.size)) - frozenset(view.members)
+        self._now = after_loss(self.schedule, lost) if len(view.members) > 1 else None
+        self.heartbeat.doing(f"connects the groups of epoch {view.epoch}", view.members)
+        name = f"epoch-{view.epoch}"
+        store = NamedPrefixStore(name, world.store, {place: [rank] for place, rank in enumerate(view.members)})
+        facts = {
+            "schedule": "none" if self._now is None else schedule_sha256(self._now),
+            "epoch": json.dumps([view.epoch, view.members, view.resume]),
+        }
+        for reducer, key in self._reducers.items():
+            reducer.key = f"{key} {name}"
+        if self._now is None:
+            return True
+        try:
+            place = view.members.index(world.rank)
+            handshake(store, place, len(view.members), facts, key=f"{self._key}-{name}", timeout=self.timeout)
+            world.given_up = lambda: "a further worker is lost" if self._is_open() else None
+            for members in sorted({view.members, *self._own_groups(self._now, place)}):
+                world.create(members)
+        except UnavailableError:
+            return False
+        finally:
+            world.given_up = lambda: None
+        return True
+
+    def _own_groups(self, schedule: Schedule, place: int) -> list[tuple[int, ...]]:
+        """The groups of this worker, who is at a place among those who are left."""
+        members = self.members
+        return [tuple(members[one] for one in group) for group in member_sets(schedule, place)]
+
+
+def _lose(sums: Sums) -> None:
+    """Something may still arrive in the arrays of a broken operation."""
+    for _, reduction in sums:
+        for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
+            bucket.lose(array)
+
+
+def epochs_of(world: World, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float) -> Epochs:
+    """The epochs of a run whose launcher lets it go on after losses, where nothing refuses that."""
+    assert isinstance(world, GlooWorld), "else it is refused"
+    return Epochs(world, heartbeat, schedule, key=key, timeout=timeout, most_lost=int(os.environ[MOST_LOST]))
+
+
+def lives_on_after_losses(
+    schedule: Schedule, world: World, key: str, tables: Tables, replica: Sequence[int], *, corrects: bool
+) -> bool:
+    """Whether the launcher lets this run go on after losses.
+
+    Raises:
+        MissingFeatureError: it does, and no run of this kind can yet.
+    """
+    if not os.environ.get(MOST_LOST):
+        if schedule.contingencies and not world.rank:
+            warn_user(
+                f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only on one machine, under "
+                "`partreduce run`; here a loss ends it"
+            )
+        return False
+    refusals = {
+        "it belongs to the second DistributedOptimizer of this process": key != "1",
+        "its replicas are sharded": bool(replica),
+        "its tables are spread over the workers": bool(tables),
+        "it corrects drift": corrects,
+        "its groups are not gloo's": not isinstance(world, GlooWorld),
+    }
+    if refusal := refusal_of(schedule) or next((why for why, holds in refusals.items() if holds), ""):
+        raise MissingFeatureError(
+            f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with --survive 0"
+        )
+    return True
+
+
+def refusal_of(schedule: Schedule) -> str:
+    """What of a schedule keeps it from going on after a loss, as a clause; empty where nothing does."""
+    strategy = schedule.strategy
+    try:
+        check_covered(schedule)
+    except ScheduleError as error:
+        return str(error)
+    if strategy.how.form is not Form.RING or strategy.how.sending is not Sending.WHOLE:
+        return "its sums have a form other than 'ring', or leave by layers"
+    if strategy.averaging is not Averaging.MEAN and len(set(schedule.paces().tolist())) > 1:
+        return "it averages by steps, over unequal paces"
+    return ""

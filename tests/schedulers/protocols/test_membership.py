@@ -1,0 +1,373 @@
+"""Who goes on after a loss, through every interleaving: all properties hold, and bugs seeded in it are all killed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.explore.membership import SMALL
+from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
+from partreduce.schedulers.protocols.membership import (
+    Authority,
+    Broken,
+    Confirmed,
+    Connected,
+    Enter,
+    Expire,
+    Left,
+    Member,
+    Membership,
+    Open,
+    Phase,
+    Publish,
+    Stop,
+    Summed,
+    View,
+    Vote,
+)
+
+BY_NAME = {configuration.name: configuration for configuration in SMALL}
+TAKEN = "2 workers, one death and one taken for dead"
+RESTART = "2 workers, two deaths, a lease, a restart"
+THREE, THREE_RESTART = "3 workers, one death, at once", "3 workers, two deaths, a restart, at once"
+ONE_MAY = "3 workers, two deaths, one may be lost, at once"
+LEASE = "3 workers, one taken for dead, a lease, at once"
+PAIRS, FOUR = "3 workers in pairs and all, two deaths, at once", "4 workers in pairs and all, one death, at once"
+
+
+@pytest.mark.parametrize("configuration", SMALL, ids=lambda one: one.name)
+def test_every_property_holds_in_every_interleaving(configuration):
+    found = configuration.run()
+    assert found.holds, found
+
+
+# Bugs: each is a machine that differs in one decision; `dies_in` is where the explorer kills it.
+
+
+class DropsWhatOthersCommitted(Membership):
+    """A worker that is prepared drops the sum, although another one has committed it."""
+
+    dies_in = THREE
+
+    def _view(self, state, members):
+        return replace(super()._view(state, members), forward=())
+
+
+class CommitsWhatIsPrepared(Membership):
+    """Whoever is prepared commits, whether anybody has or not."""
+
+    dies_in = THREE
+
+    def _view(self, state, members):
+        view = super()._view(state, members)
+        prepared = tuple(worker for worker in view.members if state.votes[worker].prepared)
+        return replace(view, forward=prepared)
+
+
+class CommitsWithoutConfirm(Membership):
+    """A worker commits its sum as soon as it has it."""
+
+    dies_in = THREE
+
+    def ready(self, process, state):
+        if isinstance(state, Member) and state.phase is Phase.RUN and state.prepared:
+            return (Confirmed(),)
+        return super().ready(process, state)
+
+
+class SaysNothingOfWhatIsPrepared(Membership):
+    """A vote does not say that its worker is prepared."""
+
+    dies_in = THREE
+
+    def _voted(self, state):
+        after, actions = super()._voted(state)
+        return after, tuple(
+            replace(a, message=replace(a.message, prepared=())) if isinstance(a, Send) else a for a in actions
+        )
+
+
+class ResumesWithTheSlowest(Membership):
+    """The view resumes at the place of the survivor that is furthest behind."""
+
+    dies_in = FOUR
+
+    def _view(self, state, members):
+        view = super()._view(state, members)
+        return replace(view, resume=min(state.votes[worker].place for worker in view.members)) if view.members else view
+
+
+class AveragesBeforeAllDo(Membership):
+    """A worker that is behind averages on its way to the place from which all do."""
+
+    dies_in = FOUR
+
+    def _entered(self, worker, state, entry):
+        after, actions = super()._entered(worker, replace(state, view=replace(state.view, resume=(0, 0))), entry)
+        return replace(after, view=state.view), actions
+
+
+class DecidesBeforeAllHaveVoted(Membership):
+    """The view is decided although one member that lives has not voted."""
+
+    dies_in = THREE
+
+    def _silent(self, state):
+        return super()._silent(state)[1:]
+
+
+class TellsBeforeItIsWritten(Membership):
+    """The view goes out before it is written down, so that one started again decides anew."""
+
+    dies_in = RESTART
+
+    def _written(self, state, view):
+        after, actions = super()._written(state, view)
+        told, more = self._published(after)
+        return told, (*actions, *more)
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        if type(event).__name__ == "Restart" and len(state.log) > 1:
+            after = replace(after, log=after.log[:-1], told=1)
+        return after, actions
+
+
+class TellsNothingAgain(Membership):
+    """An authority that was started again takes what it has written down for told."""
+
+    dies_in = THREE_RESTART
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        return (replace(after, told=len(after.log)) if type(event).__name__ == "Restart" else after), actions
+
+
+class AsksBeforeItHasTold(Membership):
+    """A vote for the next epoch is opened before the view of this one has gone out."""
+
+    dies_in = ONE_MAY
+
+    def _looked(self, state):
+        if state.lost.intersection(state.view.members):
+            return self._opened(state)
+        return state, ()
+
+
+class KeepsOldNews(Membership):
+    """Late news of a loss that is behind a worker makes it vote again."""
+
+    dies_in = THREE_RESTART
+
+    def _step_member(self, worker, state, event):
+        if isinstance(event, Received) and isinstance(event.message, Crashed) and event.source != self.authority:
+            return self._suspected(state)
+        return super()._step_member(worker, state, event)
+
+
+class VotesOnlyInAnOperation(Membership):
+    """A worker that is between two operations does not answer a vote."""
+
+    dies_in = THREE
+
+    def _voted(self, state):
+        return super()._voted(state) if state.group or state.phase is not Phase.RUN else (state, ())
+
+
+class IgnoresALossWhileItConnects(Membership):
+    """A worker that connects the next epoch's groups does not vote when one of them is lost."""
+
+    dies_in = PAIRS
+
+    def _voted(self, state):
+        return (state, ()) if state.phase is Phase.REBUILD else super()._voted(state)
+
+
+class GoesOnWhenFenced(Membership):
+    """A worker that is not in the view connects all the same."""
+
+    dies_in = TAKEN
+
+    def _decided(self, worker, state, view):
+        if worker in view.members or not view.members or state.phase is not Phase.VOTE:
+            return super()._decided(worker, state, view)
+        return replace(state, phase=Phase.RUN, view=view, group=(), prepared=False), ()
+
+
+class TakesSharesOfAnyEpoch(Membership):
+    """What a member added in an old epoch counts in the new one."""
+
+    dies_in = THREE
+
+    @staticmethod
+    def _heard(state, own, members, message):
+        kind = type(message)
+        return all(
+            member == own
+            or any(
+                source == member
+                and isinstance(said, kind)
+                and getattr(said, "place", 0) == getattr(message, "place", 0)
+                for source, said in state.heard
+            )
+            for member in members
+        )
+
+    @staticmethod
+    def _told(state, source, said):
+        return (
+            replace(state, heard=state.heard | {(source, said)}) if state.phase in ("run", "vote", "rebuild") else state
+        )
+
+    def _decided(self, worker, state, view):
+        after, actions = super()._decided(worker, state, view)
+        return replace(after, heard=state.heard), actions
+
+
+class WaitsForWhoHasLeft(Membership):
+    """A worker that has left with everything committed is waited for in a vote."""
+
+    dies_in = THREE
+
+    def _remaining(self, state):
+        return tuple(worker for worker in state.view.members if worker not in state.lost)
+
+
+class ForgetsWhatWhoHasLeftCommitted(Membership):
+    """A worker that has left does not count among those that have committed."""
+
+    dies_in = THREE
+
+    def _view(self, state, members):
+        return super()._view(replace(state, left=frozenset()), members)
+
+
+class LosesMoreThanItMay(Membership):
+    """One more than may be is lost before the run ends."""
+
+    dies_in = ONE_MAY
+
+    def _looked(self, state):
+        return Membership(self.num_workers, self.most_lost + 1)._looked(state)
+
+
+class LosesFewerThanItMay(Membership):
+    """The run ends one loss too early."""
+
+    dies_in = ONE_MAY
+
+    def _looked(self, state):
+        return Membership(self.num_workers, self.most_lost - 1)._looked(state)
+
+
+BUGS = Membership.__subclasses__()
+PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda kind: kind.__name__)
+def test_the_explorer_finds_every_seeded_bug_and_the_page_says_how(bug):
+    configuration = BY_NAME[bug.dies_in]
+    found = configuration.run(configuration.of(bug))
+    broken = [finding for finding in found.findings if finding.verdict == "fails"]
+    assert broken, found
+    first = min(broken, key=lambda finding: len(finding.trace.steps))
+    row = f"| {bug.__doc__} | {first.name} | {bug.dies_in} | {len(first.trace.steps)} |"
+    assert row in PAGE.read_text(encoding="utf-8").splitlines()
+
+
+# What each event does, by hand: three workers, of whom worker 2 is lost while 0 has committed what 1 has prepared.
+
+MACHINE = Membership(3, 2)
+FIRST = View(0, (0, 1, 2))
+ALL = (0, 1, 2)
+
+
+def after(state, *events, process=0):
+    """The state after some events, and what the last of them did."""
+    actions = ()
+    for event in events:
+        state, actions = MACHINE.step(process, state, event)
+    return state, actions
+
+
+def test_a_worker_commits_what_another_one_has_and_resumes_where_that_one_stands():
+    authority, _ = MACHINE.start(3)
+    authority, asked = after(authority, Received(2, Crashed()), process=3)
+    assert asked == (Send(0, Open(1)), Send(1, Open(1)))
+    authority, nothing = after(authority, Received(0, Vote(1, (5, 0))), process=3)
+    assert nothing == ()
+    authority, written = after(authority, Received(1, Vote(1, (4, 0), ALL)), process=3)
+    view = View(1, (0, 1), (5, 0), (1,))
+    assert written == (Note(("write", view)),)
+    authority, told = after(authority, Publish(), process=3)
+    assert told == (Send(0, view), Send(1, view), Send(2, view))
+    one, _ = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
+    one, actions = after(one, Received(3, view), process=1)
+    assert actions == (Note(("forward",)), Note(("rebuild", view)))
+    assert (one.phase, one.place, one.group) == (Phase.REBUILD, (5, 0), ())
+    one, _ = after(one, Connected(), process=1)
+    assert one.phase is Phase.RUN
+
+
+def test_what_nobody_committed_is_dropped_and_done_again_at_the_same_place():
+    view = View(1, (0, 1), (4, 0))
+    one, actions = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
+    assert actions == (Note(("unblock",)), Send(3, Vote(1, (4, 0), ALL)))
+    one, actions = after(one, Received(3, view), process=1)
+    assert actions == (Note(("dropped",)), Note(("rebuild", view)))
+    one, _ = after(one, Connected(), Enter((4, 0), (0, 1)), process=1)
+    assert (one.group, one.place) == ((0, 1), (4, 0))
+
+
+def test_who_is_behind_goes_to_the_place_of_the_others_alone_and_a_meeting_counts_by_itself():
+    behind = Member(View(1, (0, 1), (4, 0)))
+    alone, _ = after(behind, Enter((3, 0), (0, 1)))
+    assert (alone.place, alone.group, alone.held) == ((4, 0), (), ())
+    met, _ = after(alone, Enter((4, 0), (0, 1), meets=True), Summed(), Confirmed())
+    assert met.place == (4, 1)
+
+
+def test_who_votes_for_what_did_not_happen_hears_that_nobody_goes_on():
+    authority, _ = MACHINE.start(3)
+    votes = [Received(worker, Vote(1, (0, 0))) for worker in ALL]
+    authority, written = after(authority, *votes, process=3)
+    assert written == (Note(("write", View(1, ()))),)
+    ended, _ = after(Member(FIRST), Broken(), Received(3, View(1, ())))
+    assert ended.phase is Phase.ENDED
+
+
+def test_the_silent_are_given_up_and_one_of_them_that_comes_back_is_fenced():
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, *(Received(worker, Vote(1, (0, 0))) for worker in (0, 2)), process=3)
+    authority, actions = after(replace(authority, leases=1), Expire(), process=3)
+    assert actions[0] == Note(("fenced", 1))
+    assert authority.view == View(1, (0, 2))
+    back, _ = after(Member(FIRST), Received(3, authority.view), process=1)
+    assert back.phase is Phase.FENCED
+
+
+def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
+    authority, _ = MACHINE.start(3)
+    stopped, _ = after(authority, Stop(), process=3)
+    assert stopped.view == View(1, ())
+    assert after(stopped, Stop(), process=3) == (stopped, ())
+    few, _ = Membership(3, 1).step(3, authority, Received(0, Crashed()))
+    few, _ = Membership(3, 1).step(3, few, Received(1, Crashed()))
+    assert few.view == View(1, ())
+
+
+def test_who_has_left_has_committed_everything_and_is_missed_by_nobody():
+    authority, _ = MACHINE.start(3)
+    authority, actions = after(authority, Received(0, Left()), Received(0, Crashed()), process=3)
+    assert (authority.lost, actions) == (frozenset(), ())
+    authority, _ = after(authority, Received(1, Vote(1, (7, 0), ALL)), Received(2, Vote(1, (7, 0), ALL)), process=3)
+    assert authority.view == View(1, (1, 2), (7, 0), (1, 2))
+
+
+def test_unknown_events_are_errors_of_the_driver():
+    with pytest.raises(AssertionError, match="not an event of a member"):
+        after(Member(FIRST), "hello")
+    with pytest.raises(AssertionError, match="not an event of the authority"):
+        after(Authority((FIRST,)), "hello", process=3)

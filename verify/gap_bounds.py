@@ -1,0 +1,134 @@
+"""Exact bounds on iteration gaps: how far the workers of Hop can drift apart in steps, and the queues that this takes.
+
+A worker is in step k from the instant it enters k; it enters step 0 at the start, so after e further entries it is in
+step e. Who waits for whom, why the distances between events bound how far one gets ahead of another, and why each bound
+is attained, stands in `verify/checker/events.py`, which computes them. A worker always has its own update, so a
+self-loop changes no bound; graphs here are kept without them.
+
+Both queues of an edge j → i stand at worker i. Its update queue holds j's updates of steps Step(i) … Step(j), at most
+bound[j][i] + 1 (older ones are thrown away, and under staleness a newer one replaces them). Its token queue for j holds
+max_ig + Step(i) − Step(j) tokens, at most bound[i][j] + max_ig.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.topo.errors import ScheduleError, UnknownError
+from partreduce.topo.strategies.gap import Gap
+from partreduce.verify.checker.events import EventGraph
+from partreduce.verify.checker.refusal import Work
+
+Length = int | None
+"""A number of steps; None stands for unbounded."""
+
+Matrix = tuple[tuple[Length, ...], ...]
+
+
+def events_of(graph: Digraph, gap: Gap) -> EventGraph:
+    """What happens at all workers, and what it waits for. O(edges)."""
+    spare = gap.backups(graph.num_workers)
+    return EventGraph(graph.edges, spare, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
+
+
+def distances_near(events: EventGraph, start: int, ends: AbstractSet[int]) -> dict[int, Length]:
+    """For each end the most that Step(end) − Step(start) can be, None without a limit.
+
+    A distance to a neighbour rests on events nearby only, so the search settles nearest events first and ends with the
+    last of the ends.
+    """
+    near = events.leads(start, ends, Work("gap", sys.maxsize))
+    return {end: near.get(end) for end in ends}
+
+
+def exact_bounds(graph: Digraph, setting: Gap) -> Matrix:
+    """Entry [i][j] is the largest Step(i) − Step(j) that can ever be, None without a largest. O(n·edges·log)."""
+    events, everybody = events_of(graph, setting), range(graph.num_workers)
+    columns = [distances_near(events, j, {*everybody}) for j in everybody]
+    return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)
+
+
+MAX_FAR = 1024
+"""Workers up to which distances are found that lead through the whole graph."""
+
+
+def largest_over_edges(graph: Digraph, gap: Gap) -> Length:
+    """The most steps that one end of an edge can be ahead of the other, None without a limit.
+
+    O(num_workers · the edges near a worker) where tokens or edges both ways bound a gap from nearby, else O(n · edges).
+
+    Raises:
+        UnknownError: neither holds, and there are more than 1,024 workers.
+    """
+    if not (gap.max_ig is not None or graph.is_symmetric) and graph.num_workers > MAX_FAR:
+        raise UnknownError(
+            f"gap over an edge: without token queues on a graph with one-way edges it takes a path through the graph; "
+            f"worked out for up to {MAX_FAR} workers, there are {graph.num_workers}"
+        )
+    events = events_of(graph, gap)
+    near = (distances_near(events, v, {*graph.sources[v], *graph.targets[v]}) for v in range(graph.num_workers))
+    return _largest(ahead for of_one in near for ahead in of_one.values())
+
+
+def largest_over_pairs(graph: Digraph, gap: Gap) -> Length:
+    """The most steps that a worker can be ahead of another one, None without a limit. O(num_workers · edges · log)."""
+    return _largest(ahead for row in exact_bounds(graph, gap) for ahead in row)
+
+
+def _largest(leads: Iterable[Length]) -> Length:
+    largest = 0
+    for ahead in leads:
+        if ahead is None:
+            return None
+        largest = max(largest, ahead)
+    return largest
+
+
+@dataclass(frozen=True, slots=True)
+class Capacities:
+    """What waits at one worker at most, and what it has out at most.
+
+    `updates[u]`: updates of in-neighbour u from this worker's step on, in its queue or on their way. `slots[u]`: places
+    that their payloads need; under staleness 1, because a newer update replaces an older one. `tokens[v]`: tokens of
+    out-neighbour v, in hand or on their way; None if they have no bound (no path leads back from v to this worker).
+    `sent[v]`: this worker's updates that out-neighbour v may still have to reduce.
+    """
+
+    updates: Mapping[int, int]
+    slots: Mapping[int, int]
+    tokens: Mapping[int, Length]
+    sent: Mapping[int, int]
+
+
+def capacities_of(graph: Digraph, gap: Gap, worker: int, events: EventGraph | None = None) -> Capacities:
+    """The proved capacities at `worker`, and those of its updates at its out-neighbours.
+
+    O(edges · log) at worst for each neighbour; with the `events` of the graph, in practice the edges near the worker.
+
+    Raises:
+        ScheduleError: an update queue has no bound under this setting, with the edge and the way out.
+    """
+    sources, targets = graph.sources[worker], graph.targets[worker]
+    events = events or events_of(graph, gap)
+    ahead = distances_near(events, worker, {*sources, *targets})
+    updates = {u: _bounded(ahead[u], u, worker) + 1 for u in sources}
+    sent = {v: _bounded(distances_near(events, v, {worker})[worker], worker, v) + 1 for v in targets}
+    tokens: dict[int, Length] = {}
+    if gap.max_ig is not None:
+        for v in targets:
+            leads = ahead[v]
+            tokens[v] = None if leads is None else leads + gap.max_ig
+    return Capacities(updates, {u: 1 if gap.staleness else updates[u] for u in sources}, tokens, sent)
+
+
+def _bounded(length: Length, source: int, target: int) -> int:
+    if length is None:
+        raise ScheduleError(
+            f"edge {source}→{target}: worker {source} can run ahead of worker {target} without limit, and no queue is "
+            "long enough; give when.gap.max_ig"
+        )
+    return length
