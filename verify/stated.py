@@ -6,7 +6,6 @@ be told, and the witnesses of what is refuted.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -39,9 +38,7 @@ class Stated:
             ScheduleError: the checker does not read it.
         """
         try:
-            return checker.read_schedule(
-                json.loads(json.dumps(dump_schedule(replace(self._schedule, certificate=None))))
-            )
+            return checker.read_schedule(dump_schedule(replace(self._schedule, certificate=None)))
         except checker.Refusal as refusal:
             raise ScheduleError(f"schedule {self._schedule.name!r}: {refusal.sentence}") from None
 

@@ -132,20 +132,33 @@ def _of_blocks(schedule: Schedule, phase: Sequence[Average]) -> Sent:
 
 
 def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
-    parts: dict[int, Counter[Spread]] = {}  # of every node, how many groups it has of each kind
+    parts: dict[int, dict[Spread, int]] = {}  # of every node, how many groups it has of each kind
     for average in phase:
-        inside, nodes = schedule.on_nodes(average)
-        places = [schedule.node_of(worker) for worker in average.members]
-        here = Counter(places)
-        leaving = Counter(one for one, after in zip(places, places[1:] + places[:1], strict=True) if one != after)
-        for node, count in here.items():
-            parts.setdefault(node, Counter())[Spread(len(places), inside, nodes, count, leaving[node])] += 1
+        for node, spread in _spreads(schedule, average):
+            kinds = parts.setdefault(node, {})
+            kinds[spread] = kinds.get(spread, 0) + 1
     of_worker, of_node = NOTHING
-    for kinds in {frozenset(groups.items()) for groups in parts.values()}:  # few differ, of millions of groups
-        sent = [(of_operation(schedule.how, group), count) for group, count in kinds]
+    for alike in {frozenset(kinds.items()) for kinds in parts.values()}:  # few differ, of millions of groups
+        sent = [(of_operation(schedule.how, spread), count) for spread, count in alike]
         of_worker = max(of_worker, *(own for (own, _), _ in sent))
         of_node = max(of_node, sum((count * across for (_, across), count in sent), Fraction(0)))
     return of_worker, of_node
+
+
+def _spreads(schedule: Schedule, average: Average) -> Iterator[tuple[int, Spread]]:
+    """A group as each of its nodes sees it."""
+    places = [schedule.node_of(worker) for worker in average.members]
+    size, nodes = len(places), set(places)
+    if len(nodes) in {1, size}:  # nearly all are, and counting takes ten times as long
+        inside = size // len(nodes)
+        spread = Spread(size, inside, len(nodes), inside, int(len(nodes) > 1))
+        for node in nodes:
+            yield node, spread
+        return
+    inside, num_nodes = schedule.on_nodes(average)
+    leaving = Counter(one for one, after in zip(places, places[1:] + places[:1], strict=True) if one != after)
+    for node, count in Counter(places).items():
+        yield node, Spread(size, inside, num_nodes, count, leaving[node])
 
 
 def _of_graphs(schedule: Schedule) -> Iterator[Sent]:
