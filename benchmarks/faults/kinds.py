@@ -68,6 +68,11 @@ class Kind:
         return self.rounds is None and not self.keeps_gap and not self.takes_several
 
     @property
+    def lasts_after(self) -> bool:
+        """Whether a run may last for long after a fault."""
+        return self.is_free or self.most_lost > 0
+
+    @property
     def schedule(self) -> Schedule:
         cluster = Cluster.regular(self.num_nodes, WORKERS // self.num_nodes)
         planned = tuple(Contingency(tuple(range(lost + 1))) for lost in range(self.most_lost))
