@@ -1,11 +1,13 @@
 """What grows with the workers: designing, proving and checking at 10³ … 10⁶ of them, beside plain formulations.
 
-    python -m benchmarks.scale [planner] [rules] [contraction] [certificates] [--sizes 1e3 1e6] [--repeats 3] [-o FILE]
+    python -m benchmarks.scale [planner] [rules] [contraction] [certificates] [contingencies] [--sizes 1e3 1e6] [-o F]
 
 * planner: the command `partreduce design NODESx8` with its default effort, from one node on.
 * rules: three rules from their design to a checked certificate, in one process, then the three commands for Figure 10.
 * contraction: of random groups of four (period 8) by Lanczos on the group means, by `eigsh` of (P − J)ᵀ(P − J) as a
   LinearOperator with one sparse matrix per phase, and by networkx's dense eigenvalues of the multiplied-out period.
+* contingencies: what survivors run after the loss of up to 1 or 2 workers, or of one node: planned for two rules and,
+  up to some workers, for random groups, proved and checked; `said` has classes of losses and bytes of the file.
 * certificates: the same groups proved and checked, and their conflict check by NumPy's sorting and networkx's degrees.
 
 Every row is measured in a process of its own, which has gone the same way with 32 workers before, so that imports do
@@ -39,8 +41,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL, GROUP, PERIOD, RACK = 32, 4, 8, 8
-MOST = {"networkx": 2_000, "default effort": 8_000}
-"""10⁴ workers would need 800 MB for each dense matrix, and hours; of the planner what is asked of it."""
+SURVIVED = ("prague-figure-10", "node-then-all", "random groups")
+MOST = {"networkx": 2_000, "default effort": 8_000, "random groups, 1": 256, "random groups, 2": 16}
+"""10⁴ workers would need 800 MB for each dense matrix, and hours; of the planner what is asked of it; of random groups
+each loss is a class of its own."""
 
 
 def rule(name: str, workers: int, folder: Path) -> Stages:
@@ -82,6 +86,31 @@ def planner(_: str, workers: int, __: Path) -> Stages:
         return f"{nodes}x{RACK}: {chosen['name']}, {chosen['when']}"
 
     yield "design", planned
+
+
+def contingencies(name: str, workers: int, folder: Path) -> Stages:
+    import partreduce
+    from partreduce.planner.contingencies import survival
+    from partreduce.planner.job import Job
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.topo.document.writer import write_schedule
+    from partreduce.topo.hardware import Hardware, Link
+    from partreduce.verify import prove
+
+    of, _, lost = name.rpartition(", ")
+    hardware = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes=100_000_000, compute=0.05)
+    cluster = partreduce.Cluster.regular(workers // GROUP, GROUP, hardware=hardware)
+    schedule = random_groups(workers) if of == "random groups" else partreduce.design(cluster, using=of)
+    file = folder / "s.json"
+
+    def planned() -> str:
+        found = survival(schedule, Job(cluster=cluster, survive=int(lost)), is_given=True).schedule
+        write_schedule(file, found)
+        return f"{len(found.contingencies)} classes, file of {file.stat().st_size:,} bytes"
+
+    yield "plan", planned
+    yield "prove", lambda: (folder / "c.json").write_bytes(_proved(prove(load_schedule(file))))
+    yield "check", lambda: _checked(folder)
 
 
 def random_groups(workers: int) -> Schedule:
@@ -199,6 +228,7 @@ WAYS: dict[str, tuple[Callable[[str, int, Path], Stages], tuple[str, ...]]] = {
     "commands": (commands, ("prague-figure-10",)),
     "contraction": (contraction, ("ours", "ours, all figures", "eigsh", "networkx")),
     "certificates": (certificate, ("random groups",)),
+    "contingencies": (contingencies, tuple(f"{of}, {k}" for of in SURVIVED for k in (1, 2))),
 }
 
 

@@ -103,7 +103,7 @@ def sums(
     import torch
 
     from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.hierarchical import formed
+    from partreduce.runtime.transport.forms import formed
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.allreduce import AllReduce

@@ -40,9 +40,10 @@ from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
 from partreduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
 from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
-from partreduce.runtime.transport.hierarchical import chosen_form, formed
+from partreduce.runtime.transport.forms import chosen_form, formed
 from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
+from partreduce.runtime.transport.torch_api import outside_graphs
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
@@ -281,6 +282,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
 
+    @outside_graphs
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
         scale: torch.Tensor | None = self.__dict__.get("grad_scale")
@@ -295,6 +297,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.ending.after(error)
             raise
 
+    @outside_graphs
     def average_gradients(self) -> None:
         """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
 
@@ -311,7 +314,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def join(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Put the training loop into it when workers may have unequal amounts of data: all then end at the same round.
+        """Wrap the training loop in it when workers may have unequal amounts of data: all then end at the same round.
 
         A worker whose loop ends stays in the groups with its parameters as they are, until all loops have ended.
         With averaged gradients it contributes zeros and keeps stepping with the others.
@@ -361,7 +364,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     yield run.flat.model
 
     def log(self, **numbers: float | torch.Tensor) -> None:
-        """Note numbers of this step in the trace, such as `loss=loss`; nothing happens without `trace`.
+        """Record numbers of this step in the trace, such as `loss=loss`; without `trace` it does nothing.
 
         `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
         """

@@ -23,9 +23,9 @@ from partreduce.topo.strategies.routes import Route, Routes, TableWay
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Who averages with whom, when: the value that is designed, proved, exported and executed.
+    """Who averages with whom, and when: the value that is designed, proved, exported and executed.
 
-    It asks its strategy and gives the cluster along; what a kind cannot do is refused here, in one place.
+    It asks its strategy, passing on the cluster, and refuses in one place what a kind cannot do.
     `contingencies` say what survivors run when workers are lost (`topo.contingency.after_loss`).
 
     Raises:

@@ -1,19 +1,9 @@
 """Exact bounds on iteration gaps: how far the workers of Hop can drift apart in steps, and the queues that this takes.
 
-A worker always has its own update, so a self-loop changes no bound; graphs here are kept without them.
-
 A worker is in step k from the instant it enters k; it enters step 0 at the start, so after e further entries it is in
-step e. Three events repeat at every worker: it *enters* a step, *sends* its update, *reduces*. Write N(x) for how often
-event x has happened. A need of x says
-
-    N(x) ≤ the (spare+1)-th smallest of N(y) + w over the sources (y, w),
-
-that is: all sources but `spare` of them must have happened often enough. With spare = 0 throughout this is a marked
-graph (an arc y → x with w tokens), and the bounds are the classical shortest paths over all arcs together, forward and
-backward. Backup workers are the needs with spare > 0, and Dijkstra's algorithm still finds the answer: an event is
-settled when spare+1 sources of one of its needs are.
-
-Why it is a bound, and why it is attained, stands in `verify/checker/events.py`, which computes the same apart.
+step e. Who waits for whom, why the distances between events bound how far one gets ahead of another, and why each bound
+is attained, stands in `verify/checker/events.py`, which computes them. A worker always has its own update, so a
+self-loop changes no bound; graphs here are kept without them.
 
 Both queues of an edge j → i stand at worker i. Its update queue holds j's updates of steps Step(i) … Step(j), at most
 bound[j][i] + 1 (older ones are thrown away, and under staleness a newer one replaces them). Its token queue for j holds
@@ -22,17 +12,16 @@ max_ig + Step(i) − Step(j) tokens, at most bound[i][j] + max_ig.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import ScheduleError, UnknownError
 from partreduce.topo.strategies.gap import Gap
-
-ENTER, SEND, REDUCE = range(3)
-Event = tuple[int, int]
-"""A kind of event, and the worker."""
+from partreduce.verify.checker.events import EventGraph
+from partreduce.verify.checker.refusal import Work
 
 Length = int | None
 """A number of steps; None stands for unbounded."""
@@ -40,71 +29,27 @@ Length = int | None
 Matrix = tuple[tuple[Length, ...], ...]
 
 
-def exact_bounds(graph: Digraph, setting: Gap) -> Matrix:
-    """Entry [i][j] is the largest Step(i) − Step(j) that can ever be, None without a largest. O(n·edges·log)."""
-    everybody = range(graph.num_workers)
-    columns = [distances_near(graph, setting, j, everybody) for j in everybody]
-    return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)
+def events_of(graph: Digraph, gap: Gap) -> EventGraph:
+    """What happens at all workers, and what it waits for. O(edges)."""
+    spare = gap.backups(graph.num_workers)
+    return EventGraph(graph.edges, spare, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
 
 
-def distances_near(graph: Digraph, gap: Gap, start: int, ends: Iterable[int]) -> dict[int, Length]:
-    """For each end the most that Step(end) − Step(start) can be, None without a limit."""
-    near = events_near(graph, gap, start, ends)
-    return {end: near.get((ENTER, end)) for end in ends} | {start: 0}
-
-
-def events_near(
-    graph: Digraph, gap: Gap, start: int, ends: Iterable[int], spare: Sequence[int] | None = None
-) -> dict[Event, int]:
-    """The distances from a worker's enter of all events up to the furthest end, and of some beyond.
+def distances_near(events: EventGraph, start: int, ends: AbstractSet[int]) -> dict[int, Length]:
+    """For each end the most that Step(end) − Step(start) can be, None without a limit.
 
     A distance to a neighbour rests on events nearby only, so the search settles nearest events first and ends with the
-    last of the ends; needs are read off the graph as it reaches them. `spare` are the workers' backups, for who asks of
-    many workers.
+    last of the ends.
     """
-    spare = spare or gap.backups(graph.num_workers)
-    missing = set(ends) - {start}
-    settled: dict[Event, int] = {}
-    left: dict[int, int] = {}  # for a reducing worker, the sources that must still settle before it does
-    heap = [(0, (ENTER, start))]
-    while heap and missing:
-        distance, event = heapq.heappop(heap)
-        if event in settled:
-            continue
-        settled[event] = distance
-        kind, worker = event
-        if kind == ENTER:
-            missing.discard(worker)
-        if kind == SEND:
-            # Reduce k waits for the updates of step k − staleness or later, from all in-neighbours but the backups
-            # (Hop, Theorem 1 and section 4). A worker's own update is always there, so leaving the self-loop out
-            # changes nothing.
-            for v in graph.targets[worker]:
-                left[v] = left.get(v, spare[v] + 1) - 1
-                if left[v] == 0:
-                    heapq.heappush(heap, (distance + gap.staleness, (REDUCE, v)))
-        for tokens, after in _single(graph, gap, kind, worker):
-            if after not in settled:
-                heapq.heappush(heap, (distance + tokens, after))
-    return settled
+    near = events.leads(start, ends, Work("gap", sys.maxsize))
+    return {end: near.get(end) for end in ends}
 
 
-def _single(graph: Digraph, gap: Gap, kind: int, worker: int) -> Iterator[tuple[int, Event]]:
-    """The events that wait for this one alone, each with its tokens."""
-    if kind == ENTER:
-        yield 1, (SEND, worker)
-        if gap.max_ig is not None:
-            # Enter k takes a token from every out-neighbour's queue, which starts with max_ig of them (Theorem 2).
-            for u in graph.sources[worker]:
-                yield gap.max_ig, (ENTER, u)
-    elif kind == SEND:
-        yield 0, (REDUCE, worker)
-    else:
-        yield 0, (ENTER, worker)
-        if gap.notify_ack:
-            # Send k waits for reduce k − 1 at every out-neighbour, which acknowledges when it has reduced (section 3).
-            for u in graph.sources[worker]:
-                yield 1, (SEND, u)
+def exact_bounds(graph: Digraph, setting: Gap) -> Matrix:
+    """Entry [i][j] is the largest Step(i) − Step(j) that can ever be, None without a largest. O(n·edges·log)."""
+    events, everybody = events_of(graph, setting), range(graph.num_workers)
+    columns = [distances_near(events, j, {*everybody}) for j in everybody]
+    return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)
 
 
 MAX_FAR = 1024
@@ -124,24 +69,22 @@ def largest_over_edges(graph: Digraph, gap: Gap) -> Length:
             f"gap over an edge: without token queues on a graph with one-way edges it takes a path through the graph; "
             f"worked out for up to {MAX_FAR} workers, there are {graph.num_workers}"
         )
-    largest = 0
-    for worker in range(graph.num_workers):
-        near = distances_near(graph, gap, worker, {*graph.sources[worker], *graph.targets[worker]})
-        for ahead in near.values():
-            if ahead is None:
-                return None
-            largest = max(largest, ahead)
-    return largest
+    events = events_of(graph, gap)
+    near = (distances_near(events, v, {*graph.sources[v], *graph.targets[v]}) for v in range(graph.num_workers))
+    return _largest(ahead for of_one in near for ahead in of_one.values())
 
 
 def largest_over_pairs(graph: Digraph, gap: Gap) -> Length:
     """The most steps that a worker can be ahead of another one, None without a limit. O(num_workers · edges · log)."""
+    return _largest(ahead for row in exact_bounds(graph, gap) for ahead in row)
+
+
+def _largest(leads: Iterable[Length]) -> Length:
     largest = 0
-    for row in exact_bounds(graph, gap):
-        for ahead in row:
-            if ahead is None:
-                return None
-            largest = max(largest, ahead)
+    for ahead in leads:
+        if ahead is None:
+            return None
+        largest = max(largest, ahead)
     return largest
 
 
@@ -161,18 +104,19 @@ class Capacities:
     sent: Mapping[int, int]
 
 
-def capacities_of(graph: Digraph, gap: Gap, worker: int) -> Capacities:
+def capacities_of(graph: Digraph, gap: Gap, worker: int, events: EventGraph | None = None) -> Capacities:
     """The proved capacities at `worker`, and those of its updates at its out-neighbours.
 
-    O(edges · log) at worst for each neighbour; in practice the edges near the worker.
+    O(edges · log) at worst for each neighbour; with the `events` of the graph, in practice the edges near the worker.
 
     Raises:
         ScheduleError: an update queue has no bound under this setting, with the edge and the way out.
     """
     sources, targets = graph.sources[worker], graph.targets[worker]
-    ahead = distances_near(graph, gap, worker, {*sources, *targets})
+    events = events or events_of(graph, gap)
+    ahead = distances_near(events, worker, {*sources, *targets})
     updates = {u: _bounded(ahead[u], u, worker) + 1 for u in sources}
-    sent = {v: _bounded(distances_near(graph, gap, v, {worker})[worker], worker, v) + 1 for v in targets}
+    sent = {v: _bounded(distances_near(events, v, {worker})[worker], worker, v) + 1 for v in targets}
     tokens: dict[int, Length] = {}
     if gap.max_ig is not None:
         for v in targets:

@@ -34,7 +34,7 @@ def prove_kept_gap(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
         of_rounds = prove_graph(schedule, stated)
     else:
         mean = _mean(schedule, gap)
-        of_rounds = (*([] if mean is None else [mean]), _consensus(schedule, gap))
+        of_rounds = (*([] if mean is None else [mean]), _consensus(schedule, gap, stated))
     return (*of_rounds, *_apart(schedule, gap, stated))
 
 
@@ -116,9 +116,9 @@ def _mean(schedule: Schedule, gap: Gap) -> Claim | None:
     return replace(claim, is_property=True)
 
 
-def _consensus(schedule: Schedule, gap: Gap) -> Claim:
+def _consensus(schedule: Schedule, gap: Gap, stated: Stated) -> Claim:
     if gap.has_backup:
-        return prove_without_backup(schedule, gap)
+        return prove_without_backup(schedule, gap, stated)
     claim = out_tree_of(schedule, counts_weights=gap.weights == "graph")
     if claim.status is not Status.PROVED:
         return claim

@@ -76,6 +76,15 @@ def prove_survives(schedule: Schedule) -> Claim:
     return _survives(schedule, covered, bounds)
 
 
+def apart_after(schedule: Schedule) -> dict[Loss, str]:
+    """The contingencies whose survivors do not agree, and why not, as a clause; none has a rule of its own."""
+    undisturbed, result = _Known({}, {}), {}
+    for contingency in schedule.contingencies:
+        if contingency.groups is not Survivors.ALL and (why := _Runs.of(schedule, contingency).apart(undisturbed)):
+            result[contingency.lost] = why
+    return result
+
+
 def _cells(schedule: Schedule, contingency: Contingency) -> int:
     """At most so many cells a contingency has, in all its phases."""
     lost, groups = contingency.lost, contingency.groups

@@ -1,30 +1,35 @@
 """Claim `consensus` where workers do without some in-neighbours: no two disjoint sets of workers can close themselves.
 
-The theorem, and why the search decides it, stand in `verify/checker/facts/without_backup.py`. It is a property of the
+The theorem, and the search that decides it, stand in `verify/checker/facts/without_backup.py`. It is a property of the
 worst case: which updates come late is up to the machines, and a fair run agrees although two such sets exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.gap import Gap, Weights
-from partreduce.verify.base import Claim, follows, not_proved, refuted, some
+from partreduce.verify.base import Claim, not_proved, refuted, some
+from partreduce.verify.checker.facts import MAX_WORK
+from partreduce.verify.checker.facts.without_backup import two_closed_sets
+from partreduce.verify.checker.refusal import Work
+from partreduce.verify.stated import Stated
 
 NAME = "consensus"
-MAX_SEARCHED = 200_000
-"""Workers struck from sets before the search is given up: about a second."""
+HOLDS = (
+    "Of any two disjoint sets of workers one has a member with more in-neighbours outside than it may do without: all "
+    "come to one common value whichever updates come late, and however late. It need not be the mean."
+)
 
 
-def prove_without_backup(schedule: Schedule, gap: Gap) -> Claim:
-    """Decide it by degrees or by search; two sets that close themselves are the witness against it."""
-    return replace(_decided(schedule, gap), is_property=True)
+def prove_without_backup(schedule: Schedule, gap: Gap, stated: Stated) -> Claim:
+    """As the checker decides it; two sets that close themselves are the witness against it."""
+    return replace(_decided(schedule, gap, stated), is_property=True)
 
 
-def _decided(schedule: Schedule, gap: Gap) -> Claim:
+def _decided(schedule: Schedule, gap: Gap, stated: Stated) -> Claim:
     n, spare = schedule.num_workers, gap.backups(schedule.num_workers)
     sources: list[list[int]] = [[] for _ in range(n)]
     kept = [1.0] * n
@@ -37,25 +42,11 @@ def _decided(schedule: Schedule, gap: Gap) -> Claim:
             sources[target].append(source)
     if min(kept) <= 1e-12:
         return not_proved(NAME, f"worker {kept.index(min(kept))} keeps no weight on itself when all updates are there.")
-    late = "whichever updates come late, and however late"
-    if all(len(listed) - b >= n // 2 for listed, b in zip(sources, spare, strict=True)):
-        text = (
-            f"Every worker hears of {n // 2} others or more besides its backup workers, so of two disjoint sets one "
-            f"has a member that must hear of the other workers: all come to one common value {late}. It need not be "
-            "the mean."
-        )
-        return follows(NAME, text)
-    search = Closing(sources, spare)
-    try:
-        pair = search.halves() or search.two_sets()
-    except SearchTooLongError:
-        return not_proved(NAME, "two sets of workers that could close themselves were neither found nor excluded.")
-    if pair is None:
-        text = (
-            "Of any two disjoint sets of workers one has a member with more in-neighbours outside than it may do "
-            f"without (all sets searched): all come to one common value {late}. It need not be the mean."
-        )
-        return follows(NAME, text)
+    pair = halves(sources, spare)
+    if pair is None and (claim := stated.claim(NAME, HOLDS)) is not None:
+        return claim
+    pair = pair or two_closed_sets(sources, spare, Work(NAME, MAX_WORK))
+    assert pair is not None, "the checker found them, too"
     one, other = (sorted(half) for half in pair)
     text = (
         f"no worker of {some(one)} has more in-neighbours outside than it may do without, and none of {some(other)}: "
@@ -65,78 +56,34 @@ def _decided(schedule: Schedule, gap: Gap) -> Claim:
     return refuted(NAME, text, {"closed_sets": [one, other]})
 
 
-class SearchTooLongError(Exception):
-    """The search was given up."""
+def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[int], set[int]] | None:
+    """Two disjoint sets that can close themselves and are quickly found: a worker with those near it, and the rest."""
+    n = len(sources)
+    targets: list[list[int]] = [[] for _ in sources]
+    for v, listed in enumerate(sources):
+        for u in listed:
+            targets[u].append(v)
 
-
-class Closing:
-    """Sets of workers that can close themselves: every member has at most `spare` in-neighbours outside."""
-
-    def __init__(self, sources: Sequence[Sequence[int]], spare: Sequence[int]) -> None:
-        self.sources, self.spare = sources, spare
-        self.targets: list[list[int]] = [[] for _ in sources]
-        for v, listed in enumerate(sources):
-            for u in listed:
-                self.targets[u].append(v)
-        self.struck = 0
-
-    def largest_in(self, allowed: AbstractSet[int], *, changed: Sequence[int] | None = None) -> set[int]:
-        """The largest set inside `allowed` that can close itself; O(edges).
-
-        Args:
-            allowed: the workers that may be in it.
-            changed: workers just taken out of a set that could close itself; all that is left but them is looked at
-                only where they send to.
-        """
-        left = set(allowed)
-        waiting = list(left) if changed is None else [v for u in changed for v in self.targets[u] if v in left]
+    def largest_in(allowed: set[int]) -> set[int]:
+        """The largest set inside `allowed` that can close itself; O(edges)."""
+        left, waiting = set(allowed), list(allowed)
         while waiting:
             v = waiting.pop()
-            if v in left and sum(1 for u in self.sources[v] if u not in left) > self.spare[v]:
+            if v in left and sum(u not in left for u in sources[v]) > spare[v]:
                 left.discard(v)
-                self.struck += 1
-                waiting += [w for w in self.targets[v] if w in left]
+                waiting += [w for w in targets[v] if w in left]
         return left
 
-    def halves(self) -> tuple[set[int], set[int]] | None:
-        """Two sets that are quickly found: a worker with those nearest to it, and the rest."""
-        n = len(self.sources)
-        for root in range(0, n, max(1, n // 8)):
-            order, seen = [root], {root}
-            for v in order:
-                for u in (*self.sources[v], *self.targets[v]):
-                    if u not in seen:
-                        seen.add(u)
-                        order.append(u)
-            for listed in (order, list(range(root, n)) + list(range(root))):
-                one = self.largest_in(set(listed[: len(listed) // 2]))
-                other = self.largest_in(set(range(n)) - one) if one else set()
-                if other:
-                    return one, other
-        return None
-
-    def two_sets(self) -> tuple[set[int], set[int]] | None:
-        """Two disjoint sets, or None if there are none. Exponential at worst.
-
-        Raises:
-            SearchTooLongError: it is the worst.
-        """
-        everybody = set(range(len(self.sources)))
-        open_pairs = [(everybody, everybody)]
-        steps = 0
-        while open_pairs:
-            one, other = open_pairs.pop()
-            steps += len(one) + len(other)
-            if steps + self.struck > MAX_SEARCHED:
-                raise SearchTooLongError
-            shared = one & other
-            if not shared:
+    for root in range(0, n, max(1, n // 8)):
+        order, seen = [root], {root}
+        for v in order:
+            for u in (*sources[v], *targets[v]):
+                if u not in seen:
+                    seen.add(u)
+                    order.append(u)
+        for near in (order, list(range(root, n)) + list(range(root))):
+            one = largest_in(set(near[: len(near) // 2]))
+            other = largest_in(set(range(n)) - one) if one else set()
+            if other:
                 return one, other
-            worker = min(shared)
-            less = self.largest_in(one - {worker}, changed=[worker])
-            if less:
-                open_pairs.append((less, other))
-            less = self.largest_in(other - {worker}, changed=[worker])
-            if less:
-                open_pairs.append((one, less))
-        return None
+    return None

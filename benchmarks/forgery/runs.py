@@ -129,9 +129,23 @@ def turns_of(raw: dict[str, Any]) -> tuple[int, int, float]:
 
 
 def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    """By four rounds, step by step: what is in flight, and of which step what a worker has of each fragment is."""
+    """By four rounds of each pace, step by step: what is in flight, and how old what a worker has of a fragment is."""
     (parts, late, kept), n = turns_of(raw), len(matrices[0])
+    seen = [_turns_of_pace(parts, late, pace) for pace in sorted(set(paces(raw, n)))]
+    age, flying, apart = max(one[0] for one in seen), max(one[1] for one in seen), min(one[2] for one in seen)
     pace = max(paces(raw, n))
+    said = {"claim": "fragments", "fragments": parts, "every": pace, "late": late}
+    if len(matrices) == 1 and listed is not None and [len(members) for members, _ in listed[0]] == [n]:
+        said |= {"age": age, "equal": kept == 0 and listed[0][0][1] == 1}
+    else:
+        said |= {"period": pace * len(matrices)}
+    is_right = all(one[3] for one in seen) and len({one[4] for one in seen}) == 1
+    bounds = 0 < entry["apart"] <= apart and entry["flying"] >= max(1, flying)
+    return is_right and bounds and entry == said | {name: entry[name] for name in ("apart", "flying")}
+
+
+def _turns_of_pace(parts: int, late: int, pace: int) -> tuple[int, int, int, bool, tuple[int, ...]]:
+    """Age, the most in flight, the fewest steps between turns, whether each has one a round, and the order."""
     turns = [[step for step in range(1, 4 * pace + 1) if _ends(step, p, parts, pace)] for p in range(parts)]
     order = sorted((step - late, step, number) for number, steps in enumerate(turns) for step in steps)
     once = all(
@@ -141,13 +155,7 @@ def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matri
     flying = max(sum(begin <= step < end for begin, end, _ in order) for step in range(1, 3 * pace + 1))
     apart = min(second[1] - first[1] for first, second in pairwise(order)) if len(order) > 1 else pace
     age = max(second - (first - late) for steps in turns for first, second in pairwise(steps))
-    said = {"claim": "fragments", "fragments": parts, "every": pace, "late": late}
-    if len(matrices) == 1 and listed is not None and [len(members) for members, _ in listed[0]] == [n]:
-        said |= {"age": age, "equal": kept == 0 and listed[0][0][1] == 1}
-    else:
-        said |= {"period": pace * len(matrices)}
-    bounds = 0 < entry["apart"] <= apart and entry["flying"] >= max(1, flying)
-    return once and again and bounds and entry == said | {name: entry[name] for name in ("apart", "flying")}
+    return age, flying, apart, once and again, tuple(number for _, _, number in order)
 
 
 def _ends(step: int, number: int, parts: int, pace: int) -> bool:

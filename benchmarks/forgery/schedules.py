@@ -302,12 +302,23 @@ def in_turns(draw: random.Random, cluster: Cluster) -> Schedule:
     merge = Merge(
         steps=draw.randrange(members["pace"]), alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9))
     )
-    return Schedule("t", cluster, AllReduce(when=merge if merge.steps or merge.alpha else LOCKSTEP, **members))
+    if merge.steps or merge.alpha:
+        return Schedule("t", cluster, AllReduce(when=merge, **members))
+    return Schedule("t", cluster, AllReduce(**_paced(draw, members, cluster.num_workers)))
 
 
 def with_turns(draw: random.Random, schedule: Schedule) -> Schedule:
     """The same schedule of groups; now and then with fragments that take turns over the groups of each round."""
-    return _changed(schedule, when=LOCKSTEP, **_turns(draw)) if draw.random() < 0.2 else schedule
+    if draw.random() >= 0.2:
+        return schedule
+    return _changed(schedule, when=LOCKSTEP, **_paced(draw, _turns(draw), schedule.num_workers))
+
+
+def _paced(draw: random.Random, members: dict[str, Any], n: int) -> dict[str, Any]:
+    """The same members; now and then with paces of each worker's own, of no fewer steps."""
+    if draw.random() < 0.6:
+        return members
+    return members | {"pace": tuple(members["pace"] + draw.randrange(4) for _ in range(n))}
 
 
 def _turns(draw: random.Random) -> dict[str, Any]:

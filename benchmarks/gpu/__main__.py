@@ -2,7 +2,7 @@
 
 Every stage is a process with its own time limit, and a failure does not stop the others. Results go to
 `build/gpu/results.json`; the exit code is 1 if a stage failed. Without a GPU it says so and ends with 0;
-`--pretended` then runs stages 3, 3b and 5 on the CPU's pretended device.
+`--pretended` then runs stages 3, 3a, 3b, 3c and 5 on the CPU's pretended device.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--stage"]:
         return run_stage(arguments[1])
     if arguments[:1] == ["--pretended"]:
-        os.environ[PRETENDED], arguments = "1", arguments[1:] or ["3", "3b", "3c", "5"]
+        os.environ[PRETENDED], arguments = "1", arguments[1:] or ["3", "3a", "3b", "3c", "5"]
     why = None if os.environ.get(PRETENDED) else reason_to_skip()
     if why is not None:
         print(f"make gpu: skipped, {why}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,42 +13,58 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.simulated import Fault, Shared, SimulatedWorld, run_ranks
+from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.averaging import neighbor_reducer, reducer
+from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.staging import Staging
 from partreduce.runtime.sharding.table import Table
-from partreduce.runtime.strategies import gradient_means, group_means, pipeline
-from partreduce.runtime.transport import updates
+from partreduce.runtime.strategies import gradient_means, pipeline
+from partreduce.runtime.strategies.generated import ADDRESS, KEYS
+from partreduce.runtime.transport import coded_sums, hierarchical, updates
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
+    AllReduce,
     Anchor,
     Codec,
+    Division,
+    Generated,
     GroupPhases,
     How,
     Late,
     Lockstep,
     Merge,
+    Neighbor,
     Outer,
+    Pairwise,
     Pipeline,
     Routes,
     Sending,
+    Server,
+    Static,
 )
-from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import CodecScope, Form
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.gap import Gap, Order
-from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 
 RANKS = 4
 DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 MOST_STEPS = 24
-PLACES = ("fill", "sum", "commit")
-"""Where an operation may be late."""
+PLACES = ("fill", "sum", "commit", "step", "all")
+"""Where something may be late: what fills arrays, sums and commits them, the user's own step, and all of these."""
+NODES = How(form=Form.HIERARCHICAL)
+FEEDBACK = How(codec=Codec.INT4, block=32, error_feedback=True)
+INSIDE_TOO = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True)
+PAIRS = GroupPhases(tuple(Phase.from_groups(RANKS, groups) for groups in ([(0, 1), (2, 3)], [(1, 2), (0, 3)])))
+PATIENT = Quorum(quorum=QuorumStart.SOLO, grace=60_000_000)
+"""Every round waits for all, so that what it sums is determined."""
+GENERATED = Generated(group_size=RANKS, division=Division.GLOBAL)
 
 
 @dataclass(frozen=True)
@@ -68,14 +86,23 @@ class Cell:
     width: int = 1
     """Of a pipeline of gradients."""
     sending: Sending = Sending.WHOLE
+    how: How | None = None
+    """Where it has more than a codec and a sending."""
     outer: Outer = PLAIN
     fragments: int = 1
     merged: Merge | None = None
     on_host: bool = False
     """Whether anchor and momentum of outer steps lie in host memory meanwhile."""
+    strategy: Any = None
+    """In place of one made of all these."""
+    in_turn: bool = False
+    """Whether ranks step one after the other, because nobody waits for anybody."""
 
     @property
     def schedule(self) -> Schedule:
+        cluster = Cluster.regular(2, RANKS // 2)
+        if self.strategy is not None:
+            return Schedule(self.name, cluster, self.strategy)
         when: Any = self.merged or (Late() if self.overlap else Lockstep())
         what = Routes(outer=self.outer, fragments=self.fragments)
         if self.width > 1:
@@ -83,7 +110,7 @@ class Cell:
         averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
         strategy: Any
         if self.kind == "allreduce":
-            how = How(codec=self.codec, sending=self.sending)
+            how = self.how or How(codec=self.codec, sending=self.sending)
             strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=how, what=what)
         elif self.kind == "gap":
             both = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
@@ -100,10 +127,10 @@ class Cell:
             crossed = [Group((0, 3), self.relax), Group((1, 2), self.relax)]
             everyone = [Group(tuple(range(RANKS)), self.relax)]
             phases = tuple(Phase.from_groups(RANKS, groups) for groups in (pairs, crossed, everyone))
-            how = How(codec=self.codec)
+            how = self.how or How(codec=self.codec)
             means = {"when": when, "averaging": averaging, "how": how, "what": what}
             strategy = Static(phases=GroupPhases(phases), pace=self.paces, **means)
-        return Schedule(self.name, Cluster.regular(1, RANKS), strategy)
+        return Schedule(self.name, cluster, strategy)
 
 
 CELLS = [
@@ -137,6 +164,28 @@ CELLS = [
     Cell("static, float16", codec=Codec.FLOAT16),
     Cell("static, overlap, float16", overlap=True, codec=Codec.FLOAT16),
     Cell("allreduce of parameters, bfloat16", kind="allreduce", paces=2, codec=Codec.BFLOAT16),
+    Cell("allreduce of gradients, int8", kind="allreduce", how=How(codec=Codec.INT8, block=32)),
+    Cell("allreduce of gradients, int4, feedback", kind="allreduce", how=FEEDBACK),
+    Cell("static, overlap, int8", overlap=True, how=How(codec=Codec.INT8, block=32)),
+    Cell("static, hierarchical", how=NODES),
+    Cell("static, hierarchical, overlap", overlap=True, how=NODES),
+    Cell("allreduce of gradients, hierarchical", kind="allreduce", how=NODES),
+    Cell("allreduce of gradients, hierarchical, pipeline", kind="allreduce", how=NODES, width=2),
+    Cell("allreduce of gradients, hierarchical, float16", kind="allreduce", how=replace(NODES, codec=Codec.FLOAT16)),
+    Cell(
+        "allreduce of gradients, hierarchical, int8 across nodes",
+        kind="allreduce",
+        how=replace(NODES, codec=Codec.INT8, block=32, where=CodecScope.ACROSS_NODES),
+    ),
+    Cell("allreduce of parameters, hierarchical, int8, feedback", kind="allreduce", paces=2, how=INSIDE_TOO),
+    Cell("allreduce, quorum", strategy=AllReduce(when=PATIENT)),
+    Cell("static, quorum", strategy=Static(phases=PAIRS, when=PATIENT)),
+    Cell("generated", strategy=GENERATED),
+    Cell("generated, hierarchical", strategy=replace(GENERATED, how=NODES)),
+    Cell("server", strategy=Server(hosts=(0, 2))),
+    Cell("server, int8", strategy=Server(hosts=(0, 2), how=How(codec=Codec.INT8, block=32))),
+    Cell("server, asynchronous", strategy=Server(hosts=(0,), synchronous=False), in_turn=True),
+    Cell("pairwise", strategy=Pairwise(active=(1, 3)), in_turn=True),
     *(
         Cell(f"{name}{', on the host' * on_host}", on_host=on_host, **members)
         for name, members in {
@@ -163,13 +212,13 @@ CUDA_CELLS = [
 
 
 class Model(torch.nn.Module):
-    """Two layers, a BatchNorm, and each layer in a dtype of its own."""
+    """Two layers, a BatchNorm, and each layer in a dtype of its own; large enough for sums of several stages."""
 
     def __init__(self, dtypes: tuple[torch.dtype, ...]) -> None:
         super().__init__()
-        self.first = torch.nn.Linear(6, 9).to(dtypes[0])
-        self.norm = torch.nn.BatchNorm1d(9).to(dtypes[0])
-        self.second = torch.nn.Linear(9, 4).to(dtypes[-1])
+        self.first = torch.nn.Linear(6, 49).to(dtypes[0])
+        self.norm = torch.nn.BatchNorm1d(49).to(dtypes[0])
+        self.second = torch.nn.Linear(49, 4).to(dtypes[-1])
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.norm(self.first(values.to(self.first.weight.dtype))))
@@ -216,12 +265,15 @@ def train(
     steps = cell.rounds * schedule.pace_of(world.rank)
     try:
         for inputs, targets in batches[:steps]:
-            step(model, optimizer, inputs, targets)
+            with world.shared.turns.of(world.rank, world.size) if cell.in_turn else contextlib.nullcontext():
+                step(model, optimizer, inputs, targets)
             taken += 1
         waits = device.host_waits - waits
         for inputs, targets in batches[steps : steps + local]:
             step(model, optimizer.optimizer, inputs, targets)
         if finish:
+            if cell.in_turn:
+                world.shared.turns.over(steps * world.size)
             optimizer.finish()
         elif not local:
             optimizer.runner.drain()
@@ -242,35 +294,83 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch
 
 @contextlib.contextmanager
 def late(place: str, seconds: float) -> Iterator[None]:
-    """Inside, fills or commits of group operations begin late; sums are delayed by `Shared`."""
+    """Inside, fills or commits of group operations, or the user's steps, begin late; `Shared` delays sums."""
     changed: list[tuple[Any, str, Any]] = []
 
-    def before(owner: Any, name: str) -> None:  # noqa: ANN401 - a class or a module
-        action = getattr(owner, name)
-        changed.append((owner, name, action))
+    def change(owner: Any, name: str, changed_to: Callable[[Any], Any]) -> None:  # noqa: ANN401 - a class or a module
+        changed.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, changed_to(getattr(owner, name)))
 
-        def delayed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the action
+    def delayed(action: Callable[..., Any]) -> Callable[..., Any]:
+        def after_sleep(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the action
             _sleep_here(seconds)
             return action(*args, **kwargs)
 
-        setattr(owner, name, delayed)
+        return after_sleep
 
-    if place == "fill":
-        before(reducer.Reducer, "_launch")
-        before(neighbor_reducer.PeerReducer, "_load")
-        before(updates.UpdateSender, "_take")
-        before(Staging, "begin")
-    elif place == "commit":
-        for name in ("commit_mean", "commit_delayed"):
-            before(group_means, name)
-        before(gradient_means, "commit_gradients")
-        before(pipeline, "commit_gradients")
-        before(Table, "add")
+    def with_late_steps(make: Callable[..., torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+        def made(*args: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - as above
+            optimizer = make(*args)
+            optimizer.register_step_pre_hook(lambda *_: _sleep_here(seconds))
+            return optimizer
+
+        return made
+
+    if place in ("fill", "all"):
+        change(reducer.Reducer, "_launch", delayed)
+        change(neighbor_reducer.PeerReducer, "_load", delayed)
+        change(updates.UpdateSender, "_take", delayed)
+        change(Staging, "begin", delayed)
+    if place in ("commit", "all"):
+        change(
+            reducer.Reducer,
+            "commit",
+            lambda commit: lambda self, reduction, action: commit(self, reduction, delayed(action)),
+        )
+        change(gradient_means, "commit_gradients", delayed)
+        change(pipeline, "commit_gradients", delayed)
+        change(Table, "add", delayed)
+    if place in ("step", "all"):
+        change(sys.modules[__name__], "optimizer_of", with_late_steps)
     try:
         yield
     finally:
         for owner, name, action in changed:
             setattr(owner, name, action)
+
+
+@contextlib.contextmanager
+def in_small_parts() -> Iterator[None]:
+    """Inside, sums of several stages go in parts of a few numbers, as large ones do."""
+    before = hierarchical.PART_BYTES, coded_sums.SMALLEST_MESSAGE
+    hierarchical.PART_BYTES, coded_sums.SMALLEST_MESSAGE = 1024, 512
+    try:
+        yield
+    finally:
+        hierarchical.PART_BYTES, coded_sums.SMALLEST_MESSAGE = before
+
+
+@contextlib.contextmanager
+def generator_for(schedule: Schedule) -> Iterator[None]:
+    """Inside, a group generator serves a schedule that needs one."""
+    if not isinstance(schedule.strategy, Generated):
+        yield
+        return
+    from partreduce.runtime.generator.service import GeneratorService  # which needs pyzmq
+
+    keys = JobKeys.make()
+    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), keys)
+    thread = threading.Thread(target=service.run, args=(60,))
+    thread.start()
+    os.environ |= {ADDRESS: service.address, KEYS: keys.for_workers().text()}
+    try:
+        yield
+    finally:
+        for name in (ADDRESS, KEYS):
+            del os.environ[name]
+        service.stop()
+        thread.join(60)
+        service.close()
 
 
 _host = threading.local()
@@ -290,6 +390,7 @@ def run_cell(
     place: str = "",
     seconds: float = 0.0,
     fault: Fault | None = None,
+    launch: Launch = Launch.OWN_STREAM,
     timeout: float = 30.0,
     prepare: Callable[[Any, int], object] = model_and_data,
     action: Callable[..., dict[str, Any]] = train,
@@ -303,8 +404,8 @@ def run_cell(
 
     prepared = [prepare(cell, rank) for rank in range(RANKS)]
 
-    shared = Shared(delay=seconds if place == "sum" else 0.0, fault=fault)
-    with late(place, seconds):
+    shared = Shared(delay=seconds if place in ("sum", "all") else 0.0, fault=fault, launch=launch)
+    with late(place, seconds), in_small_parts(), generator_for(cell.schedule):
         results = run_ranks(kind, RANKS, body, shared, timeout=timeout)
     for result in results:
         if isinstance(result, Exception):
@@ -332,13 +433,15 @@ def tolerance(cell: Cell, kind: str) -> float:
     return 0.05 if torch.bfloat16 in cell.dtypes else 2e-4
 
 
-def compare(cell: Cell, kind: str, *, place: str = "", seconds: float = 0.0) -> float:
+def compare(
+    cell: Cell, kind: str, *, place: str = "", seconds: float = 0.0, launch: Launch = Launch.OWN_STREAM
+) -> float:
     """How far a cell is from the run without a device.
 
     Raises:
         AssertionError: a rank failed.
     """
-    wanted, got = run_cell(cell, "plain"), run_cell(cell, kind, place=place, seconds=seconds)
+    wanted, got = run_cell(cell, "plain"), run_cell(cell, kind, place=place, seconds=seconds, launch=launch)
     for result in [*wanted, *got]:
         if result["error"] is not None:
             raise AssertionError(f"{cell.name}: {result['error']}") from result["error"]

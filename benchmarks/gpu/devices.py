@@ -9,6 +9,10 @@ code under test is the code that runs on a GPU, down to `torch.where(..., out=..
 Both memories are the CPU's, so the pretended device keeps account of what is the host's: arrays that are made without
 naming a device, as torch makes them on the CPU then, and what comes of operations on these alone, which are done at
 once. Operations on arrays of both are refused, as CUDA refuses them.
+
+Memory is as torch's allocator has it. When the host lets go of an array it is free for what its stream does next, be it
+still in use by another stream: the next array of that stream overwrites it. Only what holds the array keeps it, as a
+running operation does until it is waited for.
 """
 
 from __future__ import annotations
@@ -17,18 +21,22 @@ import contextlib
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from partreduce.runtime.transport import arrays, payload_rings, through_servers
 from partreduce.runtime.transport.streams import CudaStreams, Marker, Streams
 
-STUCK_SECONDS = 60.0
+STUCK_SECONDS = 300.0
 """A pretended stream that waits longer for another than this has met a bug of the test."""
 
 
@@ -52,6 +60,21 @@ def _one_at_a_time(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], A
 
 for _kind in (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket):
     _kind.__getattr__ = _one_at_a_time(_kind.__getattr__)  # type: ignore[method-assign]
+
+
+_here = threading.local()
+
+
+def _noted(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - as `tensor_of`
+    """What comes in frames is the host's, and no mode sees how."""
+    made = arrays.tensor_of(frame, dtype)
+    if (device := getattr(_here, "device", None)) is not None:
+        device.note_host(made)
+    return made
+
+
+for _reader in (payload_rings, through_servers):
+    _reader.tensor_of = _noted  # type: ignore[attr-defined]
 
 
 class Mark:
@@ -86,6 +109,8 @@ class PretendedStream:
 
     def __init__(self, device: PretendedDevice, name: str) -> None:
         self._device = device
+        self.freed: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        """Memory for the stream's next array."""
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"stream-{name}", daemon=True).start()
 
@@ -115,8 +140,9 @@ class PretendedDevice:
         self.problem: Exception | None = None
         self.host_waits = 0
         """How often the host asked for a value and had to wait for the device."""
-        self.gone = threading.Event()
-        """Set when this rank aborts its groups: whatever waits for others goes on."""
+        self._ended = threading.Event()
+        self._memory: dict[int, torch.Tensor] = {}
+        """The bytes of the arrays that operations made, by their addresses, as long as the host has the arrays."""
         self._host: dict[int, torch.UntypedStorage] = {}
         """The host's arrays by the addresses of storages; kept to the end of a run, so that none is used again."""
         self._numbers: dict[int, torch.UntypedStorage] = {}
@@ -145,13 +171,14 @@ class PretendedDevice:
         (stream or self.current).submit(mark.set)
         return mark
 
-    def wait(self, mark: Mark, *, of_others: bool = False) -> None:
-        """Let the current stream wait for a mark; one `of_others` may never be set once this rank has aborted."""
+    def wait(self, mark: Mark, *, given_up: threading.Event | None = None) -> None:
+        """Let the current stream wait for a mark; what is `given_up` may never come to it."""
+        ends = [self._ended, *([] if given_up is None else [given_up])]
 
         def task() -> None:
             deadline = time.monotonic() + STUCK_SECONDS
             while not mark.passed.wait(0.002):
-                if (of_others and self.gone.is_set()) or time.monotonic() > deadline:
+                if any(end.is_set() for end in ends) or time.monotonic() > deadline:
                     return
 
         self.current.submit(task)
@@ -160,9 +187,9 @@ class PretendedDevice:
         """Delay the current stream."""
         self.current.submit(lambda: time.sleep(seconds))
 
-    def stall(self) -> None:
+    def stall(self, given_up: threading.Event) -> None:
         """Never let the current stream go on, except by an abort."""
-        self.current.submit(lambda: self.gone.wait(STUCK_SECONDS))
+        self.current.submit(lambda: given_up.wait(STUCK_SECONDS))
 
     def settle(self) -> None:
         """Wait for all streams.
@@ -177,14 +204,14 @@ class PretendedDevice:
 
     def end(self) -> None:
         """End the threads."""
-        self.gone.set()
+        self._ended.set()
         for stream in self._streams:
             stream.end()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Inside, the calling thread is this rank's host: its operations are queued."""
-        self._thread = threading.get_ident()
+        self._thread, _here.device = threading.get_ident(), self
         with _Reads(self), _Queued(self):
             yield
 
@@ -215,6 +242,15 @@ class PretendedDevice:
         """Whether an array is one number that no operation of the device has made."""
         return tensor.dim() == 0 and tensor.untyped_storage()._cdata not in self._numbers
 
+    def _copies(self, func: Any, args: tuple[Any, ...]) -> bool:  # noqa: ANN401 - an operation
+        """Whether the host waits until an array was copied to the other memory: unless it is told not to."""
+        if func not in _COPIES or any(args[2:]):
+            return False
+        targets, sources = (tree_flatten(arrays)[0] for arrays in args[:2])
+        return any(
+            self.is_host(target) != self.is_host(source) for target, source in zip(targets, sources, strict=True)
+        )
+
     def _refuse_mixed(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ANN401 - an operation
         """Refuse what CUDA refuses.
 
@@ -237,34 +273,73 @@ class PretendedDevice:
             self.note_host(result)
             return result
         self._refuse_mixed(func, stored)
-        if func is torch.ops.aten._local_scalar_dense.default or _waits(func, tensors):
+        if func is torch.ops.aten._local_scalar_dense.default or _waits(func, tensors) or self._copies(func, args):
             self.ask()
             return func(*args, **kwargs)
         returns = func._schema.returns
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
-        if not tensors or views or func in _VIEWS:
+        if views or func in _VIEWS:
             return func(*args, **kwargs)
+        if not tensors:
+            return tree_map_only(torch.Tensor, self._filled, func(*args, **kwargs))
         # As a kernel does, the operation gets the memory of now: a parameter's `data` may be another's when it runs.
-        now, named = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+        now, named = tree_map_only(torch.Tensor, self._memory_of, (args, kwargs))
         if all(one.alias_info is not None for one in returns):
             self.current.submit(lambda: func(*now, **named))
             return _written(func, args, kwargs)
         # What comes out has the shapes, strides and dtypes of a run on zeros.
         zeros, named_zeros = tree_map_only(torch.Tensor, _zeros, (args, kwargs))
         shapes = func(*zeros, **named_zeros)
-        results = tree_map_only(torch.Tensor, _room, shapes)
+        results = tree_map_only(torch.Tensor, self._room, shapes)
         for room in tree_flatten(results)[0]:
             if isinstance(room, torch.Tensor) and room.dim() == 0:
                 self._numbers[room.untyped_storage()._cdata] = room.untyped_storage()
 
+        rooms = tree_flatten(tree_map_only(torch.Tensor, self._memory_of, results))[0]
+
         def task() -> None:
             made = func(*now, **named)
-            for room, value in zip(tree_flatten(results)[0], tree_flatten(made)[0], strict=True):
+            for room, value in zip(rooms, tree_flatten(made)[0], strict=True):
                 if isinstance(room, torch.Tensor) and room.numel():
                     room.copy_(value)
 
         self.current.submit(task)
         return results
+
+    def _room(self, shape: torch.Tensor) -> torch.Tensor:
+        """An array of this shape; when the host lets go of it, the current stream uses its memory for the next one."""
+        if not _has_memory(shape):
+            return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=shape.device)
+        while not self.current.freed.empty():
+            self.current.submit(partial(self.current.freed.get().fill_, 255))  # which no number has
+        memory = np.empty(max(1, _extent(shape) * shape.element_size()), dtype=np.uint8)
+        lent, address, stream = memory.view(), memory.ctypes.data, self.current
+        self._memory[address] = torch.from_numpy(memory)
+        weakref.finalize(lent, lambda: stream.freed.put(self._memory.pop(address))).atexit = False
+        return _array_in(torch.from_numpy(lent), shape)
+
+    def _filled(self, made: torch.Tensor) -> torch.Tensor:
+        """The same numbers in memory that can be freed."""
+        if not _has_memory(made):
+            return made
+        room = self._room(made)
+        room.copy_(made)
+        return room
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a kernel gets: the numbers, whoever has the array."""
+        with _disable_current_modes():
+            return self._memory_of(tensor)
+
+    def _memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        bytes_ = self._memory.get(tensor.untyped_storage().data_ptr()) if _has_memory(tensor) else None
+        return tensor.detach() if bytes_ is None else _array_in(bytes_, tensor, tensor.storage_offset())
+
+
+def _array_in(bytes_: torch.Tensor, shape: torch.Tensor, offset: int = 0) -> torch.Tensor:
+    """An array of this shape in memory that is there."""
+    empty = torch.empty(0, dtype=shape.dtype, device=shape.device)
+    return empty.set_(bytes_.untyped_storage(), offset, shape.size(), shape.stride())
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
@@ -280,7 +355,8 @@ def _waits(func: Any, tensors: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 
 
 
 _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
-_CROSSING = _INDEXING | {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
+_COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._foreach_copy_.default}
+_CROSSING = _INDEXING | _COPIES | {torch.ops.aten._to_copy.default}
 _SIZED = {
     torch.ops.aten._unique2.default,
     torch.ops.aten.equal.default,
@@ -290,13 +366,14 @@ _SIZED = {
 _VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
 
 
+def _extent(tensor: torch.Tensor) -> int:
+    """Numbers from an array's first to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size)
+
+
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size)
-    return torch.zeros(last + 1, dtype=tensor.dtype, device=tensor.device).as_strided(tensor.size(), tensor.stride())
-
-
-def _room(shape: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=shape.device)
+    numbers = torch.zeros(_extent(tensor), dtype=tensor.dtype, device=tensor.device)
+    return numbers.as_strided(tensor.size(), tensor.stride())
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - tensors or None
@@ -340,6 +417,13 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         if func in _TO_HOST and not self.pretended.is_host(args[0]):
             self.pretended.ask()
+        if func is torch.Tensor.to and self._crosses(*args[:2], **(kwargs or {})):
+            self.pretended.ask()
+            with _disable_current_modes():
+                copied = args[0].detach().clone()
+            if args[1] == "cpu":
+                self.pretended.note_host(copied)
+            return copied
         if func is torch.Tensor.backward:
             return self._backward(args[0], **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
@@ -347,6 +431,13 @@ class _Reads(TorchFunctionMode):
         if func in _device_constructors() and isinstance((kwargs or {}).get("device"), (str, type(None))):
             self.pretended.note_host(result)
         return result
+
+    def _crosses(self, tensor: torch.Tensor, target: object = None, *, copy: bool = False, **_: object) -> bool:
+        """Whether `to` copies to the other memory; who writes "cpu" means the host, and whoever asks for a copy there
+        goes on with the device's: both have one name here."""
+        if self.pretended.is_host(tensor):
+            return copy and isinstance(target, torch.device)
+        return isinstance(target, str) and target == "cpu"
 
     def _backward(
         self,
@@ -373,6 +464,13 @@ class _PretendedStreams(Streams):
     def __init__(self, device: PretendedDevice) -> None:
         self._device, self._side = device, device.stream("side")
 
+    def another(self) -> Streams:
+        return _PretendedStreams(self._device)
+
+    def follow(self, mark: Marker) -> None:
+        assert isinstance(mark, Mark)
+        self._device.wait(mark)
+
     @contextlib.contextmanager
     def side(self) -> Iterator[None]:
         device = self._device
@@ -389,11 +487,11 @@ class _PretendedStreams(Streams):
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
         host = torch.zeros(values.shape, dtype=values.dtype)  # which is what a host sees that does not wait
-        return host.copy_(values)
+        return host.copy_(values, non_blocking=True)
 
     def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
         pinned = values.clone()  # at once, if it is the host's
-        return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(pinned)
+        return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(pinned, non_blocking=True)
 
     def mark(self, *, timed: bool = False) -> Marker:  # noqa: ARG002 - all are
         return self._device.mark()
@@ -408,7 +506,6 @@ class Plain:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.user = self.current = None
-        self.gone = threading.Event()
         self.host_waits = 0
 
     def stream(self, name: str) -> None:
@@ -417,18 +514,19 @@ class Plain:
     def on(self, stream: object) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - as above
         return contextlib.nullcontext()
 
-    def mark(self) -> Mark:
-        mark = Mark()
-        mark.set()
-        return mark
+    def mark(self) -> Marker:
+        return _NoStreams().mark()
 
-    def wait(self, mark: object, *, of_others: bool = False) -> None:
+    def wait(self, mark: object, *, given_up: object = None) -> None:
         """Nothing to wait for."""
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def sleep(self, seconds: float) -> None:
         """Delays matter to nobody."""
 
-    def stall(self) -> None:
+    def stall(self, given_up: object) -> None:
         """Here nothing can stall."""
 
     def settle(self) -> None:
@@ -441,7 +539,16 @@ class Plain:
         return contextlib.nullcontext()
 
     def streams(self) -> Streams:
-        return Streams()
+        return _NoStreams()
+
+
+class _NoStreams(Streams):
+    """Everything is done when it was called."""
+
+    def mark(self, *, timed: bool = False) -> Marker:  # noqa: ARG002 - nobody asks when
+        mark = Mark()
+        mark.set()
+        return mark
 
 
 class Cuda:
@@ -449,7 +556,6 @@ class Cuda:
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.name, self.device = name, device
-        self.gone = threading.Event()
         self.host_waits = 0
         self.user = torch.cuda.Stream(device)
 
@@ -471,15 +577,18 @@ class Cuda:
         event.record(self.current)
         return event
 
-    def wait(self, mark: torch.cuda.Event, *, of_others: bool = False) -> None:  # noqa: ARG002 - kernels end by themselves
+    def wait(self, mark: torch.cuda.Event, *, given_up: object = None) -> None:  # noqa: ARG002 - kernels end by themselves
         """Let the current stream wait for a mark."""
         self.current.wait_event(mark)
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
 
     def sleep(self, seconds: float) -> None:
         """Delay the current stream, by about so much: cycles are counted at 1.5 GHz."""
         torch.cuda._sleep(int(seconds * 1.5e9))
 
-    def stall(self) -> None:
+    def stall(self, given_up: object) -> None:  # noqa: ARG002 - as above
         """Delay the current stream by longer than any test waits; no abort can end it."""
         self.sleep(20.0)
 
@@ -488,7 +597,6 @@ class Cuda:
 
     def end(self) -> None:
         """Nothing to end."""
-        self.gone.set()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

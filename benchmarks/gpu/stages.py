@@ -18,6 +18,7 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ NEEDED = ("torch", "numpy", "pydantic", "annotated_types", "lazy_loader")
 """What the run-time imports; zmq and safetensors are only needed by servers, pairs and checkpoints."""
 LATE = 0.05
 PRETENDED = "PARTREDUCE_GPU_PRETENDED"
-"""Set by `--pretended`: stages 3, 3b, 3c and 5 run on the CPU's pretended device instead."""
+"""Set by `--pretended`: stages 3, 3a, 3b, 3c and 5 run on the CPU's pretended device instead."""
 
 
 def kind() -> str:
@@ -133,10 +134,20 @@ def _compared(
 
 
 def simulated_ranks() -> dict[str, Any]:
-    """3: four ranks share the device: every cell against the CPU, with a sleep before fill, sum and commit."""
+    """3: four ranks share the device: every cell against the CPU, with a sleep at each place and at all of them."""
     from benchmarks.gpu.cells import CELLS, CUDA_CELLS, PLACES
 
     return _against_cpu([*CELLS, *([] if os.environ.get(PRETENDED) else CUDA_CELLS)], places=("", *PLACES))
+
+
+def sums_in_the_current_stream() -> dict[str, Any]:
+    """3a: the same where sums are launched in the current stream, as torch does since 2.8 if `asyncOp` is false."""
+    from benchmarks.gpu.cells import CELLS, compare, tolerance
+    from benchmarks.gpu.simulated import Launch
+
+    chosen = [cell for cell in CELLS if cell.name.startswith(("static", "allreduce of"))]
+    compared = partial(compare, launch=Launch.CURRENT_STREAM)
+    return _compared(chosen, ("", "all"), compared, lambda cell: tolerance(cell, kind()))
 
 
 def tables() -> dict[str, Any]:
@@ -334,7 +345,8 @@ def memory() -> dict[str, Any]:
 STAGES: dict[str, tuple[Callable[[], dict[str, Any]], float, dict[str, str]]] = {
     "1 versions": (versions, 60, {}),
     "2 NCCL alone": (nccl_alone, 120, {}),
-    "3 simulated ranks": (simulated_ranks, 240, {}),
+    "3 simulated ranks": (simulated_ranks, 900, {}),
+    "3a sums in the current stream": (sums_in_the_current_stream, 240, {}),
     "3b a mend taken out": (mends_taken_out, 60, {}),
     "3c tables": (tables, 180, {}),
     "4 no synchronising": (no_synchronising, 90, {}),

@@ -64,7 +64,8 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
         known = [(place, row.predicted) for place, row in zip(places, shown, strict=True) if row.predicted]
         if known:
             axis.plot([at for _, at in known], [place for place, _ in known], "k|", markersize=9, label="predicted")
-        axis.set(yticks=places, yticklabels=[row.setting.partition(": ")[2] for row in shown], title=where)
+        axis.set(yticks=places, yticklabels=[row.setting.partition(": ")[2] for row in shown])
+        axis.set_title(where, loc="right")  # a long one goes on to the left, over the names
         axis.invert_yaxis()
     axes.flat[-1].set_xlabel(fill(figure, 60), loc="right")
     drawn.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)

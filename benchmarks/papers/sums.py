@@ -37,7 +37,6 @@ WAYS = {
     for name in (
         PLAIN,
         "flat ring, bfloat16",
-        "flat ring, float16",
         "flat, 8 bit",
         "hierarchical, fp32",
         "hierarchical, bfloat16 across nodes",

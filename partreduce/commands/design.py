@@ -1,6 +1,7 @@
 """`partreduce design`: the schedule for a cluster, searched for or built by name, as JSON."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
 
-BUILDING = ("cluster", "listing", "using", "output", "as_json")
+BUILDING = ("cluster", "listing", "using", "survive", "output", "as_json")
 """What building an entry of the catalogue takes; all else is the planner's."""
 LISTING = ("cluster", "listing", "using", "as_json")
 
@@ -37,6 +38,7 @@ def command(
     effort: own.Effort = None,
     time_limit: own.TimeLimit = None,
     take: own.Take = None,
+    survive: own.Survive = 0,
     using: own.Using = None,
     listing: own.Listing = False,
     output: own.Output = None,
@@ -46,13 +48,13 @@ def command(
     """Find the schedule that suits a cluster and show the trade-offs, or build a catalogue entry with --using."""
     # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
     if _is_answered_by_the_catalogue(
-        context, cluster=cluster, listing=listing, using=using, output=output, as_json=as_json
+        context, cluster=cluster, listing=listing, using=using, survive=survive, output=output, as_json=as_json
     ):
         return
+    if model is not None and survive:
+        raise typer.BadParameter("is for whole models, and --model has tables; leave one out", param_hint="--survive")
     if model is not None and model_bytes is not None:
         raise typer.BadParameter("is what --model reads; leave one of them out", param_hint="--model-bytes")
-    from dataclasses import replace
-
     from partreduce.commands.design_search import search
     from partreduce.planner.job import Data, Job, effort_of
     from partreduce.planner.lateness import Lateness
@@ -74,6 +76,7 @@ def command(
         objective=options.choice(Objective, objective, "--objective"),
         data=options.choice(Data, data, "--data"),
         take=take,
+        survive=survive,
         drift_correction=corrected,
         pilot=None if pilot is None else load_pilot(pilot),
         limits=limits,
@@ -110,6 +113,7 @@ def _is_answered_by_the_catalogue(
     cluster: str | None,
     listing: bool,
     using: str | None,
+    survive: int,
     output: Path | None,
     as_json: bool,
 ) -> bool:
@@ -124,9 +128,12 @@ def _is_answered_by_the_catalogue(
     if cluster is None:
         raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
     if using is not None:
+        from partreduce.console import claim_stdout
+
         reason = "tells the planner what to weigh, and --using builds an entry without weighing; leave one of them out"
         options.refuse(context, others - set(BUILDING), reason)
-        _build(cluster, using, output, as_json=as_json)
+        claim_stdout(output, as_json=as_json)
+        _build(_made(cluster, using, survive), output, as_json=as_json)
         return True
     return False
 
@@ -138,17 +145,38 @@ def _facts_of(model: str, touched: list[str] | None, cluster: "Cluster") -> "Mod
     return read_model(model, cluster, touched=touched_of(touched or [], cluster))
 
 
-def _build(cluster: str, using: str, output: Path | None, *, as_json: bool) -> None:
-    """Build one catalogue entry and write it; without -o the file's content goes to standard output."""
+def _made(cluster: str, using: str, survive: int) -> "Schedule":
+    """A catalogue entry, or with `survive` also the schedule of a file, and the contingencies that are asked for."""
     from partreduce.api import design
-    from partreduce.console import claim_stdout, console, emit_json, suggest_verify
+    from partreduce.topo.document.cluster import load_cluster
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.topo.errors import InputError
+
+    name, entries = entry_of(using)
+    if survive and using.endswith(".json"):
+        schedule, place = load_schedule(using), load_cluster(cluster)
+        if not schedule.cluster.same_shape(place):
+            raise InputError(f"{using}: is for {schedule.cluster}, and CLUSTER is {place}; give the schedule's own")
+    else:
+        schedule = design(cluster, using=name, **parameters_of(entries, place=f"--using {using}"))
+    if not survive:
+        return schedule
+    from partreduce.planner.contingencies import survival
+    from partreduce.planner.job import Job
+
+    place = load_cluster(cluster)
+    hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
+    job = Job(cluster=replace(place, hardware=hardware), survive=survive)
+    return survival(schedule, job, is_given=True).schedule
+
+
+def _build(schedule: "Schedule", output: Path | None, *, as_json: bool) -> None:
+    """Write one schedule that was made; without -o the file's content goes to standard output."""
+    from partreduce.console import console, emit_json, suggest_verify
     from partreduce.topo.document.canonical import schedule_sha256
     from partreduce.topo.document.schedule import dump_schedule
     from partreduce.topo.document.writer import write_schedule
 
-    claim_stdout(output, as_json=as_json)
-    name, entries = entry_of(using)
-    schedule = design(cluster, using=name, **parameters_of(entries, place=f"--using {using}"))
     if output is not None:
         write_schedule(output, schedule)
     if not as_json and output is None:
@@ -161,6 +189,7 @@ def _build(cluster: str, using: str, output: Path | None, *, as_json: bool) -> N
         "period": phases_of(schedule)[0],
         "num_distinct_phases": phases_of(schedule)[1],
         "sha256": schedule_sha256(schedule),
+        **({"num_contingencies": len(schedule.contingencies)} if schedule.contingencies else {}),
     }
     if as_json:
         emit_json(facts | ({"output": str(output)} if output else {"schedule": dump_schedule(schedule)}))

@@ -64,6 +64,16 @@ Take = Annotated[
         rich_help_panel=options.LIMITED,
     ),
 ]
+Survive = Annotated[
+    int,
+    typer.Option(
+        help="Plan what survivors run after the loss of up to so many workers, or of one node; --using may name a "
+        "schedule file then.",
+        metavar="K",
+        min=0,
+        rich_help_panel=options.LIMITED,
+    ),
+]
 DataName = Annotated[
     str,
     typer.Option(
@@ -85,7 +95,7 @@ OptimizerName = Annotated[
 PilotFile = Annotated[
     Path | None,
     typer.Option(
-        help="Prices of your own job, which partreduce measure found.", metavar="FILE", rich_help_panel=options.MODEL
+        help="Prices of your own job, as measured by partreduce measure.", metavar="FILE", rich_help_panel=options.MODEL
     ),
 ]
 Most = Annotated[

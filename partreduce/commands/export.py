@@ -15,9 +15,9 @@ def command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write them.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write outer steps (DiLoCo) as settings of MaxText, torchft or torchtitan, or say why they cannot.
+    """Write outer steps (DiLoCo) as settings of MaxText, torchft or torchtitan, or say why that cannot be done.
 
-    What is written was read back by `import`, and gave the same schedule.
+    Before it writes them, it reads them back as `import` does, and must get the same schedule.
     """
     from partreduce.console import claim_stdout, console, emit_json, write_text
     from partreduce.schedulers.imports import export_schedule

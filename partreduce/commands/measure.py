@@ -24,7 +24,7 @@ def command(
     cluster: Annotated[
         str | None,
         typer.Argument(
-            help="Job: its cluster file. What design would recommend there runs, too, against the best other kinds.",
+            help="Job: its cluster file. Also runs what design would recommend there, against the best other kinds.",
             metavar="[CLUSTER]",
         ),
     ] = None,
@@ -58,8 +58,8 @@ def command(
     """Measure a cluster's links and step time, or what rarer and later averages cost your job.
 
     Without an argument a cluster file is written. With FILE.py:NAME your own job trains for a few dozen steps under a
-    few schedules, and a pilot file is written. Both go to design. With CLUSTER, too, what design would recommend by
-    this pilot trains against the best of every other kind before the file is written.
+    few schedules, and a pilot file is written. Both go to design. Given CLUSTER as well, it first trains what design
+    would recommend by this pilot against the best of every other kind.
     """
     from partreduce.console import claim_stdout
     from partreduce.topo.extras import require

@@ -88,7 +88,7 @@ FormName = Annotated[
     str,
     typer.Option(
         "--form",
-        help="How groups average: any, ring (take it for NCCL) or hierarchical.",
+        help="How groups average: any, ring or hierarchical.",
         autocompletion=members(ANY, "ring", "hierarchical"),
         rich_help_panel=HOW,
     ),

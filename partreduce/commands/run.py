@@ -30,7 +30,7 @@ def command(
     context: typer.Context,
     *,
     workers: Annotated[int | None, typer.Option("--workers", "-n", help="Processes in all.", min=1)] = None,
-    nodes: Annotated[int, typer.Option(help="Pretend that the workers stand on this many machines.", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="Pretend that the workers run on this many machines.", min=1)] = 1,
     schedule: Annotated[
         Path | None, typer.Option(help="Take workers and nodes from this file and pass it on in PARTREDUCE_SCHEDULE.")
     ] = None,
@@ -43,7 +43,9 @@ def command(
     ] = None,
     hosts: Annotated[
         Path | None,
-        typer.Option(help="Start the workers on these machines over ssh: a file of lines `HOST [slots=N]`."),
+        typer.Option(
+            help="Start the workers on these machines over ssh: one a line in this file, as HOST or HOST slots=N."
+        ),
     ] = None,
     address: Annotated[
         str | None,

@@ -13,6 +13,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.pipeline import stability_limit
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.losses import MAX_NODES
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Form, Pipeline, When
@@ -43,7 +44,7 @@ def effort_of(text: str) -> float:
 
 
 class Data(StrEnum):
-    """How the samples are spread; it decides whether consensus distance or drift lengthens the training."""
+    """How samples are spread over workers: it decides whether consensus distance or drift costs steps."""
 
     SHUFFLED = "shuffled"
     """Every worker sees the same mixture."""
@@ -63,17 +64,18 @@ class Job:
     is what the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names
     some): the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no
     effort is given, and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict
-    how every candidate may travel and what of it may come a round late; None leaves it to the planner, which takes
-    what is best for each. `codec` is what sums may be written in, where a strategy allows it and it pays: nothing
-    but numbers as they are, as long as nobody allows more; None allows float16 and int8. `optimizer` says which tasks
-    the job is like where no pilot does; None any. `curvature` is the
+    how sums of every candidate may travel and whether they may come late; None lets the planner take the best for
+    each. `codec` is what sums may be written in, where a strategy allows it and it pays; the
+    default changes no number, and None allows float16 and int8. `optimizer` says which tasks
+    the job resembles where no pilot says it; None: any. `curvature` is the
     learning rate times the largest curvature of the loss: it prices gradients that come late. `fastest` takes the
     least predicted time also within 2 % of something simpler, and what comes late at its predicted price. `gap`
     asks for neighbours that keep a gap, and for nothing else (True) or for none (False); None weighs a few of them
     where step times differ. `max_queues` is the most bytes that their queues may take of a worker. `quorum` asks
     for rounds that a quorum starts, and for nothing else (True) or for none (False); None weighs a few of them
     where step times differ. `tables` says that tables go their own way beside it in every step, so that only
-    schedules whose workers have common steps will do. A `pilot` of the user's own job brings the prices of
+    schedules whose workers have common steps will do. `survive` asks for one that goes on after the loss of up to so
+    many workers, and of one node, with what survivors run then. A `pilot` of the user's own job brings the prices of
     consensus distance, drift and lateness that stand in for the shipped ones. `take` names the option
     that is wanted, whatever the objective says.
     """
@@ -98,6 +100,7 @@ class Job:
     max_queues: float | None = None
     quorum: bool | None = None
     tables: bool = False
+    survive: int = 0
     take: str | None = None
 
     def __post_init__(self) -> None:
@@ -133,6 +136,7 @@ class Job:
             )
         if self.quorum and (self.gap or self.when is not None):
             raise InputError("when: a quorum is asked for, and something else besides; choose one of them")
+        self._check_survive()
         self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
             raise InputError(
@@ -145,6 +149,14 @@ class Job:
             )
         if self.pilot is not None and self.drift_correction:
             raise InputError("pilot: ran without drift correction, whose prices are others; leave out one of the two")
+
+    def _check_survive(self) -> None:
+        most = min(MAX_NODES, self.cluster.num_workers - 2)
+        if self.survive and not 0 < self.survive <= most:
+            left = f"plan for the loss of 1 to {most}" if most > 0 else "a loss would leave nobody to average with"
+            raise InputError(f"survive: is {self.survive}, of {self.cluster.num_workers} workers; {left}")
+        if self.survive and self.tables:
+            raise InputError("survive: tables have rows that are lost with their owner; leave out one of the two")
 
     def _check_curvature(self) -> None:
         if self.curvature is None:

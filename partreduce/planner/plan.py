@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 from partreduce.planner.answer import Answer, answer_of, why_infeasible
 from partreduce.planner.competitors import competitors
+from partreduce.planner.contingencies import goes_on, survival
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
 from partreduce.planner.job import Job
@@ -136,6 +137,8 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     searched = NOT_SEARCHED if is_one_kind else _search(job, clock, options, kept, say)
     unmeasured = _measure(searched, job, clock, options, kept)
     options += weighed.options(clock, clock.limit - _for_proof(clock), () if is_one_kind else options, say)
+    if job.survive:
+        options = [option for option in options if goes_on(option.schedule)]
     if job.tables:
         options = [option for option in options if not option.schedule.strategy.refuses_tables()]
     predicted, options = options, as_ran(options, job)
@@ -144,17 +147,21 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         options, chosen = shortened(
             chosen, predicted, options, job, lambda one: _fits(one, job, clock, left=_for_proof(clock))
         )
-    say(f"proving {chosen.name}")
-    proof = prove(chosen.schedule)
-    best = front(options)
+    goes = survival(chosen.schedule, job, say=say) if job.survive else None
+    going = chosen if goes is None else replace(chosen, schedule=goes.schedule)
+    shown = [going if option is chosen else option for option in options]
+    say(f"proving {going.name}")
+    proof = prove(going.schedule)
+    best = front(shown)
     answer = answer_of(chosen, job, searched, clock)
     return Plan(
-        recommendation=chosen,
+        recommendation=going,
         proof=proof,
         reasons=[
             *reasons(chosen, options, job),
             *kinds.reasons(chosen, options, job),
             *late_and_small(chosen, options, job),
+            *([] if goes is None else [goes.words]),
         ],
         cautions=[
             *cautions(chosen, job, answer.ended),
@@ -164,9 +171,9 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
             *not_weighed_on_request(job),
             *not_weighed_outer_steps(job),
         ],
-        front=best if any(option is chosen for option in best) else sorted([*best, chosen], key=_by_communication),
-        baselines=baselines(options),
-        options=options,
+        front=best if any(option is going for option in best) else sorted([*best, going], key=_by_communication),
+        baselines=baselines(shown),
+        options=shown,
         gain=gain_of(chosen, options, job),
         answer=answer,
         search_status=str(searched.status),

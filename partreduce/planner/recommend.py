@@ -137,10 +137,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             "one more copy of the parameters, and --when lockstep leaves such schedules out"
         )
     if chosen.form is Form.HIERARCHICAL:
-        said.append(
-            "its groups add up inside nodes first, as its file says: form hierarchical, which runs over gloo; for GPUs "
-            "say --form ring, since NCCL chooses by itself"
-        )
+        said.append("its groups add up inside nodes first, as its file says: form hierarchical")
     if chosen.corrected:
         without = job.steps_model.steps_ratio(float(chosen.consensus_distance), float(chosen.drift))
         said.append(

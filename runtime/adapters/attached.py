@@ -24,7 +24,7 @@ def attach(
     schedule: Schedule | str | Path,
     **options: Any,  # noqa: ANN401 - of DistributedOptimizer
 ) -> DistributedOptimizer:
-    """Let `optimizer.step()` itself follow a schedule, of whatever kind, where a framework keeps the optimizer.
+    """Make `optimizer.step()` itself follow a schedule of any kind, for frameworks that keep the optimizer.
 
         attached = partreduce.attach(optimizer, model, "schedule.json")
         trainer = SomebodysTrainer(model, optimizer)   # calls optimizer.step(), with a closure or a GradScaler or not
@@ -32,11 +32,11 @@ def attach(
         attached.finish()
 
     Learning-rate schedulers and step hooks stay with the optimizer; a hook runs once for each of its own steps.
-    `optimizer.state_dict()` is what it was; that of the result also has the step in the schedule, and what is still to
-    be applied: load it there, too.
+    `optimizer.state_dict()` stays as it was. The result's own adds the step in the schedule and the gradients still to
+    be applied; save and load that one.
 
     Args:
-        optimizer: it trains `model`; torch's own step hooks could do less: skip no step, and drain no pipeline.
+        optimizer: trains `model`. (Torch's step hooks would not do: they can neither skip a step nor drain a pipeline.)
         model: see `DistributedOptimizer`.
         schedule: see there.
         options: see there.

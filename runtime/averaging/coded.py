@@ -47,7 +47,10 @@ class CodedPart:
 
     def stays_in_range(self) -> torch.Tensor:
         """Whether no finite number became infinite on its way, as a 0-d bool tensor on the array's device."""
-        return torch.isfinite(self.array[: self.bucket.size]).all() | (self.beside[-1] > 0)
+        whole = torch.isfinite(self.array[: self.bucket.size]).all() | (self.beside[-1] > 0)
+        if self.coding.in_blocks:
+            self._clear_padding()
+        return whole
 
     def refuse_beyond_range(self, where: str) -> None:
         """Refuse a sum that left the codec's range; to be called where the host may look.
@@ -77,9 +80,13 @@ class CodedPart:
         """Where a block of numbers became NaN so did what lies between parameters, which nobody writes again."""
         end = 0
         for slot in self.bucket.slots:
-            self.array[end : slot.start].zero_()
+            self._clear(end, slot.start)
             end = slot.start + slot.values.numel()
-        self.array[end : self.bucket.size].zero_()
+        self._clear(end, self.bucket.size)
+
+    def _clear(self, start: int, end: int) -> None:
+        if start < end:
+            self.array[start:end].zero_()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ class _Pending:
     ended: Marker | None = None
     check: torch.Tensor | None = None
     complaint: str = ""
+    watched: bool = True
 
 
 class DeviceChecks:
@@ -54,14 +55,14 @@ class DeviceChecks:
         self._clock: DeviceClock | None = None
         self._closed = False
 
-    def begun(self, operation: Operation, streams: Streams) -> None:
-        """An operation was queued: from now on it is watched."""
+    def begun(self, operation: Operation, streams: Streams, *, watched: bool = True) -> None:
+        """An operation was queued: from now on it is watched, unless the host itself waits for its end."""
         timed = self.recorder.directory is not None
         if timed and self._clock is None:
             clock = DeviceClock(streams)
             with self._lock:
                 self._clock = self._clock or clock
-        pending = _Pending(operation, own_time(), streams.mark(timed=True) if timed else None)
+        pending = _Pending(operation, own_time(), streams.mark(timed=True) if timed else None, watched=watched)
         with self._lock:
             self._pending.append(pending)
             if self._watch is None or not self._watch.is_alive():
@@ -165,7 +166,7 @@ class DeviceChecks:
         while idle < IDLE_SECONDS and self.why is None and not self._closed:
             time.sleep(LOOK_SECONDS)
             with self._lock:
-                pending = list(self._pending)
+                pending = [one for one in self._pending if one.watched]
             idle = 0.0 if pending else idle + LOOK_SECONDS
             oldest = next((one for one in pending if one.ended is None or not one.ended.query()), None)
             if oldest is None:

@@ -16,6 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.flat_model import FlatModel
+from partreduce.runtime.transport.torch_api import outside_graphs
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 
@@ -57,6 +58,7 @@ class GradientWatch:
             self._hooks.clear()
         return bool(self._hooks)
 
+    @outside_graphs
     def _note(self, parameter: torch.Tensor) -> None:
         """After a backward pass has added to a gradient."""
         if parameter.grad is not None:
@@ -105,6 +107,7 @@ class MeansWatch:
                 "add this worker's own to the mean of all; call backward() first, then average_gradients()"
             )
 
+    @outside_graphs
     def _note(self, parameter: torch.Tensor) -> None:
         """After a backward pass has made a gradient; may run in a thread of autograd's, so it raises nothing."""
         if not self._added:

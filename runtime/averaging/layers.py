@@ -24,6 +24,7 @@ from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.codecs.coding import Coding, Codings
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
+from partreduce.runtime.transport.torch_api import outside_graphs
 from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.phase import Group
 
@@ -157,6 +158,7 @@ class LayerSender:
         for hook in self._hooks:
             hook.remove()
 
+    @outside_graphs
     def _ready(self, parameter: torch.Tensor) -> None:
         """Backward has made a gradient; may run in a thread of autograd's, so it raises nothing."""
         if self._problem is not None:

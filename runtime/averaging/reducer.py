@@ -185,7 +185,7 @@ class Reducer:
         """
         reduction = self._announced(kind, step, round_, group)
         try:
-            self._start(reduction)
+            self._start(reduction, watched=False)
             self._complete(reduction, given_up)
             if self.streams.runs_ahead:
                 self.checks.flush(given_up)
@@ -221,19 +221,20 @@ class Reducer:
         gradients: bool = False,
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
+        watched: bool = True,
     ) -> None:
-        self._look(reduction.operation)
+        self._look(reduction.operation, watched=watched)
         for index, bucket in enumerate(reduction.buckets):
             coding = codings[index] if codings else None
             with self.stream(bucket.device):
                 self._launch(reduction, index, bucket, gradients=gradients, divisor=divisor, coding=coding)
         self._fills_first()
 
-    def _look(self, operation: Operation) -> None:
+    def _look(self, operation: Operation, *, watched: bool = True) -> None:
         """Where the host runs ahead: look at what earlier operations have become, and begin to watch this one."""
         if self.streams.runs_ahead:
             self.checks.look()
-            self.checks.begun(operation, self.streams)
+            self.checks.begun(operation, self.streams, watched=watched)
 
     def _refuse_after_abort(self) -> None:
         """Where the watch has destroyed the groups, say why."""

@@ -15,21 +15,22 @@ import torch
 from partreduce.topo.codec_numbers import LEAST_PEAK_EXPONENT, LEVELS, block_bytes
 
 PIECE = 2**17
-"""Numbers that are worked on together, about."""
+"""Numbers that are worked on together on the CPU, about; a device takes all at once."""
 LEAST_PEAK = 2.0**LEAST_PEAK_EXPONENT
 
 
 class BlockCodec:
-    """A codec with one size of blocks. It has working memory, so each thread has one of its own.
+    """A codec with one size of blocks. It has working memory, so each thread, or stream of a device, has its own.
 
     Args:
         codec: int8 or int4.
         block: numbers that share a scale.
+        piece: numbers that are worked on together, about; 0 for all.
     """
 
-    def __init__(self, codec: str, block: int) -> None:
+    def __init__(self, codec: str, block: int, piece: int = PIECE) -> None:
         self.codec, self.block, self._top = codec, block, LEVELS[codec]
-        self._rows = max(1, PIECE // block)
+        self._piece = piece
         self._work = torch.empty(0, dtype=torch.float32)
 
     def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
@@ -43,8 +44,8 @@ class BlockCodec:
             return
         values = values.to(torch.float32)
         codes, scales = self._parts(encoded, len(values))
-        levels = codes if self.codec == "int8" else torch.empty(len(values), dtype=torch.int8)
-        for rows, first in self._pieces(len(values)):
+        levels = codes if self.codec == "int8" else values.new_empty(len(values), dtype=torch.int8)
+        for rows, first in self._pieces(values):
             end = first + rows.numel()
             at = first // self.block
             quantise(
@@ -63,7 +64,7 @@ class BlockCodec:
             return
         codes, scales = self._parts(encoded, len(values))
         levels = codes if self.codec == "int8" else unpack(codes)
-        for work, first in self._pieces(len(values)):
+        for work, first in self._pieces(values):
             end, at = first + work.numel(), first // self.block
             rows = values[first:end].view_as(work) if values.dtype is torch.float32 else work
             rows.copy_(levels[first:end].view_as(rows))
@@ -78,11 +79,12 @@ class BlockCodec:
         codes = count if self.codec == "int8" else -(-count // 2)
         return encoded[:codes].view(torch.int8), encoded[len(encoded) - 4 * num_scales :].view(torch.float32)
 
-    def _pieces(self, count: int) -> list[tuple[torch.Tensor, int]]:
+    def _pieces(self, values: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         """(working memory [rows, block], where its numbers begin) of all pieces; a shorter last block is a row."""
-        most = self._rows * self.block
+        count = len(values)
+        most = max(1, (self._piece or count) // self.block) * self.block
         if len(self._work) < min(most, count):
-            self._work = torch.empty(min(most, count), dtype=torch.float32)
+            self._work = values.new_empty(min(most, count), dtype=torch.float32)
         full = count // self.block * self.block
         pieces = []
         for first in range(0, full, most):

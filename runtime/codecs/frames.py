@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from partreduce.runtime.codecs.blocks import BlockCodec
+from partreduce.runtime.codecs.blocks import PIECE, BlockCodec
 from partreduce.runtime.codecs.coding import DTYPES, Coding
 from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.strategies.axes import Codec
+
+CPU = torch.device("cpu")
 
 
 class SixteenBits:
@@ -25,9 +27,11 @@ class SixteenBits:
         values.copy_(encoded.view(self.dtype))
 
 
-def codec_of(codec: Codec, block: int) -> BlockCodec | SixteenBits:
-    """What writes numbers as bytes, for one thread."""
-    return BlockCodec(codec, block) if codec.has_blocks else SixteenBits(codec)
+def codec_of(codec: Codec, block: int, device: torch.device = CPU) -> BlockCodec | SixteenBits:
+    """What writes numbers as bytes, for one thread, or one stream of a device."""
+    if not codec.has_blocks:
+        return SixteenBits(codec)
+    return BlockCodec(codec, block, PIECE if device.type == "cpu" else 0)
 
 
 def unit_of(coding: Coding) -> int:
@@ -44,7 +48,7 @@ def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     """The code of some numbers, uint8; with error feedback `values` change, and what is left over is kept.
 
     Args:
-        values: one-dimensional.
+        values: one-dimensional, in host memory.
         coding: how they are coded.
         place: where this worker rounds (see `Leftovers`).
     """

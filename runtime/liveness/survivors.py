@@ -12,9 +12,9 @@ from datetime import timedelta
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.waiting import Wait
+from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 
@@ -61,7 +61,7 @@ class Survivors(Everyone):
 
     def __init__(
         self,
-        world: GlooWorld,
+        world: GroupTable,
         heartbeat: Heartbeat,
         given_up: Callable[[], frozenset[int]],
         *,

@@ -35,7 +35,7 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """As `torch.nn.utils.clip_grad_norm_`, with the norm of one device that has the whole batch and the whole model.
+    """Like `torch.nn.utils.clip_grad_norm_`, with the norm that one device with the whole batch and model would see.
 
     All workers call it, between `backward()` and `step()`. Where the schedule averages gradients they are averaged
     first (see `average_gradients`). The norms of the rows that each worker owns are added up in the message that ends

@@ -20,11 +20,12 @@ class FragmentMeans(ParameterRunner):
     """Group means, or outer steps, of one fragment after the other, by a runner of each one's own."""
 
     carries_state = True
-    saves_inside_rounds = True
 
     def __init__(self, run: Run, parts: Sequence[GroupMeans]) -> None:
         super().__init__(run)
         self._parts, self._late = parts, run.schedule.strategy.when.late_steps
+        # At unequal paces a worker may have had turns in a round that others still lack.
+        self.saves_inside_rounds = len(set(run.schedule.paces().tolist())) == 1
         self._moves: dict[int, list[Move]] = {}
         for move in moves(len(parts), run.pace, self._late):
             self._moves.setdefault(move.taken, []).append(move)

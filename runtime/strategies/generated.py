@@ -13,8 +13,8 @@ from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.liveness.survivors import Survivors
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
-from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
+from partreduce.runtime.transport.worlds import GroupTable
+from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.generated import Generated
@@ -23,7 +23,7 @@ ADDRESS = "PARTREDUCE_GENERATOR"
 KEYS = "PARTREDUCE_GENERATOR_KEYS"
 
 
-_running: WeakKeyDictionary[GlooWorld, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
+_running: WeakKeyDictionary[GroupTable, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
 
 
 class GeneratedMeans(ParameterRunner):
@@ -32,11 +32,11 @@ class GeneratedMeans(ParameterRunner):
     The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
     Groups run in the order of their sequence numbers on every worker, and a group's communicator is made when it is
     first used, by its members alone and in that same order: nobody else takes part, and nobody waits in a circle.
-    If a member dies the others keep their parameters as they were, report the group and go on; see `Survivors`.
+    If a member dies the others keep their parameters as they were, report the group and go on; see `Survivors`. To know
+    it in time, a group's members wait until the device has ended its sum.
     Where the generator is comes from the environment, which `partreduce run` sets.
 
     Raises:
-        MissingFeatureError: on CUDA, where communicators cannot be made by their members alone.
         InputError: no generator is named, or a policy that cannot be kept.
     """
 
@@ -46,10 +46,7 @@ class GeneratedMeans(ParameterRunner):
     def __init__(self, strategy: Generated, run: Run) -> None:
         super().__init__(run)
         world = run.reducer.world
-        if not isinstance(world, GlooWorld):
-            raise MissingFeatureError(
-                "strategy 'generated': makes communicators while it runs, which needs gloo on CPU"
-            )
+        assert isinstance(world, GroupTable), "no other world makes groups while it runs"
         self.world = world
         self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
         self.needs_round_start = self.normalises

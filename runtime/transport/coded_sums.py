@@ -123,6 +123,7 @@ class CodedStages:
 
     def __init__(self, wait: Callable[[RunningWork], None]) -> None:
         self._wait = wait
+        self._device = torch.device("cpu")
         self._codecs: dict[tuple[Codec, int], BlockCodec | SixteenBits] = {}
         self._rooms: dict[str, torch.Tensor] = {}
 
@@ -142,7 +143,7 @@ class CodedStages:
         if scatter.work is not None:
             self._wait(scatter.work)
         codec, count = self._codec(coding), scatter.count
-        total, part = torch.empty(count), torch.empty(count)
+        total, part = (torch.empty(count, device=self._device) for _ in range(2))
         for index, code in enumerate(scatter.received.view(scatter.group.size, code_bytes(count, coding))):
             codec.decode(code, part if index else total)
             if index:
@@ -192,16 +193,20 @@ class CodedStages:
         self._wait(gather.work)
         return gather.codes
 
+    def on(self, device: torch.device) -> None:
+        """Work in the memory of this device: what is summed lies there, always on the same one."""
+        self._device = device
+
     def _codec(self, coding: Coding) -> BlockCodec | SixteenBits:
         key = coding.how.codec, coding.how.block
         if key not in self._codecs:
-            self._codecs[key] = codec_of(*key)
+            self._codecs[key] = codec_of(*key, self._device)
         return self._codecs[key]
 
     def room(self, name: str, num_bytes: int) -> torch.Tensor:
         """An array that is used again by every sum."""
         if name not in self._rooms or len(self._rooms[name]) < num_bytes:
-            self._rooms[name] = torch.zeros(num_bytes, dtype=torch.uint8)
+            self._rooms[name] = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         return self._rooms[name][:num_bytes]
 
 
@@ -215,6 +220,7 @@ class FlatCodedStages(Stages):
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
         assert coding is not None, "what is not coded goes by the group's own reduction"
+        self._coded.on(tensor.device)
         number = num_coded_parts(tensor.nbytes, self.group.size)
         in_parts(tensor, number, unit_of(coding), lambda part, index: self._stages(part, index, coding))
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.transport.staged import StagedSums
+from partreduce.runtime.transport.staged import Sums
 from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, Work, sum_options
 from partreduce.runtime.transport.waiting import LimitedWork, RunningWork
 from partreduce.topo.errors import MissingFeatureError, UnavailableError
@@ -39,8 +39,8 @@ class Communicator:
         self._backend: Any = backend
         self.limit_to(timeout)
         self.is_closed = False
-        self.in_blocks: StagedSums | None = None
-        """Sums by codecs of blocks, where the world made a second group for them."""
+        self.in_blocks: Sums | None = None
+        """Sums by codecs of blocks, where the world prepared the group for them."""
         self.is_inside_a_node = False
         """Whether the world knows that nothing of this group crosses from one node to another."""
 

@@ -13,9 +13,7 @@ A codec is for everything, or for what crosses the nodes only; what came across 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -31,97 +29,14 @@ from partreduce.runtime.transport.coded_sums import (
     num_coded_parts,
 )
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.staged import StagedSums, Stages
-from partreduce.runtime.transport.through_servers import shard_bounds
+from partreduce.runtime.transport.staged import Stages, Sums
 from partreduce.runtime.transport.waiting import RunningWork
-from partreduce.runtime.transport.worlds import World
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
-from partreduce.topo.strategies.axes import CodecScope, Form
+from partreduce.topo.strategies.axes import CodecScope
 
 SMALL_BYTES = 1024
 """Shorter tensors, such as tags, go around the ring of the whole group: three stages would only add latencies."""
 PART_BYTES = 8 * 2**20
 """A longer tensor without a codec goes in parts of at most about this size; one array of it is kept for each group."""
-
-
-def chosen_form(form: Form | str, device: torch.device) -> Form:
-    """The form that the user asks for.
-
-    Raises:
-        InputError: no such form.
-        MissingFeatureError: the parameters lie on a GPU.
-    """
-    try:
-        chosen = Form(form)
-    except ValueError:
-        raise InputError(f"form: {form!r} is not one of {', '.join(one.value for one in Form)}") from None
-    if chosen is Form.HIERARCHICAL and device.type == "cuda":
-        raise MissingFeatureError(
-            "form: 'hierarchical' runs on CPU over gloo only; leave form at ring, NCCL picks its own algorithm"
-        )
-    return chosen
-
-
-def formed(world: World, form: Form, cluster: Cluster) -> World:
-    """The world whose groups have this form: the given one for rings, else one beside it, made once per cluster.
-
-    Raises:
-        MissingFeatureError: the world is not one of gloo.
-    """
-    if form is Form.RING:
-        return world
-    if not isinstance(world, GlooWorld):
-        raise MissingFeatureError("form: 'hierarchical' runs over gloo only; leave form at ring")
-    nodes = tuple(cluster.node_of().tolist())
-    for other in world.relatives:
-        if isinstance(other, HierarchicalWorld) and other.nodes == nodes:
-            return other
-    return HierarchicalWorld(world, nodes)
-
-
-class HierarchicalWorld(GlooWorld):
-    """The workers of a given world, with groups of their own that are hierarchical wherever that applies.
-
-    A group is up to three gloo groups of each member: all members, its part of the node, and its row (the workers with
-    the same place on their nodes). They are made in this order, one group after another; parts of one group do not
-    overlap, and neither do rows, so that this is one total order for all workers as well. No two groups share a part:
-    each may then be destroyed without the other.
-    """
-
-    def __init__(self, base: GlooWorld, nodes: tuple[int, ...]) -> None:
-        super().__init__(base.store, base.rank, base.size, base.timeout, max_groups=base.max_groups)
-        self.nodes = nodes
-        self.relatives = [base]
-        base.relatives.append(self)
-        self._device = base.gloo_device()
-        self._prefix = f"partreduce/hierarchical/{hashlib.sha256(repr(nodes).encode()).hexdigest()[:16]}"
-
-    def parts(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
-        return [members, *(levels_of(members, self.nodes, self.rank) or ())]
-
-    def needs_second(self, members: tuple[int, ...]) -> bool:
-        return levels_of(members, self.nodes, self.rank) is None
-
-    def create(
-        self, members: tuple[int, ...], *, name: str = "", instance: str = "", within: timedelta | None = None
-    ) -> Communicator:
-        whole = super().create(members, name=name, instance=instance, within=within)
-        whole.is_inside_a_node = len({self.nodes[member] for member in members}) == 1
-        levels = levels_of(members, self.nodes, self.rank)
-        if levels is None:
-            return whole
-        made = []
-        try:
-            for level, part in zip(("inside", "across"), levels, strict=True):
-                where = f"{self._place(members, name, instance)}/{level}/{','.join(map(str, part))}"
-                made.append(self._connect(part, where, within))
-        except UnavailableError:
-            made.clear()
-            self.destroy([members])
-            raise
-        return self._keep(members, name, HierarchicalCommunicator(whole, *made))
 
 
 def levels_of(
@@ -147,14 +62,16 @@ def levels_of(
 class HierarchicalCommunicator(Communicator):
     """A group with the same number of members on each of its nodes.
 
-    Sums run in a thread of the group, in order of calls; only that thread uses the two inner groups. Everything else,
-    and short sums, is done by the gloo group of all members.
+    Sums run in order of calls, `staged` by a thread or a stream of the group; only they use the two inner groups.
+    Everything else, and short sums, is done by the group of all members.
     """
 
-    def __init__(self, whole: Communicator, inside: Communicator, across: Communicator) -> None:
+    def __init__(
+        self, whole: Communicator, inside: Communicator, across: Communicator, staged: Callable[[Stages], Sums]
+    ) -> None:
         (backend,) = whole.close()
         super().__init__(whole.members, whole.members[whole.place], backend, whole.timeout)
-        self.sums = StagedSums(_Levels(inside, across))
+        self.sums = staged(_Levels(inside, across))
         self._levels = inside, across
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
@@ -184,6 +101,7 @@ class _Levels(Stages):
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
         """A part crosses the nodes while others are exchanged inside, encoded and decoded."""
+        self._coded.on(tensor.device)
         if coding is None:
             in_parts(tensor, -(-tensor.nbytes // PART_BYTES), 1, lambda part, _index: self._plain(part))
         else:
@@ -191,7 +109,7 @@ class _Levels(Stages):
             in_parts(tensor, number, unit_of(coding), lambda part, index: self._in_codes(part, index, coding))
 
     def _plain(self, part: torch.Tensor) -> Iterator[None]:
-        bounds = shard_bounds(len(part), self.inside.size)
+        bounds = block_bounds(len(part), self.inside.size, 1)
         own = self._added(part, bounds, *self._collected(part, bounds, "rows"))
         crossing = self.across.all_reduce(own)
         yield

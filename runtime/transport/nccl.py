@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -15,16 +16,16 @@ from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import Communicator, first_line
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.staged import QueuedSums, Stages, Sums
 from partreduce.runtime.transport.torch_api import PrefixStore, Store, nccl_backend
-from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable
+from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable, World
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
-from partreduce.topo.schedule import Schedule
 
 PATIENCE = 10
 """NCCL's own watchdog ends the process without a word; it waits this many times longer than we do."""
+TEARS_DOWN = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"
 """Set to 1, CUDA tensors are averaged over gloo, through host memory: for tests of several processes on one GPU."""
 
@@ -32,12 +33,13 @@ OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"
 class NcclWorld(GroupTable):
     """Workers with one CUDA device each; every group is a raw NCCL communicator, made by its members only.
 
-    Groups are made in the order of their sorted members, as over gloo, so that nobody waits in a circle. No process
-    group of the user's is touched. `attempt` counts the worlds that this process has made: NCCL would find the
-    identifiers of an earlier one in the store and wait for it for ever.
+    No process group of the user's is touched. `attempt` counts the worlds that this process has made: NCCL would find
+    the identifiers of an earlier one in the store and wait for it for ever.
 
     This path has never been executed on a GPU; docs/gpu.md says what was run instead.
     """
+
+    is_queued = True
 
     def __init__(
         self,
@@ -50,62 +52,64 @@ class NcclWorld(GroupTable):
         attempt: int = 1,
         max_groups: int = MAX_GROUPS,
     ) -> None:
-        super().__init__(store, rank, size, timeout)
-        self.device, self.max_groups = device, max_groups
-        self._prefix = f"partreduce/nccl/{attempt}"
+        super().__init__(store, rank, size, timeout, prefix=f"partreduce/nccl/{attempt}", max_groups=max_groups)
+        self.device = device
         self._attempt = attempt
         self._on_host: GlooWorld | None = None
         atexit.register(self.abandon)
 
-    def prepare(self, schedule: Schedule) -> None:
-        """Make the groups of this worker; see World.prepare.
+    def beside(self, prefix: str) -> NcclWorld:
+        """Another world of these workers, with the same streams."""
+        other = NcclWorld(
+            self.store, self.rank, self.size, self.timeout, device=self.device, max_groups=self.max_groups
+        )
+        other.prefix, other._streams = prefix, self._streams
+        return other
+
+    def _staged(self, stages: Stages) -> Sums:
+        return QueuedSums(stages, self.streams(self.device))
+
+    def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
+        """See GroupTable; NCCL waits without limit for members that do not come, so a thread of ours is left behind.
 
         Raises:
-            InputError: more groups than this worker may have; each costs GPU memory.
             UnavailableError: members did not arrive within the timeout.
         """
-        wanted = member_sets(schedule, self.rank) | {tuple(range(self.size))}
-        check_budget(schedule.name, wanted, self.max_groups)
-        for members in sorted(wanted - self._groups.keys()):
-            self.create(members)
-
-    def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
-        """Make one group, or a further communicator of its members; all call it, in one order that all workers share.
-
-        Raises:
-            UnavailableError: members did not arrive within the timeout, or the world is abandoned.
-        """
-        if self.abandoned:
-            raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
-        make = nccl_backend()
-        options = make.Options()
-        options.is_high_priority_stream = False
-        options._timeout = self.timeout * PATIENCE  # noqa: SLF001 - torch's own way to set it
-        store = PrefixStore(f"{self._prefix}{name and '-'}{name}/{','.join(map(str, members))}", self.store)
+        limit = self.timeout if within is None else min(within, self.timeout)
 
         def connect() -> Communicator | UnavailableError:
             try:
-                with torch.cuda.device(self.device):
-                    backend = make(store, members.index(self.rank), len(members), options)
-                    return self._warmed_up(members, backend, str(self.device), None)
+                return self._warmed_up(members, self.backend(members, place), str(self.device), None)
             except UnavailableError as error:
                 return error
 
         try:
-            # NCCL waits without limit for members that do not come.
-            made = BoundedCall(connect).result(self.timeout.total_seconds())
+            made = BoundedCall(connect).result(limit.total_seconds(), self._watch_over(members))
         except (RuntimeError, OverdueError) as error:
             raise UnavailableError(f"group {Group(members)}: NCCL could not connect it ({first_line(error)})") from None
         if isinstance(made, UnavailableError):
             raise made
-        return self._keep(members, name, made)
+        return made
 
-    def on_host(self) -> GlooWorld:
+    def backend(self, members: tuple[int, ...], place: str) -> Any:  # noqa: ANN401 - torch's, which has no typed base
+        """What members who meet at this place of the store reduce by."""
+        make = nccl_backend()
+        options = make.Options()
+        options.is_high_priority_stream = False
+        options._timeout = self.timeout * PATIENCE  # noqa: SLF001 - torch's own way to set it
+        with torch.cuda.device(self.device), _errors_are_ours():
+            return make(PrefixStore(place, self.store), members.index(self.rank), len(members), options)
+
+    def on_host(self) -> World:
         """The same workers over gloo: for rows of tables, and for sums that a thread beside the training carries out.
 
         NCCL from a second thread that waits for absent peers would hold the device, and the order of launches on it
         would differ between workers.
         """
+        if self.nodes is not None:
+            host = self.relatives[0].on_host()
+            host.signs = host.signs or self.signs
+            return host
         if self._on_host is None:
             self._on_host = GlooWorld(self.store, self.rank, self.size, self.timeout, attempt=self._attempt)
             self._on_host.signs = self.signs
@@ -117,15 +121,13 @@ class NcclWorld(GroupTable):
         That ends their kernels here and on no other worker; the others learn it from the note that a failed worker
         leaves, for which they look once a second.
         """
-        self.abandoned = True
         atexit.unregister(self.abandon)
         if self._on_host is not None:
             self._on_host.abandon()
-        self.destroy(self._members())
+        super().abandon()
 
-    def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
-        """Abort some groups at once; the others stay as they are."""
-        backends = [backend for communicator in self._taken(doomed) for backend in communicator.close()]
+    def _end(self, backends: list[Any]) -> None:
+        """Abort them together, within a moment."""
         if backends:
             ending = Background(_abort, backends, name="partreduce-destroy-group")
             ending.start()
@@ -141,6 +143,19 @@ def _abort(backends: list[Any]) -> None:
     finally:
         backends[0]._group_end()  # noqa: SLF001 - as above
         backends.clear()
+
+
+@contextlib.contextmanager
+def _errors_are_ours() -> Iterator[None]:
+    """Inside, a new NCCL backend reports a lost peer to nobody, so that we do; by default torch ends the process."""
+    if TEARS_DOWN in os.environ:
+        yield
+        return
+    os.environ[TEARS_DOWN] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[TEARS_DOWN]
 
 
 def over_gloo() -> bool:

@@ -1,7 +1,8 @@
-"""Staged sums: sums of several stages, carried out one after the other by a thread of their group.
+"""Staged sums: sums of several stages, carried out one after the other by a thread of their group, or by a stream.
 
-A stage begins when the one before it has ended, so somebody has to wait between them: the thread, which has groups of
-its own for it, so that nothing else comes between its operations.
+A stage begins when the one before it has ended, so somebody has to wait between them. On the CPU it is a thread, which
+has groups of its own for it, so that nothing else comes between its operations. On a device it is a stream: the host
+queues all stages and goes on.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 import torch
 
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.streams import Marker, Streams
 from partreduce.runtime.transport.waiting import LimitedWork, RunningWork, wait_a_while
 
 CLOSING_SECONDS = 0.05
@@ -49,6 +52,21 @@ class StagedWork(LimitedWork):
             raise RuntimeError(self._problem)
 
 
+class QueuedWork:
+    """A running sum whose stages are queued on a device, with the face of a torch work."""
+
+    def __init__(self, streams: Streams, end: Marker) -> None:
+        self._streams, self._end = streams, end
+
+    def is_completed(self) -> bool:
+        """Whether the device has come to its end."""
+        return self._end.query()
+
+    def wait(self) -> None:
+        """Let the current stream wait for it, not the host."""
+        self._streams.follow(self._end)
+
+
 class Stages(ABC):
     """What the thread does; it knows nothing of the group's communicator, so that this can go.
 
@@ -58,6 +76,8 @@ class Stages(ABC):
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[tuple[torch.Tensor, Coding | None, StagedWork] | None] = queue.SimpleQueue()
         self.closed = False
+        self.is_queued = False
+        """Whether the current stream waits for a stage, and not this host."""
         self._failure: str | None = None
 
     def close(self) -> None:
@@ -88,15 +108,42 @@ class Stages(ABC):
             RuntimeError: the stage failed or timed out, or the group is closed meanwhile.
         """
         start = time.monotonic()
-        while not work.is_completed():
+        while not self.is_queued and not work.is_completed():
             if self.closed:
                 raise RuntimeError("the group was destroyed while its sum was running")
             wait_a_while(work, CLOSING_SECONDS, time.monotonic() - start)
         work.wait()
 
 
+class Sums(Protocol):
+    """The sums of a group that run in stages."""
+
+    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
+        """Start a sum over the group, in place."""
+
+    def close(self) -> None:
+        """End sums that wait or run."""
+
+
+class QueuedSums:
+    """Those of a group on a device, in a stream of its own."""
+
+    def __init__(self, stages: Stages, streams: Streams) -> None:
+        self.stages, self._streams = stages, streams.another()
+        stages.is_queued = True
+
+    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> QueuedWork:
+        """Queue a sum over the group, in place, after what the current stream has queued."""
+        with self._streams.side(), torch.no_grad():
+            self.stages.sum(tensor.view(-1), coding)
+            return QueuedWork(self._streams, self._streams.mark())
+
+    def close(self) -> None:
+        """What is queued ends with the group's operations."""
+
+
 class StagedSums:
-    """The sums of a group that run in stages; the thread begins with the first one and ends with this object."""
+    """Those of a group on the CPU; the thread begins with the first one and ends with this object."""
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages

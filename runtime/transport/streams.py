@@ -42,6 +42,13 @@ class Streams:
     def rejoin(self) -> None:
         """Let the user's stream wait for what was queued beside it."""
 
+    def another(self) -> Streams:
+        """The same device with another stream beside the user's."""
+        return self
+
+    def follow(self, mark: Marker) -> None:
+        """Let the current stream wait for a mark."""
+
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         """A few numbers as a tensor on the device, without waiting for it."""
         return torch.tensor(numbers, dtype=dtype)
@@ -67,7 +74,7 @@ class Streams:
 
 
 class CudaStreams(Streams):
-    """One side stream of one CUDA device, shared by all operations of a worker."""
+    """One side stream of one CUDA device, shared by all operations of a worker, or by all sums of one group."""
 
     runs_ahead = True
 
@@ -88,6 +95,12 @@ class CudaStreams(Streams):
     def rejoin(self) -> None:
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
+
+    def another(self) -> Streams:
+        return CudaStreams(self.device)
+
+    def follow(self, mark: Marker) -> None:
+        torch.cuda.current_stream(self.device).wait_event(mark)  # type: ignore[arg-type]  # its own mark
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         """See Streams; from pinned memory, which torch keeps until the copy is done."""

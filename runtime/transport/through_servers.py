@@ -64,7 +64,7 @@ class ServerCommunicator(Communicator):
                 kind, frame = f"push {tensor.dtype}".replace("torch.", ""), frame_of(piece)
             else:
                 kind = f"push coded {coding.how.codec} {coding.how.block}"
-                frame = frame_of(encoded(piece, coding, f"to host {host}"))
+                frame = frame_of(encoded(piece.to("cpu"), coding, f"to host {host}"))
             self.mailbox.send(host, kind, (number, end - start), [frame])
         return work
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,12 @@ __all__ = [
     "Work",
     "default_store",
     "nccl_backend",
+    "outside_graphs",
     "store_on",
     "sum_options",
 ]
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
 ProcessGroupGloo: Any = dist.ProcessGroupGloo
@@ -44,6 +47,15 @@ def store_on(listening: socket.socket, host: str) -> Store:
         host, port, None, True, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=libuv_listens,
     )  # fmt: skip
     return served
+
+
+def outside_graphs(method: Method) -> Method:
+    """A method that torch.compile leaves as it is, with all that it calls: its graphs end before it.
+
+    torch's own optimizers are marked so. Its public `torch.compiler.disable` imports the compiler at once.
+    """
+    marked: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]  # noqa: SLF001 - as said
+    return marked  # type: ignore[no-any-return]
 
 
 def nccl_backend() -> Any:  # noqa: ANN401 - a class that CPU builds of torch do not have

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
 import torch
 
 from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.coded_sums import FlatCodedStages
 from partreduce.runtime.transport.communicators import Communicator, first_line
+from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
+from partreduce.runtime.transport.needed_groups import check_budget, member_sets
+from partreduce.runtime.transport.notes import deaths_of
+from partreduce.runtime.transport.staged import Stages, Sums
 from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.tags import sums_agree, tag_of
 from partreduce.runtime.transport.torch_api import Store
-from partreduce.runtime.transport.waiting import SignsOfLife
+from partreduce.runtime.transport.waiting import PeerWatch, SignsOfLife
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
@@ -28,6 +33,8 @@ from partreduce.topo.schedule import Schedule
 MAX_GROUPS = 64
 """Groups that one worker may belong to; each costs it about one file descriptor per other member."""
 DESTROY_SECONDS = 0.2
+IN_BLOCKS = "blocks"
+"""The name of the second communicators of groups that sum by codecs of blocks."""
 
 
 class World(Protocol):
@@ -74,22 +81,130 @@ class World(Protocol):
 
 
 class GroupTable(ABC):
-    """What both worlds share: the table of groups, warmed up in order."""
+    """What both worlds share: the table of groups, made and warmed up in order.
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+    Groups are made by their members only, in the order of their sorted members, which is one total order for all
+    workers: so nobody waits in a cycle; the second communicators, in the same order, follow all first ones.
+
+    With `nodes`, the node of every worker, groups are hierarchical wherever that applies. Such a group is up to three
+    of each member: all members, its part of the node, and its row (the workers with the same place on their nodes).
+    They are made in this order, one group after another; parts of one group do not overlap, and neither do rows, so
+    that this is one total order for all workers as well. No two groups share a part: each may then be destroyed without
+    the other.
+    """
+
+    is_queued = False
+    """Whether sums of several stages are queued on a device, in order with all else that their group does there."""
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, *, prefix: str, max_groups: int = MAX_GROUPS
+    ) -> None:
+        self.store, self.rank, self.size, self.timeout, self.max_groups = store, rank, size, timeout, max_groups
+        self.prefix = prefix
         self._groups: dict[tuple[int, ...], Communicator] = {}
         self._further: dict[tuple[tuple[int, ...], str], Communicator] = {}
         """Communicators beside those of the groups, by members and name; destroyed together with them."""
         self._streams: dict[torch.device, Streams] = {}
         self._instances = 0
         self.abandoned = False
+        self.nodes: tuple[int, ...] | None = None
+        self.relatives: list[GroupTable] = []
+        """Worlds of the same workers whose groups have another form; they are abandoned together."""
+        self.given_up: Callable[[], str | None] = lambda: None
+        """Asked, too, while a group connects: why it need not."""
         self.signs: SignsOfLife | None = None
         """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
 
     @abstractmethod
+    def beside(self, prefix: str) -> GroupTable:
+        """Another world of these workers, whose groups meet elsewhere in the store."""
+
+    @abstractmethod
+    def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
+        """A communicator of members who meet at this place of the store, warmed up."""
+
+    @abstractmethod
+    def _staged(self, stages: Stages) -> Sums:
+        """What carries out sums of several stages."""
+
     def prepare(self, schedule: Schedule) -> None:
-        """See World."""
+        """Make the groups of this worker; see World.prepare.
+
+        Raises:
+            InputError: more groups, or more file descriptors, than this worker may have.
+            UnavailableError: members did not arrive within the timeout.
+        """
+        own = member_sets(schedule, self.rank)
+        wanted = own | {tuple(range(self.size))}
+        in_blocks = schedule.strategy.how.codec.has_blocks
+        flat = sorted(members for members in own if in_blocks and self._levels(members) is None)
+        parts = [part for members in wanted for part in (members, *(self._levels(members) or ()))]
+        check_budget(schedule.name, [*parts, *([] if self.is_queued else flat)], self.max_groups)
+        for members in sorted(wanted - self._groups.keys()):
+            self.create(members)
+        for members in flat:
+            self._sum_in_blocks(members)
+
+    def create(
+        self, members: tuple[int, ...], *, name: str = "", instance: str = "", within: timedelta | None = None
+    ) -> Communicator:
+        """Make one group; all its members call this, in one order that is the same for all workers.
+
+        Args:
+            members: of the group, ascending, this worker among them.
+            name: of a further communicator of members who have one, for a thread of its own.
+            instance: names one making of a group that may have to be made again.
+            within: how long connecting may take, where that is known to be shorter than the world's timeout.
+
+        Raises:
+            UnavailableError: members did not arrive within the timeout, or the world is abandoned.
+        """
+        if self.abandoned:
+            raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
+        place = f"{self.prefix}{name and '-'}{name}/{','.join(map(str, members))}{instance and '/'}{instance}"
+        group = self._keep(members, name, self._connect(members, place, within))
+        if self.nodes is None:
+            return group
+        group.is_inside_a_node = len({self.nodes[member] for member in members}) == 1
+        levels = self._levels(members)
+        if levels is None:
+            return group
+        made: list[Communicator] = []
+        try:
+            for level, part in zip(("inside", "across"), levels, strict=True):
+                made.append(self._connect(part, f"{place}/{level}/{','.join(map(str, part))}", within))
+        except UnavailableError:
+            self._end([backend for one in made for backend in one.close()])
+            self.destroy([members])
+            raise
+        inside, across = made
+        return self._keep(members, name, HierarchicalCommunicator(group, inside, across, self._staged))
+
+    def _levels(self, members: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """This worker's part of its node and its row, where the group is hierarchical."""
+        return None if self.nodes is None else levels_of(members, self.nodes, self.rank)
+
+    def _sum_in_blocks(self, members: tuple[int, ...]) -> None:
+        """Let a group sum by codecs of blocks: a thread has a communicator for it that nothing else uses."""
+        group = self._groups[members]
+        if group.in_blocks is None:
+            stages = FlatCodedStages(group if self.is_queued else self.create(members, name=IN_BLOCKS))
+            group.in_blocks = self._staged(stages)
+
+    def _watch_over(self, members: tuple[int, ...]) -> Callable[[], str | None]:
+        """Asked now and then while a group connects: why a member can no longer come."""
+        signs = self.signs
+        if signs is None:
+            return lambda: deaths_of(self.store, members)
+        signs.doing(f"entered the making of group {Group(members)}", members)
+        watch = PeerWatch(signs, members)
+        return lambda: self.given_up() or (self._why(signs, members) if watch.is_due() else None)
+
+    @staticmethod
+    def _why(signs: SignsOfLife, members: tuple[int, ...]) -> str | None:
+        """Why one of these members, and not just any worker, is known not to come; or that the store is gone."""
+        lost = signs.lost(members)
+        return signs.gone(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
         """The group with these members, or their further communicator of this name.
@@ -103,10 +218,6 @@ class GroupTable(ABC):
             why = "was destroyed after an earlier failure" if self.abandoned else "was not made at start"
             raise UnavailableError(f"group {Group(key)}{name and ' '}{name}: {why}")
         return communicator
-
-    @abstractmethod
-    def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
-        """See World."""
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
         """Whether the group with these members, or their further communicator of this name, was made."""
@@ -145,25 +256,32 @@ class GroupTable(ABC):
         return self
 
     def kin(self) -> Sequence[World]:
-        return [self]
+        """This world and its relatives."""
+        return [self, *self.relatives]
 
     def abandon(self) -> None:
-        """Destroy all groups at once.
-
-        A group without a running operation closes its sockets immediately, so that its other members learn in
-        milliseconds; one with a running operation only when that ends, so each is left to a thread.
-        """
+        """Destroy all groups at once, and those of the relatives."""
         self.abandoned = True
         self.destroy(self._members())
+        for other in self.relatives:
+            if not other.abandoned:
+                other.abandon()
 
     def _members(self) -> set[tuple[int, ...]]:
         return {*self._groups, *(members for members, _ in self._further)}
 
     def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
         """Destroy some groups at once, as `abandon` does all; the others stay as they are."""
-        backends = [[backend] for communicator in self._taken(doomed) for backend in communicator.close()]
+        self._end([backend for communicator in self._taken(doomed) for backend in communicator.close()])
+
+    def _end(self, backends: list[object]) -> None:
+        """Let go of what lies below communicators.
+
+        One without a running operation closes its sockets immediately, so that its other members learn in milliseconds;
+        one with a running operation only when that ends, so each is left to a thread.
+        """
         name = "partreduce-destroy-group"
-        endings = [Background(_drop, held, name=name) for held in backends]
+        endings = [Background(_drop, [backend], name=name) for backend in backends]
         backends.clear()
         for ending in endings:
             ending.start()

@@ -27,7 +27,8 @@ from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import sample
 from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
 from partreduce.topo.timing.tables import Exchange, Touched
-from partreduce.verify.gap_bounds import capacities_of
+from partreduce.verify.checker.events import EventGraph
+from partreduce.verify.gap_bounds import capacities_of, events_of
 from partreduce.verify.stated import Stated
 
 ROUNDS = 200
@@ -217,10 +218,11 @@ def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
     assert isinstance(strategy.when, Gap), "the registry names the protocol"
     hop = hop_of(strategy.rounds[0], strategy.when)
     seen = range(num_workers) if num_workers <= 1024 else range(0, num_workers, num_workers // 64)
-    return 1 + strategy.when.lag + max(queue_arrays(hop, worker) for worker in seen)
+    events = events_of(hop.graph, hop.setting)
+    return 1 + strategy.when.lag + max(queue_arrays(hop, worker, events) for worker in seen)
 
 
-def queue_arrays(hop: Hop, worker: int) -> int:
+def queue_arrays(hop: Hop, worker: int, events: EventGraph | None = None) -> int:
     """Models in a worker's queues at most, and snapshots that its out-neighbours may still be sent.
 
     A queue has a place for each step that its in-neighbour can be ahead, and one more; under staleness only one. A
@@ -229,7 +231,7 @@ def queue_arrays(hop: Hop, worker: int) -> int:
     Raises:
         ScheduleError: a queue without a limit.
     """
-    room = capacities_of(hop.graph, hop.setting, worker)
+    room = capacities_of(hop.graph, hop.setting, worker, events)
     return sum(room.slots.values()) + max(room.sent.values(), default=0) + 1
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from partreduce.runtime.transport.forms import refuse_stages_over_gloo
 from partreduce.runtime.user_warning import warn_user
-from partreduce.topo.errors import InputError, MissingFeatureError
+from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
 
@@ -23,7 +24,7 @@ def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.
 
     Raises:
         InputError: no such codec, or a strategy that may not round what it sends.
-        MissingFeatureError: the run-time cannot do it.
+        MissingFeatureError: sums of several stages of CUDA tensors that go over gloo.
     """
     strategy = schedule.strategy
     how = strategy.how
@@ -40,8 +41,8 @@ def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.
             f"form: is {form}; the schedule's codec {how.codec} is for what crosses the nodes, and only {how.form} has "
             "such a stage; leave form out, or give a codec too, which is then for everything"
         )
-    if how.codec.has_blocks and device.type == "cuda":
-        raise MissingFeatureError(f"codec: '{how.codec}' runs on CPU over gloo only; use bfloat16 or float16 on GPUs")
+    if how.codec.has_blocks:
+        refuse_stages_over_gloo(f"codec: '{how.codec}'", device, "use bfloat16 or float16")
     return schedule if how == strategy.how else _with_how(schedule, how)
 
 

@@ -51,14 +51,14 @@ def import_schedule(
     rows: list[tuple[str, str, str]] | None = None,
     **options: object,
 ) -> Schedule:
-    """A schedule from another tool's file. `verify` finds what is wrong with it; what cannot be read is said here.
+    """A schedule from another tool's file. Refuses what it cannot read; `verify` finds what is wrong with the rest.
 
     Args:
         path: the file; `-` is standard input.
         format: one of `formats()`; recognised by suffix and content when absent.
         cluster: where the workers run; without it every worker has a node of its own.
         weights: how a graph without weights is weighed.
-        notes: sentences are appended that say what was not taken as it stands, such as a repaired rounding error.
+        notes: gets a sentence for each change, such as a repaired rounding error.
         rows: what the settings of DiLoCo do is appended, as (name, value, meaning), and (claim, status, why); before
             a refusal, too.
         **options: of the format: `directed` (edge-list).

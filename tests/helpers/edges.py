@@ -241,6 +241,9 @@ def after_paired(nodes=4):
 TINY_TEXT = str(Fraction(1, 10**12))
 HALVED = groups(3, [([0, 1, 2], "1/2")])
 TWO_NODES = document(2, 2, kind="static", phases=[[{"group": [0, 1, 2, 3]}]])
+DIGITS, AFTER_DIGITS = rule([2, 2], 1, [([0], [0, 1])]), ["0 1,-,0 1,-,1 1,1 1", "-,1 1,1 1,0 1,-,0 1"]
+OWN_CHAIN = {"phases": [[{"group": [0, 1]}], [{"group": [0, 2]}]]}
+"""Without node 1 values of the last digit change places, so that the last two survivors do."""
 OWN_PAIR = {"phases": [[{"group": [0, 1], "relax": "1/2"}], [{"group": [0, 1]}]]}
 
 
@@ -387,8 +390,8 @@ SURVIVING = [
     Edge(
         SURVIVES,
         "nodes without lost workers meet, too",
-        (losing(rule([4], 1, [([0], [0])]), [0]), survives(1, 1, ["0"], *["0 1,0 1,0 1"] * 4)),
-        (losing(rule([4], 1, [([0], [])]), [0]), survives(1, 1, ["1"], *["-,-,-"] * 4)),
+        (losing(rule([3], 1, [([0], [0])]), [0]), survives(1, 1, ["0"], *["0 1,0 1"] * 3)),
+        (losing(rule([3], 1, [([0], [])]), [0]), survives(1, 1, ["1"], *["-,-"] * 3)),
         "they leave 2 parts",
     ),
     Edge(
@@ -412,12 +415,12 @@ SURVIVING = [
         SURVIVES,
         "the answers are those of the map to the representative",
         (
-            losing(TWO_NODES, ([0], {"phases": [[{"group": [0, 1]}], [{"group": [1, 2]}]]}), [2]),
-            survives(1, 0, "10", "0 1,0 1,-,-,1 1,1 1", "0 1,0 1,-,-,1 1,1 1", "0 1,0 1,0 1", "0 1,0 1,0 1"),
+            losing(DIGITS, ([0], OWN_CHAIN)),
+            survives(1, 1, "1", "0 1,0 1,-,0 1,-,0 1", "0 1,-,0 1,0 1,0 1,-", *AFTER_DIGITS),
         ),
         (
-            losing(TWO_NODES, ([0], {"phases": [[{"group": [0, 1]}], [{"group": [1, 2]}]]}), [2]),
-            survives(1, 0, "10", "0 1,0 1,-,-,1 1,1 1", "-,1 1,1 1,0 1,0 1,-", "0 1,0 1,0 1", "0 1,0 1,0 1"),
+            losing(DIGITS, ([0], OWN_CHAIN)),
+            survives(1, 1, "1", "0 1,0 1,-,0 1,-,0 1", "0 1,0 1,-,0 1,-,0 1", *AFTER_DIGITS),
         ),
         ".answers",
     ),

@@ -1,5 +1,6 @@
 """A group generator with workers as threads over real sockets, behind a wire that delays, doubles and drops."""
 
+import contextlib
 import json
 import os
 import random
@@ -16,6 +17,23 @@ from partreduce.runtime.generator.wire import ask_of
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import GroupGenerator
 from partreduce.topo.strategies.generated import Division, InitiatorRule
+
+FOUR_ON_ONE_NODE = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
+
+
+@contextlib.contextmanager
+def serving(setting, **options):
+    """A group generator in a thread: itself, and the variables by which workers find it."""
+    keys = JobKeys.make()
+    service = GeneratorService(setting, keys, **options)
+    thread = threading.Thread(target=service.run, args=(600,))
+    thread.start()
+    try:
+        yield service, {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+    finally:
+        service.stop()
+        thread.join(60)
+        service.close()
 
 
 def setting_of(seed, n=4):
@@ -117,17 +135,9 @@ def run_workers(address, keys, n, *, rounds, seed=None, slow=(), **options):
 
 def randomised_run(seed, *, n=4, rounds=5):
     """One run over a rough wire; returns the groups in order of starting and what each worker executed."""
-    keys, notes = JobKeys.make(), []
-    service = GeneratorService(setting_of(seed, n), keys, on_note=notes.append)
-    thread = threading.Thread(target=service.run, args=(600,))
-    thread.start()
-    slow = (random.Random(seed).randrange(n),) if seed % 3 == 0 else ()
-    try:
-        executed = run_workers(service.address, keys, n, rounds=rounds, seed=seed, slow=slow)
-    finally:
-        service.stop()
-        thread.join(60)
-        service.close()
+    notes, slow = [], (random.Random(seed).randrange(n),) if seed % 3 == 0 else ()
+    with serving(setting_of(seed, n), on_note=notes.append) as (service, _):
+        executed = run_workers(service.address, service.keys, n, rounds=rounds, seed=seed, slow=slow)
     started = [(seq, members) for kind, seq, members in notes if kind == "started"]
     return started, executed
 

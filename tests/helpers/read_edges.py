@@ -396,6 +396,8 @@ READ_EDGES = [
         "strategy.what.fragments: has 2 or more, each with a pattern"),
     reads(SCHEDULE, "every fragment has a turn in a round", turns(4, 4), turns(4, 5),
         "strategy.what.fragments: every fragment has a turn in each round"),
+    reads(SCHEDULE, "every fragment has a turn in a round of everybody's", over_all(pace=[4, 9], what={"fragments": 4}),
+        over_all(pace=[9, 3], what={"fragments": 4}), "strategy.what.fragments: every fragment has a turn in each"),
     *(reads(SCHEDULE, f"a merge's {rule}", turns(8, 3, **true), turns(8, 3, **false), f"strategy.{says}")
       for rule, true, false, says in (
         ("steps are not negative", {"steps": 0, "alpha": "1/2"}, {"steps": -1, "alpha": "1/2"}, "when.merge.steps"),
@@ -410,20 +412,19 @@ READ_EDGES = [
     reads(SCHEDULE, "a merge is not lockstep", turns(8, 3, alpha="1/99"), turns(8, 3, alpha=0),
         "strategy.when.merge: without steps and alpha it is lockstep"),
     *(reads(SCHEDULE, f"turns go with {what}", turns(4, 2), raw,
-        "strategy.what.fragments: goes with allreduce or groups, 1 pace for all and plain means") for what, raw in (
+        "strategy.what.fragments: goes with allreduce or groups, plain means") for what, raw in (
         ("groups in lockstep", groups(3, [[0, 1, 2]], pace=4, when={"merge": {"steps": 1}}, what={"fragments": 2})),
         ("groups that all wait for", groups(3, [[0, 1, 2]], pace=4, when={"quorum": {"quorum": 2}},
             what={"fragments": 2})),
         ("groups with one anchor", groups(3, [[0, 1, 2]], pace=4,
             what={"fragments": 2, "outer": {"lr": "1/2", "anchor": "own"}})),
         ("no graphs", graph(2, [(0, 1, "1/2"), (1, 0, "1/2")], pace=4, what={"fragments": 2})),
-        ("1 pace", over_all(pace=[4, 4], what={"fragments": 2})),
         ("plain means", over_all(pace=4, averaging="step-normalised", what={"fragments": 2})),
         ("rounds that end", over_all(pace=4, when={"late": 1}, what={"fragments": 2})),
     )),
     reads(SCHEDULE, "merging late goes with 1 pace", turns(4, 1, steps=1),
         over_all(pace=[4, 4], when={"merge": {"steps": 1}}),
-        "strategy.when.merge: goes with allreduce or groups, 1 pace for all and plain means"),
+        "strategy.when.merge: goes with allreduce or groups, plain means"),
     *(reads(SCHEDULE, f"a rate below the one from which anchors go apart, {what}",
         turns(2, 1, alpha=alpha, outer={"lr": str(limit - Fraction(1, 10**6)), **more}),
         turns(2, 1, alpha=alpha, outer={"lr": str(limit), **more}),

@@ -336,44 +336,6 @@ def refused() -> None:
     reporting(lambda: train(optimizer, model, 50, hook))
 
 
-def infinite_gradient(schedule, kind="static") -> None:
-    """GradScaler meets an infinite gradient on one worker only."""
-    model = network()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
-    scales = []
-    for step, (x, y) in enumerate(batches(8)):
-        before = weights(model).clone()
-        optimizer.zero_grad()
-        scaler.scale((model(x) - y).square().mean()).backward()
-        if rank() == 1 and step == 3:
-            next(model.parameters()).grad.fill_(float("inf"))
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-        if step == 3:
-            report(
-                step=3, unchanged=bool((weights(model) == before).all()), finite=bool(weights(model).isfinite().all())
-            )
-    optimizer.finish()
-    report(end=True, finite=bool(weights(model).isfinite().all()), checksum=weights(model).sum().item(), scales=scales)
-
-
-def nan_guard() -> None:
-    """One worker skips a step with `skip()`."""
-    model = network()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60)
-    for step, (x, y) in enumerate(batches(8)):
-        optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
-        if rank() == 1 and step == 3:
-            optimizer.skip()
-        else:
-            optimizer.step()
-    optimizer.finish()
-    report(checksum=weights(model).sum().item(), steps=optimizer.steps)
-
-
 def unequal(schedule, joined, evaluated=False) -> None:
     """Worker w has 6 + 2 w batches, and may evaluate the mean model after them."""
     model = network()
@@ -645,13 +607,7 @@ SCENARIOS = {
     "exception": (4, exception),
     "refused": (4, refused),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
-    "infinite gradient, static": (4, lambda: infinite_gradient(pairs())),
-    "infinite gradient, all-reduce": (4, lambda: infinite_gradient(everyone())),
-    "nan guard": (4, nan_guard),
-    "unequal, joined, static": (4, lambda: unequal(pairs(), joined=True)),
-    "unequal, joined, overlap": (4, lambda: unequal(pairs(when=Late()), joined=True)),
-    "unequal, joined, all-reduce": (4, lambda: unequal(everyone(), joined=True)),
-    "unequal, joined, pace": (4, lambda: unequal(pairs(pace=(1, 2, 3, 1)), joined=True)),
+    "unequal, joined": (4, lambda: unequal(pairs(), joined=True)),
     "unequal, not joined": (4, lambda: unequal(pairs(), joined=False)),
     "unequal, not joined, evaluated": (4, lambda: unequal(pairs(), joined=False, evaluated=True)),
     "mean model": (4, mean_model),

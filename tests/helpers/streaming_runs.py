@@ -35,13 +35,9 @@ class StreamingRun:
     seed: int
 
     @property
-    def pace(self) -> int:
-        return self.schedule.strategy.pace
-
-    @property
-    def last(self) -> int:
-        """The step after which the longest data's round ends."""
-        return -(-max(self.steps) // self.pace) * self.pace
+    def rounds(self) -> int:
+        """Those of the longest data, which all workers end with."""
+        return max(-(-steps // self.schedule.pace_of(rank)) for rank, steps in enumerate(self.steps))
 
 
 def random_run(seed: int) -> StreamingRun:
@@ -74,7 +70,7 @@ def random_run(seed: int) -> StreamingRun:
 
 
 def random_run_of_groups(seed: int) -> StreamingRun:
-    """As `random_run` in lockstep, over random groups; with outer steps where a round of the period is of all."""
+    """As `random_run` in lockstep, over random groups and at any paces; with outer steps where a round is of all."""
     rng, case = random.Random(seed), random_run(seed)
     n, strategy = case.schedule.num_workers, case.schedule.strategy
     phases = []
@@ -83,8 +79,11 @@ def random_run_of_groups(seed: int) -> StreamingRun:
         cut = rng.choice([0, 1, 2])
         phases.append(Phase.from_groups(n, [part for part in (ranks[:cut], ranks[cut:]) if len(part) > 1]))
     what, has_all = strategy.what, any(len(phase.members) == n and len(phase) == 1 for phase in phases)
+    paces = tuple(rng.randint(len(case.turns), 9) for _ in range(n))
     static = Static(
-        phases=GroupPhases(tuple(phases)), pace=strategy.pace, what=what if has_all else replace(what, outer=Outer())
+        phases=GroupPhases(tuple(phases)),
+        pace=rng.choice([strategy.pace, paces]),
+        what=what if has_all else replace(what, outer=Outer()),
     )
     return replace(case, schedule=Schedule(f"groups {seed}", case.schedule.cluster, static))
 
@@ -116,13 +115,13 @@ class Worker(outer_training.Worker):
 
 def run(case: StreamingRun, world) -> torch.Tensor:
     """Train as one worker; the parameters before the run ends."""
-    return trained(Worker(case, world.rank), world, case.steps[world.rank], ended=lambda o: o.steps == case.last)
+    return trained(Worker(case, world.rank), world, case.steps[world.rank], ended=lambda o: o.round == case.rounds)
 
 
 def reference(case: StreamingRun) -> list[torch.Tensor]:
     """Algorithm 2 of the paper by torch alone, whose SGD makes the outer steps of each fragment's anchor."""
     strategy, n = case.schedule.strategy, case.schedule.num_workers
-    pace, outer, count = case.pace, strategy.what.outer, len(case.turns)
+    pace, outer, count = strategy.pace, strategy.what.outer, len(case.turns)
     late = strategy.when.steps if isinstance(strategy.when, Merge) else 0
     alpha = float(strategy.when.alpha) if isinstance(strategy.when, Merge) else 0.0
     workers = [Worker(case, rank) for rank in range(n)]
@@ -134,7 +133,7 @@ def reference(case: StreamingRun) -> list[torch.Tensor]:
     anchors = [[torch.nn.Parameter(p.detach().clone()) for p in fragment[0]] for fragment in fragments]
     options = {"lr": float(outer.lr), "momentum": float(outer.momentum), "nesterov": outer.nesterov}
     outers = [torch.optim.SGD(anchor, **options) for anchor in anchors]
-    for step in range(1, case.last + 1):
+    for step in range(1, case.rounds * pace + 1):
         for worker, scheduler in zip(workers, schedulers, strict=True):
             if step <= case.steps[worker.rank]:
                 worker.inner.zero_grad()
@@ -143,15 +142,6 @@ def reference(case: StreamingRun) -> list[torch.Tensor]:
                 scheduler.step()
         for number, (anchor, optimizer) in enumerate(zip(anchors, outers, strict=True)):
             turn = pace * (number + 1) // count
-            phase = case.schedule.phase((step - 1) // pace % case.schedule.period)
-            is_of_all = [len(group.members) for group in phase] == [n]
-            if (step - turn) % pace == 0 and step >= turn and not is_of_all:
-                for group in phase:
-                    for values in zip(*(fragments[number][rank] for rank in group.members), strict=True):
-                        mean = torch.stack([value.detach() for value in values]).mean(dim=0)
-                        for value in values:
-                            value.data.copy_(mean)
-                continue
             if (step + late - turn) % pace == 0 and step + late >= turn:
                 for place, one in enumerate(anchor):
                     mean = torch.stack([own[place].detach() for own in fragments[number]]).mean(dim=0)
@@ -164,6 +154,42 @@ def reference(case: StreamingRun) -> list[torch.Tensor]:
     return [worker.values() for worker in workers]
 
 
+def reference_of_groups(case: StreamingRun) -> list[torch.Tensor]:
+    """Round by round, fragment by fragment: all take their own steps until its turn, and then groups average."""
+    schedule, outer, count = case.schedule, case.schedule.strategy.what.outer, len(case.turns)
+    workers = [Worker(case, rank) for rank in range(schedule.num_workers)]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(worker.inner, case.decay) for worker in workers]
+    fragments = [
+        [[p for layer in turn for p in worker.model[int(layer)].parameters()] for worker in workers]
+        for turn in case.turns
+    ]
+    anchors = [[torch.nn.Parameter(p.detach().clone()) for p in fragment[0]] for fragment in fragments]
+    options = {"lr": float(outer.lr), "momentum": float(outer.momentum), "nesterov": outer.nesterov}
+    outers = [torch.optim.SGD(anchor, **options) for anchor in anchors]
+    for round_, number in ((round_, number) for round_ in range(case.rounds) for number in range(count)):
+        for worker, scheduler in zip(workers, schedulers, strict=True):
+            pace = schedule.pace_of(worker.rank)
+            for step in range(number * pace // count, (number + 1) * pace // count):
+                if round_ * pace + step < case.steps[worker.rank]:
+                    worker.inner.zero_grad()
+                    worker.backward()
+                    worker.inner.step()
+                    scheduler.step()
+        for group in schedule.phase(round_):
+            held = [fragments[number][rank] for rank in group.members]
+            means = [torch.stack([one.detach() for one in same]).mean(dim=0) for same in zip(*held, strict=True)]
+            if len(group.members) == schedule.num_workers:
+                for anchor, mean in zip(anchors[number], means, strict=True):
+                    anchor.grad = anchor.detach() - mean
+                outers[number].step()
+                means = [anchor.detach().clone() for anchor in anchors[number]]
+            for own in held:
+                for mine, mean in zip(own, means, strict=True):
+                    mine.data.copy_(mean)
+    return [worker.values() for worker in workers]
+
+
 def complaint(case: StreamingRun, got: dict[int, torch.Tensor]) -> str:
     """How these workers' models differ from the reference's; empty if by no more than the order of sums explains."""
-    return difference(case, reference(case), got)
+    in_groups = case.schedule.strategy.kind == "static"
+    return difference(case, (reference_of_groups if in_groups else reference)(case), got)

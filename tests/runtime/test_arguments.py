@@ -1,6 +1,7 @@
 """What a script passes by hand and gets wrong: one line at the door, before anybody is contacted."""
 
 import copy
+from fractions import Fraction
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Static
+from partreduce.topo.strategies import GroupPhases, Neighbor, Pairwise, Round, Server, Static
+from partreduce.topo.strategies.gap import Gap
 
 PAIR = Schedule("pair", Cluster.regular(1, 2), Static(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))))
 BAD_TIMEOUTS = [0, -1, float("nan"), float("inf"), 1e12, "5", True, None]
@@ -224,3 +226,24 @@ def test_a_group_added_later_whose_state_would_not_be_averaged_is_refused(ranks)
 
     first, second = ranks.run(2, work)
     assert first == second
+
+
+EDGES = Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Pairwise(active=(0,)), Server(synchronous=False), Neighbor(rounds=(EDGES,), when=Gap())],
+    ids=lambda strategy: strategy.kind,
+)
+def test_optimizer_state_that_would_travel_with_no_round_of_all_is_refused(ranks, strategy):
+    def work(world):
+        model = torch.nn.Linear(2, 2)
+        schedule, inner = Schedule("s", Cluster.regular(1, 2), strategy), torch.optim.Adam(model.parameters())
+        DistributedOptimizer(inner, model, schedule, timeout=60, world=world, optimizer_state="average")
+
+    ranks.fresh()
+    for error in ranks.run(2, work, catch=InputError):
+        assert "optimizer_state='average'" in str(error)
+        assert "use 'local'" in str(error)
+    ranks.fresh()

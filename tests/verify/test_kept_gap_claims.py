@@ -23,8 +23,10 @@ from partreduce.topo.strategies import Neighbor, Round
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
+from partreduce.verify.checker.facts.without_backup import two_closed_sets
+from partreduce.verify.checker.refusal import Work
 from partreduce.verify.gap_bounds import capacities_of, exact_bounds
-from partreduce.verify.without_backup import Closing
+from partreduce.verify.without_backup import halves
 
 MATRICES = {"doubly-stochastic", "contraction", "consensus-distance"}
 PAPER = {
@@ -126,7 +128,7 @@ def closed_pairs(sources, spare):
 
 
 def test_two_closing_sets_are_found_if_and_only_if_there_are_two():
-    """Searched by the prover, confirmed by the checker, against all sets of all workers."""
+    """What the checker finds, and what the prover finds quickly, against all sets of all workers."""
     rng = random.Random("closing sets")
     answers = {True: 0, False: 0}
     for _ in range(120):
@@ -136,10 +138,9 @@ def test_two_closing_sets_are_found_if_and_only_if_there_are_two():
         sources = [sorted(s for s, t in edges if t == v) for v in range(n)]
         spare = [rng.randrange(min(3, len(listed)) + 1) for listed in sources]
         expected = closed_pairs(sources, spare)
-        closing = Closing(sources, spare)
-        found = closing.two_sets()
+        found = two_closed_sets(sources, spare, Work("consensus"))
         assert (found is None) == (not expected)
-        for pair in filter(None, (found, closing.halves())):
+        for pair in filter(None, (found, halves(sources, spare))):
             assert not pair[0] & pair[1]
             for half in pair:
                 assert all(len(set(sources[v]) - half) <= spare[v] for v in half)
@@ -160,7 +161,7 @@ def test_workers_of_two_closing_sets_may_never_agree_and_others_do():
     everyone = 5
     for spare, agrees in ((2, True), (3, False)):
         sources = [[u for u in range(everyone) if u != v] for v in range(everyone)]
-        pair = Closing(sources, [spare] * everyone).two_sets()
+        pair = two_closed_sets(sources, [spare] * everyone, Work("consensus"))
         assert (pair is None) == agrees
         values = [float(v) for v in range(everyone)] if agrees else [float(v in pair[0]) for v in range(everyone)]
         for _ in range(400):

@@ -41,8 +41,8 @@ def load_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
     """The cluster of a shorthand (`4x4`, `3,3,2`) or of a YAML or JSON file.
 
     A text that ends in .yaml, .yml or .json, holds a slash, or names an existing file is a path, and so is `-` for
-    standard input; anything else is a shorthand. What is connected to a descriptor has no ending: it is JSON if it
-    starts with a brace.
+    standard input; anything else is a shorthand. Input from a descriptor has no ending: it is JSON if it starts with a
+    brace.
 
     Raises:
         FileProblem: the file is absent or cannot be read.

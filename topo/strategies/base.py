@@ -130,16 +130,17 @@ class Strategy(Closed, ABC):
         when, count = self.when, self.what.num_fragments
         if count > 1 and (reason := self.refuses_fragments()):
             raise ScheduleError(f"what.fragments: are {count}; {reason}")
-        if not isinstance(self.pace, int) or self.averaging is not Averaging.MEAN:
+        if isinstance(when, Merge) and not isinstance(self.pace, int):
+            raise ScheduleError("when.merge: goes with one pace for all workers; give pace as a number")
+        if self.averaging is not Averaging.MEAN:
+            place = "what.fragments" if count > 1 else "when.merge"
+            raise ScheduleError(f"{place}: goes with plain means; leave averaging out")
+        least = self.pace if isinstance(self.pace, int) else min(self.pace)
+        if count > least:
+            raise ScheduleError(f"what.fragments: are {count}, and each has its turn in a round of {least} steps")
+        if when.late_steps >= least:
             raise ScheduleError(
-                f"{'what.fragments' if count > 1 else 'when.merge'}: goes with one pace for all workers and plain "
-                "means; give pace as a number, and leave averaging out"
-            )
-        if count > self.pace:
-            raise ScheduleError(f"what.fragments: are {count}, and each has its turn in a round of {self.pace} steps")
-        if when.late_steps >= self.pace:
-            raise ScheduleError(
-                f"when.merge.steps: is {when.late_steps}; what is averaged every {self.pace} steps is merged before "
+                f"when.merge.steps: is {when.late_steps}; what is averaged every {least} steps is merged before "
                 "it is sent again; take fewer"
             )
         if isinstance(when, Merge):

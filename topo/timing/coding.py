@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from partreduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
 from partreduce.topo.hardware import CodecSeconds, Hardware
 from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending
@@ -68,14 +71,15 @@ class Travel:
     """How a sum travels: its form, its coding, and the shares of the payload that are sent one after the other.
 
     Segment j of L is ready when the share `ready[j]` of a step's computing is done. With `turns` each is sent and
-    merged where these shares of a round's computing are done, and computing waits for it where it is merged.
+    merged where these shares of a round's computing are done (one for each worker where paces differ), and computing
+    waits for it where it is merged.
     """
 
     form: Form
     coding: Coding = PLAIN
     shares: tuple[float, ...] = (1.0,)
     ready: tuple[float, ...] = (1.0,)
-    turns: tuple[tuple[float, Move], ...] = ()
+    turns: tuple[tuple[float | npt.NDArray[np.float64], Move], ...] = ()
 
     @classmethod
     def of_strategy(cls, strategy: Strategy, hardware: Hardware, form: Form | None = None) -> Travel:
@@ -84,8 +88,12 @@ class Travel:
         if not strategy.lacks_newest:
             return travel
         pace, late = strategy.pace, strategy.when.late_steps
-        assert isinstance(pace, int), "the strategy's check says so"
-        turns = tuple((move.taken / pace, move) for move in moves(count, pace, late))
+        turns: tuple[tuple[float | npt.NDArray[np.float64], Move], ...]
+        if isinstance(pace, int):
+            turns = tuple((move.taken / pace, move) for move in moves(count, pace, late))
+        else:  # where nothing is late, so that all workers have one order
+            of_workers = zip(*(moves(count, own, late) for own in pace), strict=True)
+            turns = tuple((np.array([move.taken for move in same]) / pace, same[0]) for same in of_workers)
         return replace(travel, shares=(1 / count,) * count, turns=turns)
 
     @classmethod

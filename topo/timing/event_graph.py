@@ -246,7 +246,7 @@ def _forward(
 ) -> list[_Ways]:
     """One round (the equations stand in `topo.timing.rounds`)."""
     now, *under_way = states
-    before = 0.0
+    before: float | npt.NDArray[np.float64] = 0.0
     for turn in stage.turns:
         now, before = _Ways(now.origin, now.weight + compute * (turn.at - before)), turn.at
         if turn.is_awaited:

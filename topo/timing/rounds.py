@@ -84,7 +84,8 @@ class Rounds:
         return Moments(start, computed, begin, end, self.now)
 
     def _in_turns(self, stage: Stage, compute: Floats) -> Moments:
-        start, before, begins, end = self.now, 0.0, [], self.now
+        start, begins, end = self.now, [], self.now
+        before: float | Floats = 0.0
         for turn in stage.turns:
             self.now, before = self.now + compute * (turn.at - before), turn.at
             if not turn.is_awaited:

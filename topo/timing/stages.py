@@ -35,7 +35,7 @@ class Turn(NamedTuple):
     It takes cell c `seconds[c]`.
     """
 
-    at: float
+    at: float | npt.NDArray[np.float64]
     part: int
     is_awaited: bool
     seconds: npt.NDArray[np.float64]

@@ -409,12 +409,13 @@ def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Ta
     is_merged = when.steps or when.kept
     is_of_groups = raw["kind"] == "static" and not (is_merged or when.quorum or tables.outer.has_own_anchors)
     is_known = raw["kind"] == "allreduce" or is_of_groups
-    is_alike = is_known and len(paces) == 1 and raw.get("averaging", "mean") == "mean"
+    is_timed = len(paces) == 1 or not is_merged
+    is_alike = is_known and is_timed and raw.get("averaging", "mean") == "mean"
     is_plain = is_alike and not when.is_late  # a pipeline and a quorum of all go with pace 1, which has no turns
     place = "strategy.what.fragments" if tables.num_fragments > 1 else "strategy.when.merge"
-    rule = "goes with allreduce or groups, 1 pace for all and plain means, without other lateness"
+    rule = "goes with allreduce or groups, plain means and, merged late, 1 pace for all, without other lateness"
     require(is_plain, place, rule)
-    require(tables.num_fragments <= paces[0], place, "every fragment has a turn in each round")
+    require(tables.num_fragments <= min(paces), place, "every fragment has a turn in each round")
     require(when.steps < paces[0], "strategy.when.merge.steps", "merged before it is sent again")
     _, momentum, nesterov, _ = tables.outer
     pull = when.kept * tables.outer.lr * (1 + 2 * momentum * nesterov)

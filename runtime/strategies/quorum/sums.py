@@ -102,7 +102,7 @@ class GradientSums(Payload[GradientSum]):
                 continue
             flags[place] = 1
             views.append(slot.view(array))
-            gradients.append(gradient if gradient.device.type == "cpu" else gradient.to("cpu"))
+            gradients.append(gradient.to("cpu"))
         if divisor != 1:
             gradients = [gradient / divisor for gradient in gradients]
         if views and first:

@@ -603,3 +603,29 @@ def compiled(cell):
         cell.note(model)
     yield TOGETHER
     finished(cell, optimizer, model)
+
+
+@idiom("torch.compile of the step", "a compiled function of `zero_grad`, forward, `backward` and `step`")
+def compiled_step(cell):
+    model, graphs = network(), []
+
+    def whole(number):
+        optimizer.zero_grad()
+        loss_of(model, batch(cell.rank, number)).backward()
+        optimizer.step()
+
+    def noted(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    if cell.world is not None:  # before all have met: nobody compiles yet
+        torch.compiler.reset()
+        whole = torch.compile(whole, backend=noted)
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(4):
+        yield
+        whole(number)
+        cell.note(model)
+    assert bool(graphs) == (cell.world is not None)
+    yield TOGETHER
+    finished(cell, optimizer, model)

@@ -168,6 +168,27 @@ def test_a_conflict_is_refuted_with_its_witness(capsys, conflict):
     assert "refuted" in capsys.readouterr().out
 
 
+def test_design_plans_for_losses_of_an_entry_and_of_a_file_alike(capsys, figure_10, tmp_path):
+    planned, again, certificate = (tmp_path / name for name in ("planned.json", "again.json", "c.json"))
+    assert main(["design", "4x4", "--using", "prague-figure-10", "--survive", "1", "-o", str(planned)]) == 0
+    found = answer(capsys, "design", "4x4", "--using", str(figure_10), "--survive", "1", "-o", str(again), "--json")
+    assert found["num_contingencies"] == 5
+    assert again.read_bytes() == planned.read_bytes()
+    claims = {claim["claim"]: claim for claim in answer(capsys, "verify", str(planned), "--json")["claims"]}
+    assert claims["survives"]["status"] == "proved"
+    assert claims["mean-moved"]["numbers"]["lost"] == [1, 4]
+    assert main(["verify", str(planned), "--certificate", str(certificate)]) == 0
+    checked = subprocess.run(
+        [sys.executable, "-I", ROOT / "verify/checker", certificate, planned],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "survives: proved\n" in checked.stdout
+    assert main(["design", "2x4", "--using", str(figure_10), "--survive", "1"]) == 65
+    assert "is for 4x4, and CLUSTER is 2x4" in capsys.readouterr().err
+
+
 def test_design_prints_the_document_when_no_file_is_named(capsys, figure_10):
     assert answer(capsys, "design", "4x4", "--using", "prague-figure-10") == json.loads(figure_10.read_text())
 

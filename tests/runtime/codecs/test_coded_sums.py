@@ -18,7 +18,7 @@ from helpers import coded_sums
 from helpers.driver import Driver
 from partreduce.runtime.codecs.coding import Coding, Leftovers
 from partreduce.runtime.transport import coded_sums as module_of_sums
-from partreduce.runtime.transport.hierarchical import formed
+from partreduce.runtime.transport.forms import formed
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from partreduce.topo.phase import Phase

@@ -228,13 +228,14 @@ ON_REQUEST = Generated(group_size=4, division=Division.GLOBAL)
     ("plan", "asked", "kind", "text"),
     [
         (plan_of(How()), ("int3", CPU), InputError, "'int3' is not one of none, float16, bfloat16, int8, int4"),
-        (plan_of(How()), ("int8", CUDA), MissingFeatureError, "runs on CPU over gloo only; use bfloat16"),
+        (plan_of(How()), ("int8", CUDA), MissingFeatureError, "no CUDA stream waits for that; .* or use bfloat16"),
         (plan_of(How(), Server, pace=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
         (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'generated' sends parameters"),
         (plan_of(HOWS["int8 across"]), (None, CPU), InputError, "leave form out"),
     ],
 )
-def test_codecs_that_cannot_run_are_refused_in_a_line(plan, asked, kind, text):
+def test_codecs_that_cannot_run_are_refused_in_a_line(monkeypatch, plan, asked, kind, text):
+    monkeypatch.setenv("PARTREDUCE_CUDA_OVER_GLOO", "1")
     with pytest.raises(kind, match=text) as refusal:
         with_codec(plan, Form.RING, *asked)
     assert "\n" not in str(refusal.value)

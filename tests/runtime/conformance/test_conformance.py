@@ -1,6 +1,5 @@
 """Idioms of training loops under every strategy kind: equal to plain torch, or refused or warned of in one line."""
 
-import threading
 import warnings
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -13,8 +12,7 @@ import torch.distributed as dist
 from helpers.conformance.cells import run_reference, run_time
 from helpers.conformance.idioms import IDIOMS
 from helpers.conformance.kinds import KINDS
-from partreduce.runtime.generator.keys import JobKeys
-from partreduce.runtime.generator.service import GeneratorService
+from helpers.generator_rig import serving
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.errors import InputError
 
@@ -29,16 +27,11 @@ def generator(request, monkeypatch):
         yield
         return
     pytest.importorskip("zmq")
-    keys = JobKeys.make()
-    service = GeneratorService(replace(GeneratorSetting.of(kind.strategy, kind.schedule.cluster), max_known=8), keys)
-    thread = threading.Thread(target=service.run, args=(600,))
-    thread.start()
-    monkeypatch.setenv("PARTREDUCE_GENERATOR", service.address)
-    monkeypatch.setenv("PARTREDUCE_GENERATOR_KEYS", keys.for_workers().text())
-    yield
-    service.stop()
-    thread.join(60)
-    service.close()
+    setting = replace(GeneratorSetting.of(kind.strategy, kind.schedule.cluster), max_known=8)
+    with serving(setting) as (_, variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield
 
 
 @pytest.fixture

@@ -3,21 +3,37 @@
 import contextlib
 import dataclasses
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchmarks.gpu import cells
-from benchmarks.gpu.cells import CELLS, Cell, compare, judge_fault, model_and_data, optimizer_of, run_cell, step
-from benchmarks.gpu.simulated import Fault, Shared, run_ranks
+from benchmarks.gpu.cells import (
+    CELLS,
+    Cell,
+    compare,
+    distance,
+    judge_fault,
+    model_and_data,
+    optimizer_of,
+    run_cell,
+    step,
+)
+from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedBackend, run_ranks
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import gradient_means, group_means
-from partreduce.runtime.transport import rendezvous, updates
-from partreduce.runtime.transport.nccl import OVER_GLOO, refuse_equal_places
+from partreduce.runtime.transport import nccl, rendezvous, staged, updates
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.forms import formed
+from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
+from partreduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, refuse_equal_places
 from partreduce.topo.errors import InputError, PeerLostError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,16 +57,140 @@ LATE = 0.02
         ("neighbor, overlap", "fill"),
         ("neighbor, gap", "fill"),
         ("neighbor, gap, parallel", "fill"),
-        ("outer steps, on the host", "commit"),
+        ("static, overlap", "step"),
+        ("neighbor, overlap", "all"),
+        ("static, drift correction", "all"),
+        ("allreduce of gradients, int8", "sum"),
+        ("static, hierarchical, overlap", "fill"),
+        ("allreduce of gradients, hierarchical, pipeline", "all"),
+        ("allreduce of gradients, hierarchical, int8 across nodes", "commit"),
+        ("allreduce of parameters, hierarchical, int8, feedback", "all"),
+        ("allreduce, quorum", "all"),
+        ("static, quorum", "all"),
+        ("generated", "all"),
+        ("generated, hierarchical", "sum"),
+        ("server", "all"),
+        ("server, int8", "all"),
+        ("server, asynchronous", "all"),
+        ("pairwise", "all"),
+        ("outer steps, on the host", "all"),
         ("outer steps of all, between groups, on the host", "fill"),
         ("outer steps of groups, on the host", "commit"),
-        ("fragments merged late", "sum"),
+        ("fragments merged late", "all"),
         ("fragments merged late, on the host", "fill"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 def test_a_device_that_is_late_changes_no_bit(name, place):
     assert compare(BY_NAME[name], "pretended", place=place, seconds=LATE) == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["static, overlap", "allreduce of gradients, float16", "static, hierarchical", "static, overlap, int8"]
+)
+def test_sums_in_the_current_stream_change_no_bit(name):
+    """Where torch launches what is called with `asyncOp` false, since 2.8."""
+    launch = Launch.CURRENT_STREAM
+    assert compare(BY_NAME[name], "pretended", place="all", seconds=LATE, launch=launch) == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["static, hierarchical", "allreduce of gradients, int8", "allreduce of parameters, hierarchical, int8, feedback"],
+)
+def test_stages_in_a_stream_have_the_bits_of_stages_in_a_thread_over_gloo(name):
+    ours, theirs = (run_cell(BY_NAME[name], kind, finish=False) for kind in ("pretended", "gloo"))
+    assert distance(ours, theirs, parameters_only=True) == 0  # buffers go uncoded, in gloo's own order of additions
+
+
+def test_without_waiting_for_the_last_stage_a_commit_takes_other_numbers(monkeypatch):
+    monkeypatch.setattr(staged.QueuedWork, "wait", lambda _: None)
+    assert compare(BY_NAME["static, hierarchical"], "pretended", place="sum", seconds=LATE) > 1e-3
+
+
+@pytest.mark.parametrize("launch", Launch)
+def test_an_array_is_overwritten_once_nothing_holds_it_though_a_sum_runs_on(launch):
+    """Since torch 2.8 only a running operation of its own stream holds its arrays, until it is waited for."""
+
+    def body(world):
+        device = world.pretended
+        side, group = device.streams(), world.create((0, 1))
+        kept = torch.ones(3, device=device.device)
+        with side.side():
+            given = kept + world.rank  # memory of the side stream
+        side.rejoin()
+        address = given.data_ptr()
+        work = group.all_reduce(given)
+        del given
+        with side.another().side():
+            pass  # a stream that has not waited for the sum
+        with device.on(side._side):
+            after = torch.zeros(3, device=device.device) + 1
+        device.settle()
+        return address in device._memory, work is not None and after.tolist() == [1.0] * 3
+
+    held = launch is Launch.OWN_STREAM
+    assert run_ranks("pretended", 2, body, Shared(delay=LATE, launch=launch)) == [(held, True)] * 2
+
+
+@pytest.mark.parametrize("cell", [BY_NAME["generated"], BY_NAME["generated, hierarchical"]], ids=lambda cell: cell.name)
+def test_the_others_go_on_when_a_member_of_a_generated_group_is_lost(monkeypatch, cell):
+    """A sum that never ends is aborted with its group, and what streams waited for it for goes on."""
+    aborted, abort = set(), SimulatedBackend.abort
+
+    def body(cell, world, prepared):
+        device, (model, batches) = world.pretended, prepared
+        optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, timeout=60, world=world)
+        for number, (inputs, targets) in enumerate(batches[:6]):
+            if number == 2 and world.rank == 3:
+                optimizer.run.reducer.heartbeat.note("left", "was lost")
+                optimizer.runner.abandon()
+                optimizer.runner.client.close()
+                return {"error": None, "values": None}
+            step(model, optimizer, inputs, targets)
+        assert world.rank in aborted, "the sum of all"
+        optimizer.finish()
+        device.settle()
+        return {"error": None, "values": torch.cat([p.detach().flatten() for p in model.parameters()])}
+
+    monkeypatch.setattr(SimulatedBackend, "abort", lambda one: (aborted.add(one.world.rank), abort(one)))
+    first, *others, lost = run_cell(cell, "pretended", action=body)
+    assert lost["values"] is None
+    assert bool(first["values"].isfinite().all())
+    assert all(torch.equal(one["values"], first["values"]) for one in others)
+
+
+def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
+    made, calls = [], []
+
+    class Backend:
+        def __init__(self, store, rank, size, options):
+            made.append((rank, size, options._timeout.total_seconds(), os.environ[nccl.TEARS_DOWN]))
+
+        class Options:
+            pass
+
+        def __getattr__(self, name):
+            return lambda *_: calls.append(name)
+
+    monkeypatch.setattr(nccl, "nccl_backend", lambda: Backend)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(
+        NcclWorld,
+        "_warmed_up",
+        lambda world, members, backend, *_: Communicator(members, world.rank, backend),
+    )
+    monkeypatch.delenv(nccl.TEARS_DOWN, raising=False)
+    plan = BY_NAME["static, hierarchical"].schedule
+    world = NcclWorld(dist.HashStore(), 1, 4, timedelta(seconds=6), device=torch.device("cuda", 0))
+    ours = formed(world, plan.strategy.how.form, plan.cluster)
+    ours.prepare(plan)
+    assert made == [(1, 2, 60.0, "0"), (1, 4, 60.0, "0"), (1, 2, 60.0, "0"), (0, 2, 60.0, "0"), (0, 2, 60.0, "0")]
+    assert nccl.TEARS_DOWN not in os.environ
+    assert isinstance(ours.everyone(), HierarchicalCommunicator)
+    world.abandon()
+    assert calls == ["_group_start", *["abort"] * 5, "_group_end"]
+    assert ours.abandoned
 
 
 @pytest.mark.parametrize("name", ["static, overlap", "neighbor, overlap"])
@@ -104,6 +244,8 @@ def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name
         "static, overlap, float16",
         "allreduce of gradients, pipeline",
         "static, drift correction",
+        "allreduce of gradients, int8",
+        "static, hierarchical",
         "outer steps of groups, on the host",
         "fragments merged late, on the host",
     ],

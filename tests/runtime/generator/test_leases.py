@@ -1,42 +1,30 @@
 """Lease and timeout of a generated schedule are one policy: who pauses briefly comes back, who is fenced ends alone."""
 
-import threading
+import contextlib
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 zmq = pytest.importorskip("zmq")
 
-from partreduce.runtime.generator.client import GeneratorClient  # noqa: E402 - after the import that may skip
-from partreduce.runtime.generator.keys import JobKeys  # noqa: E402
-from partreduce.runtime.generator.service import GeneratorService  # noqa: E402
+from helpers.generator_rig import FOUR_ON_ONE_NODE, serving  # noqa: E402 - after the import that may skip
+from partreduce.runtime.generator.client import GeneratorClient  # noqa: E402
 from partreduce.runtime.transport import deadline as deadline_module  # noqa: E402
-from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting  # noqa: E402
 from partreduce.topo.errors import InputError  # noqa: E402
-from partreduce.topo.strategies.generated import Division  # noqa: E402
 
 
 @pytest.fixture
 def started():
     """Starts services with a given lease; all are ended."""
-    running = []
+    with contextlib.ExitStack() as stack:
 
-    def start(lease, num_workers=4):
-        setting = GeneratorSetting(
-            nodes=(0,) * num_workers, group_size=2, division=Division.GLOBAL, slow_threshold=None
-        )
-        service = GeneratorService(setting, JobKeys.make(), lease=lease)
-        thread = threading.Thread(target=service.run, args=(1000,))
-        thread.start()
-        running.append((service, thread))
-        return service
+        def start(lease, num_workers=4):
+            setting = replace(FOUR_ON_ONE_NODE, nodes=(0,) * num_workers, group_size=2)
+            return stack.enter_context(serving(setting, lease=lease))[0]
 
-    yield start
-    for service, thread in running:
-        service.stop()
-        thread.join(60)
-        service.close()
+        yield start
 
 
 def clients_of(service, timeout, number=4):

@@ -1,11 +1,12 @@
 """Real processes: checkpoints and unequal data under the group generator, with lost workers; full trace disks."""
 
+import contextlib
 import json
-import threading
 
 import pytest
 
 from helpers.driver import Driver
+from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
 
 pytestmark = pytest.mark.processes
 pytest.importorskip("zmq")
@@ -22,27 +23,8 @@ def driver():
 @pytest.fixture
 def serve():
     """Starts a group generator for four workers on one node; gives the environment of its workers."""
-    from partreduce.runtime.generator.keys import JobKeys
-    from partreduce.runtime.generator.service import GeneratorService
-    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-    from partreduce.topo.strategies.generated import Division
-
-    made = []
-
-    def start(lease=20.0):
-        keys = JobKeys.make()
-        setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
-        service = GeneratorService(setting, keys, lease=lease)
-        thread = threading.Thread(target=service.run, args=(600,))
-        thread.start()
-        made.append((service, thread))
-        return {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
-
-    yield start
-    for service, thread in made:
-        service.stop()
-        thread.join(60)
-        service.close()
+    with contextlib.ExitStack() as stack:
+        yield lambda lease=20.0: stack.enter_context(serving(FOUR_ON_ONE_NODE, lease=lease))[1]
 
 
 def ended(answer, *ranks):

@@ -16,6 +16,7 @@ from helpers.generator_rig import (
     check_orders,
     randomised_run,
     run_workers,
+    serving,
     setting_of,
     started_by,
 )
@@ -141,14 +142,8 @@ def test_a_full_disk_is_named_and_nothing_is_answered(tmp_path):
 
 @pytest.fixture
 def service():
-    keys = JobKeys.make()
-    made = GeneratorService(setting_of(1), keys, lease=6.0)
-    thread = threading.Thread(target=made.run, args=(600,))
-    thread.start()
-    yield made
-    made.stop()
-    thread.join(60)
-    made.close()
+    with serving(setting_of(1), lease=6.0) as (made, _):
+        yield made
 
 
 def test_a_second_service_on_one_port_is_refused(service):

@@ -1,5 +1,6 @@
 """Generated schedules on real gloo groups: means are conserved, orders are the generator's, everybody ends."""
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
@@ -7,9 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.generator_rig import check_orders
-from partreduce.runtime.generator.keys import JobKeys
-from partreduce.runtime.generator.service import GeneratorService
+from helpers.generator_rig import check_orders, serving
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
@@ -22,24 +21,17 @@ pytest.importorskip("zmq")
 
 @pytest.fixture
 def serve(monkeypatch):
-    made = []
+    with contextlib.ExitStack() as stack:
 
-    def start(schedule):
-        keys, notes = JobKeys.make(), []
-        setting = replace(GeneratorSetting.of(schedule.strategy, schedule.cluster), max_known=8)
-        service = GeneratorService(setting, keys, on_note=notes.append)
-        thread = threading.Thread(target=service.run, args=(600,))
-        thread.start()
-        made.append((service, thread))
-        monkeypatch.setenv("PARTREDUCE_GENERATOR", service.address)
-        monkeypatch.setenv("PARTREDUCE_GENERATOR_KEYS", keys.for_workers().text())
-        return notes
+        def start(schedule):
+            notes = []
+            setting = replace(GeneratorSetting.of(schedule.strategy, schedule.cluster), max_known=8)
+            _, variables = stack.enter_context(serving(setting, on_note=notes.append))
+            for name, value in variables.items():
+                monkeypatch.setenv(name, value)
+            return notes
 
-    yield start
-    for service, thread in made:
-        service.stop()
-        thread.join(60)
-        service.close()
+        yield start
 
 
 def model_of(rank):

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -17,6 +16,7 @@ import pytest
 
 from helpers import children
 from helpers.driver import Driver
+from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
 from helpers.warm import WARM
 
 pytestmark = pytest.mark.processes
@@ -193,20 +193,9 @@ def test_a_stopped_worker_is_named_after_the_timeout(driver):
 def generator():
     """A group generator for four workers on one node; yields (environment of the workers, what the machine noted)."""
     pytest.importorskip("zmq")
-    from partreduce.runtime.generator.keys import JobKeys
-    from partreduce.runtime.generator.service import GeneratorService
-    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-    from partreduce.topo.strategies.generated import Division
-
-    keys, notes = JobKeys.make(), []
-    setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
-    service = GeneratorService(setting, keys, lease=10.0, on_note=notes.append)
-    thread = threading.Thread(target=service.run, args=(600,))
-    thread.start()
-    yield {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}, notes
-    service.stop()
-    thread.join(60)
-    service.close()
+    notes = []
+    with serving(FOUR_ON_ONE_NODE, lease=10.0, on_note=notes.append) as (_, variables):
+        yield variables, notes
 
 
 @pytest.mark.parametrize("when", ["in mid-operation", "stopped"])
@@ -257,34 +246,11 @@ def test_workers_in_different_rounds_are_told_by_the_tags(driver):
         assert "tags differ" in report["text"] or "gave up first" in report["text"]
 
 
-def test_gradscaler_skips_on_one_worker_and_nobody_waits(driver):
-    answer = driver.run("infinite gradient, static")
-    assert answer["code"] == 0, answer["output"][-2000:]
-    assert all(report["finite"] for report in answer["reports"])
-    assert [reports(answer, rank=rank, end=True)[0]["scales"][-1] for rank in range(4)] == [1024, 512, 1024, 1024]
-    assert len({report["checksum"] for report in reports(answer, end=True)}) == 1
-
-
-def test_gradscaler_with_averaged_gradients_skips_on_all_workers_together(driver):
-    answer = driver.run("infinite gradient, all-reduce")
-    assert answer["code"] == 0, answer["output"][-2000:]
-    assert all(report["unchanged"] for report in reports(answer, step=3))
-    assert len({report["checksum"] for report in reports(answer, end=True)}) == 1
-
-
-def test_skip_counts_the_step_and_keeps_the_round(driver):
-    answer = driver.run("nan guard")
-    assert answer["code"] == 0, answer["output"][-2000:]
-    assert {report["steps"] for report in answer["reports"]} == {8}
-    assert len({report["checksum"] for report in answer["reports"]}) == 1
-
-
-@pytest.mark.parametrize(("kind", "rounds"), [("static", 12), ("overlap", 12), ("all-reduce", 12), ("pace", 12)])
-def test_join_lets_unequal_data_end_at_the_same_round(driver, kind, rounds):
-    answer = driver.run(f"unequal, joined, {kind}")
+def test_join_lets_unequal_data_end_at_the_same_round(driver):
+    answer = driver.run("unequal, joined")
     assert answer["code"] == 0, answer["output"][-2000:]
     reported = [report for report in answer["reports"] if "rounds" in report]
-    assert {report["rounds"] for report in reported} == {rounds}
+    assert {report["rounds"] for report in reported} == {12}
     assert len({report["checksum"] for report in reported}) == 1
     assert len(reported) == 4
 
@@ -307,11 +273,13 @@ def test_unequal_data_without_join_is_named_with_the_way_out(driver, scenario, p
 
 
 ALONE = [
-    (place, kind)
-    for place in ("save_checkpoint()", "load_checkpoint()", "mean_model()", "finish()")
-    for kind in ("gradients", "parameters", "in 8 bits", "late", "gap")
-] + [("load_state_dict()", "gap"), ("load_state_dict()", "in 8 bits")]
-"""Where else a worker may load a state by itself, no others have to come."""
+    ("save_checkpoint()", "gradients"), ("save_checkpoint()", "gap"), ("load_checkpoint()", "parameters"),
+    ("load_checkpoint()", "in 8 bits"), ("mean_model()", "gradients"), ("mean_model()", "late"),
+    ("mean_model()", "in 8 bits"), ("finish()", "parameters"), ("finish()", "late"), ("finish()", "gap"),
+    ("load_state_dict()", "gap"), ("load_state_dict()", "in 8 bits"),
+]  # fmt: skip
+"""Each place under several kinds and each kind at several places; where else a worker may load a state by itself, no
+others have to come."""
 
 
 @pytest.mark.parametrize(("place", "kind"), ALONE)

@@ -8,17 +8,15 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from benchmarks.faults.processes import runs
 from helpers import children
+from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
 from helpers.warm import WARM
-from partreduce.runtime.generator.keys import JobKeys
-from partreduce.runtime.generator.service import GeneratorService
-from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.topo.strategies.generated import Division
 
 pytestmark = pytest.mark.processes
 
@@ -225,33 +223,20 @@ def test_a_stopped_worker_in_a_row_is_the_one_that_is_named(driver, victim, at):
 def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver, tmp_path):
     """The others still train when it wakes, and are not ended."""
     pytest.importorskip("zmq")
-    keys = JobKeys.make()
-    setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
-    service = GeneratorService(setting, keys, lease=10.0)
-    thread = threading.Thread(target=service.run, args=(600,))
-    thread.start()
     given_up, ended = tmp_path / "given up", threading.Event()
 
-    def tell():
+    def tell(service):
         while service.state.status[3] != "dead" and not ended.wait(0.05):
             pass
         given_up.touch()
 
-    teller = threading.Thread(target=tell)
-    teller.start()
-    environment = {
-        "PARTREDUCE_GENERATOR": service.address,
-        "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text(),
-        "GIVEN_UP": str(given_up),
-    }
-    try:
-        answer = driver.run("fenced", environment=environment, survive=True, grace=1.0)
-    finally:
-        ended.set()
-        teller.join()
-        service.stop()
-        thread.join()
-        service.close()
+    with serving(FOUR_ON_ONE_NODE, lease=10.0) as (service, variables), ThreadPoolExecutor(1) as pool:
+        pool.submit(tell, service)
+        try:
+            environment = variables | {"GIVEN_UP": str(given_up)}
+            answer = driver.run("fenced", environment=environment, survive=True, grace=1.0)
+        finally:
+            ended.set()
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
     assert {rank: report["error"] for rank, report in answer["errors"].items()} == {3: "FencedError"}
     assert "the others went on without it" in answer["errors"][3]["text"]

@@ -69,6 +69,7 @@ def test_random_runs_of_groups_equal_the_same_in_one_process(ranks):
     assert any(not case.strategy.what.outer.is_plain for case in cases)
     assert any(0 < len(case.phase(0).members) < case.num_workers for case in cases), "somebody rests"
     assert any(len(case.phase(0)) == 2 for case in cases)
+    assert any(len(set(case.paces().tolist())) > 1 for case in cases), "unequal paces"
 
 
 def test_random_runs_cover_what_they_claim():
@@ -84,7 +85,9 @@ def test_random_runs_cover_what_they_claim():
     flying = [most_in_flight(one.what.num_fragments, one.pace, one.when.late_steps) for one in strategies]
     assert {1, 2, 3, 4} <= set(flying)
     assert any(len(set(case.steps)) > 1 for case in cases), "uneven data"
-    assert any(steps % case.pace for case in cases for steps in case.steps), "data that ends inside a round"
+    assert any(steps % case.schedule.pace_of(0) for case in cases for steps in case.steps), (
+        "data that ends inside a round"
+    )
 
 
 @pytest.mark.parametrize("fault", ["a step early", "merged whole", "in another order", "one forgotten"])
@@ -189,6 +192,33 @@ def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks
         assert torch.equal(one, other)
         assert all(torch.equal(mine, its) for mine, its in zip(buffers, theirs, strict=True))
         assert {int(name[0]) for name in kept if "flight" in name} == flying
+
+
+@pytest.mark.parametrize("whole_rounds", [True, False])
+def test_workers_of_unequal_pace_are_saved_where_all_have_had_the_same_turns(ranks, tmp_path, whole_rounds):
+    strategy = AllReduce(pace=(4, 5, 6), what=Routes(outer=DILOCO, fragments=2))
+
+    def work(world, resumes):
+        training = training_of(world, strategy)
+        pace = strategy.pace[world.rank]
+        if not whole_rounds:
+            training.steps(1)
+            with pytest.raises(InputError, match=r"step 1 lies inside a round of \d steps"):
+                save_checkpoint(training.optimizer, tmp_path)
+            return None
+        if resumes:
+            assert load_checkpoint(training.optimizer, tmp_path).steps == pace
+        else:
+            training.steps(pace)
+            save_checkpoint(training.optimizer, tmp_path)
+        return training.steps(2 * pace)
+
+    whole = ranks.run(3, lambda world: work(world, resumes=False))
+    if not whole_rounds:
+        ranks.fresh()
+        return
+    for one, other in zip(whole, ranks.run(3, lambda world: work(world, resumes=True)), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
@@ -410,8 +440,9 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
         "what.fragments: are 2; strategy 'server' averages": Server(hosts=(0,), pace=2, what=two),
         "what.fragments: are 2; when.late is for whole models": AllReduce(pace=2, when=Late(), what=two),
         "what.fragments: are 2, and each has its turn in a round of 1 steps": AllReduce(what=two),
-        "what.fragments: goes with one pace": AllReduce(pace=(2, 3, 4), what=two),
-        "when.merge: goes with one pace for all workers and plain means": AllReduce(
+        "what.fragments: are 2, and each has its turn in a round of 1": AllReduce(pace=(2, 1, 4), what=two),
+        "when.merge: goes with one pace for all workers": AllReduce(pace=(4, 3, 4), when=Merge(steps=1)),
+        "when.merge: goes with plain means": AllReduce(
             pace=4, when=Merge(steps=1), averaging=Averaging.STEP_NORMALISED
         ),
         "when.merge.steps: is 5; what is averaged every 5 steps": AllReduce(pace=5, when=Merge(steps=5), what=two),

@@ -5,11 +5,9 @@ import time
 
 import numpy as np
 import pytest
-import torch
 
 from helpers.gap_runs import optimizer_of, plan_of, ring_edges, until_left_behind
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.errors import PeerLostError
 from partreduce.topo.strategies.gap import Gap, Order, Skip
 
 
@@ -175,15 +173,3 @@ def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
 
     for error in ranks.run(3, work, catch=PeerLostError):
         assert "loop over `optimizer.batches(loader)`" in str(error)
-
-
-def test_state_that_would_travel_is_refused(ranks):
-    def work(world):
-        model = torch.nn.Linear(2, 2)
-        inner = torch.optim.Adam(model.parameters())
-        plan = plan_of(2, ring_edges(2), Gap())
-        return DistributedOptimizer(inner, model, plan, timeout=5, world=world, optimizer_state="average")
-
-    for error in ranks.run(2, work, catch=InputError):
-        assert "optimizer_state='average'" in str(error)
-        assert "use 'local'" in str(error)

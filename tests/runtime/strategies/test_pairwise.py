@@ -13,7 +13,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import pairwise as pairwise_module
 from partreduce.schedulers.protocols.adpsgd import Role, two_sides
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.errors import PeerLostError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Late, Lockstep
 from partreduce.topo.strategies.pairwise import Pairwise
@@ -202,16 +202,4 @@ def test_a_lost_partner_is_named(ranks):
 
     errors = ranks.run(2, work, catch=PeerLostError)
     assert "group {0,1}: worker 1 stopped in round 1 with ValueError: a bug" in str(errors[0])
-    ranks.fresh()
-
-
-def test_state_that_would_travel_is_refused(ranks):
-    def work(world):
-        model = torch.nn.Linear(2, 2)
-        inner = torch.optim.Adam(model.parameters())
-        return DistributedOptimizer(inner, model, schedule(2, (0,)), timeout=5, world=world, optimizer_state="average")
-
-    ranks.fresh()
-    for error in ranks.run(2, work, catch=InputError):
-        assert "use 'local'" in str(error)
     ranks.fresh()

@@ -15,7 +15,7 @@ from partreduce.runtime.transport.arrays import frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.shards import shards_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.errors import PeerLostError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Late, Lockstep
 from partreduce.topo.strategies.allreduce import AllReduce
@@ -278,17 +278,4 @@ def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronou
     for rank in (0, 2):
         assert "worker 1 stopped in round 1 with ValueError: a bug" in str(errors[rank])
         assert "step 1, round 1" in str(errors[rank])
-    ranks.fresh()
-
-
-def test_state_that_would_travel_is_refused(ranks):
-    def work(world):
-        model = network()
-        inner = torch.optim.Adam(model.parameters())
-        plan = schedule(2, synchronous=False)
-        return DistributedOptimizer(inner, model, plan, timeout=5, world=world, optimizer_state="average")
-
-    ranks.fresh()
-    for error in ranks.run(2, work, catch=InputError):
-        assert "use 'local'" in str(error)
     ranks.fresh()

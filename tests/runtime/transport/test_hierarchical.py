@@ -5,17 +5,14 @@ import threading
 import pytest
 import torch
 
+from helpers.generator_rig import serving
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import hierarchical
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.hierarchical import (
-    HierarchicalCommunicator,
-    HierarchicalWorld,
-    chosen_form,
-    formed,
-    levels_of,
-)
-from partreduce.runtime.transport.nccl import NcclWorld
+from partreduce.runtime.transport.forms import chosen_form, formed
+from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
+from partreduce.runtime.transport.nccl import OVER_GLOO
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
 from partreduce.topo.phase import Phase
@@ -197,7 +194,7 @@ def test_training_ends_where_it_does_with_rings(ranks, small_parts, name):
         ring = train(world, SCHEDULES[name], "ring")
         ours = train(world, SCHEDULES[name], "hierarchical")
         assert ring[2].run.reducer.world is world
-        assert isinstance(ours[2].run.reducer.world, HierarchicalWorld)
+        assert ours[2].run.reducer.world in world.relatives
         assert isinstance(ours[2].run.reducer.world.everyone(), HierarchicalCommunicator)
         return ring[:2], ours[:2]
 
@@ -213,7 +210,7 @@ def test_the_form_comes_from_the_schedule_unless_the_option_names_another(ranks)
 
     def work(world):
         worlds = [train(world, plan, form, steps=2)[2].run.reducer.world for form in (None, "ring")]
-        return isinstance(worlds[0], HierarchicalWorld), worlds[1] is world
+        return worlds[0] in world.relatives, worlds[1] is world
 
     assert ranks.run(4, work) == [(True, True)] * 4
 
@@ -245,17 +242,7 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
 
 def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeypatch):
     pytest.importorskip("zmq")
-    from partreduce.runtime.generator.keys import JobKeys
-    from partreduce.runtime.generator.service import GeneratorService
-    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-
     schedule = Schedule("g", Cluster.regular(2, 2), Generated(group_size=4, division=Division.GLOBAL))
-    keys = JobKeys.make()
-    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), keys)
-    thread = threading.Thread(target=service.run, args=(600,))
-    thread.start()
-    monkeypatch.setenv("PARTREDUCE_GENERATOR", service.address)
-    monkeypatch.setenv("PARTREDUCE_GENERATOR_KEYS", keys.for_workers().text())
 
     def work(world):
         model = torch.nn.Linear(300, 2, dtype=torch.float64)
@@ -274,10 +261,10 @@ def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeyp
         optimizer.finish()
         return set(model.weight.flatten().tolist()), kinds, executed
 
-    answers = ranks.run(4, work)
-    service.stop()
-    thread.join(60)
-    service.close()
+    with serving(GeneratorSetting.of(schedule.strategy, schedule.cluster)) as (_, variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        answers = ranks.run(4, work)
     everyone = (0, 1, 2, 3)
     assert all(values == {15 / 4} for values, _, _ in answers)
     assert all(kinds[everyone] is HierarchicalCommunicator and everyone in done for _, kinds, done in answers)
@@ -296,18 +283,14 @@ def test_workers_with_other_forms_are_named(ranks):
     [
         ("star", "cpu", InputError, "form: 'star' is not one of ring, hierarchical"),
         (None, "cpu", InputError, "form: None is not one of ring, hierarchical"),
-        ("hierarchical", "cuda", MissingFeatureError, "leave form at ring, NCCL picks its own"),
+        ("hierarchical", "cuda", MissingFeatureError, "no CUDA stream waits for that; .* or leave form at ring"),
     ],
 )
-def test_forms_that_cannot_run_are_refused_in_a_line(word, device, kind, text):
+def test_forms_that_cannot_run_are_refused_in_a_line(monkeypatch, word, device, kind, text):
+    monkeypatch.setenv(OVER_GLOO, "1")
     with pytest.raises(kind, match=text) as refusal:
         chosen_form(word, torch.device(device))
     assert "\n" not in str(refusal.value)
     assert chosen_form("ring", torch.device("cuda")) is Form.RING
-
-
-def test_nccl_worlds_refuse_the_form():
-    world = NcclWorld.__new__(NcclWorld)
-    assert formed(world, Form.RING, Cluster.regular(2, 2)) is world
-    with pytest.raises(MissingFeatureError, match="leave form at ring"):
-        formed(world, Form.HIERARCHICAL, Cluster.regular(2, 2))
+    monkeypatch.delenv(OVER_GLOO)
+    assert chosen_form("hierarchical", torch.device("cuda")) is Form.HIERARCHICAL

@@ -148,8 +148,8 @@ def check_against_reference(schedule: Schedule) -> bool:
     return converges
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_class_path_equals_dense_on_600_random_rules(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_class_path_equals_dense_on_random_rules(seed: int) -> None:
     rng = np.random.default_rng(1000 + seed)
     converging = sum(check_against_reference(random_rule(rng)) for _ in range(50))
     assert 5 <= converging <= 50

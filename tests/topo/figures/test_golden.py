@@ -9,7 +9,7 @@ from fractions import Fraction
 import networkx as nx
 import pytest
 
-from helpers.figures_by_definition import n_eff, rounds_to
+from helpers.figures_by_definition import rounds_to
 from helpers.golden import GOLDEN
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures import (
@@ -227,13 +227,6 @@ def test_static_exponential_gap_of_odd_n(n: int, gap: float) -> None:
     assert 1 - radius(neighbor(n, static_exponential(n))).value == pytest.approx(gap, abs=5e-6)
 
 
-@pytest.mark.parametrize(
-    ("n", "value"), [(5, 0.2023), (6, 0.2165), (7, 0.125), (12, 0.2091), (17, 0.0614), (25, 0.1921), (100, 0.1916)]
-)
-def test_one_peer_exponential_contraction(n: int, value: float) -> None:
-    assert contraction(one_peer_exponential(n)).value == pytest.approx(value, abs=5e-5)
-
-
 @pytest.mark.parametrize("n", [2, 4, 8, 32, 64])
 def test_one_peer_exponential_is_exact_for_powers_of_two(n: int) -> None:
     assert contraction(one_peer_exponential(n)).value == 0
@@ -246,29 +239,9 @@ def hyper_cuboid(radices: tuple[int, ...]) -> Schedule:
     return Schedule("cuboid", cluster, Static(phases=RulePhases(radices, phases)))
 
 
-def test_effective_neighbours_of_32_workers() -> None:
-    golden = GOLDEN["effective_neighbours_n32"]
-    schedules = {
-        "ring": neighbor(32, ring(32)),
-        "torus_4x8": neighbor(32, torus(4, 8)),
-        "hypercube": neighbor(32, hypercube(5)),
-        "one_peer_exponential": one_peer_exponential(32),
-        "hyper_cuboid_4x8": hyper_cuboid((4, 8)),
-        "complete": Schedule("all", Cluster.regular(32, 1), AllReduce()),
-    }
-    for name, schedule in schedules.items():
-        for gamma, expected in zip(golden["gamma"], golden[name], strict=True):
-            if name == "hyper_cuboid_4x8" and gamma == 0.99:
-                # The table's 30.485 is off in the second digit: only W_A − J and W_B − J remain after one round, of
-                # traces 3 and 7, which makes n_eff = 32/(1 + 5(1−γ)) for every γ; the other two entries agree with it.
-                expected = 32 / (1 + 5 * (1 - gamma))  # noqa: PLW2901 - the corrected entry
-            assert n_eff(schedule, gamma) == pytest.approx(expected, abs=6e-4), name
-
-
 @pytest.mark.parametrize(("schedule", "rounds"), [
     (neighbor(16, ring(16)), 266),
     (neighbor(25, ring(25)), 653),
-    (neighbor(100, ring(100)), 10496),
     (neighbor(16, torus(4, 4)), 28),
     (neighbor(25, torus(5, 5)), 43),
     (neighbor(32, torus(4, 8)), 111),

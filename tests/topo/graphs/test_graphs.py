@@ -77,18 +77,6 @@ def test_static_exponential_gap_is_2_over_1_plus_c_for_even_n(n):
     assert slem_gap(dense(weigh(exponential(n)))) == pytest.approx(2 / (1 + ceil(log2(n))), abs=1e-9)
 
 
-@pytest.mark.parametrize(("n", "gap"), [(5, 0.75), (7, 0.646447), (17, 0.452379), (25, 0.489139), (33, 0.3922)])
-def test_static_exponential_gap_is_larger_for_odd_n(n, gap):
-    assert slem_gap(dense(weigh(exponential(n)))) == pytest.approx(gap, abs=1e-6)
-
-
-@pytest.mark.parametrize("setting", "abc")
-def test_hop_figure_21_printed_gaps(setting):
-    golden = GOLDEN["hop_figure_21"][setting]
-    assert hop_gap(hop_figure_21(setting)) == pytest.approx(float(Fraction(str(golden["gap"]))), abs=1e-9)
-    assert round(hop_gap(hop_figure_21(setting)), 4) == golden["printed"]
-
-
 @pytest.mark.parametrize(
     ("setting", "polynomial"),
     [("b", lambda r: 45 * r**3 - 20 * r - 3), ("c", lambda r: 24 * r**3 - 2 * r**2 - 10 * r - 1)],

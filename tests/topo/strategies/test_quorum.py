@@ -134,4 +134,4 @@ def test_what_is_proved(members, verdict, staleness, equal):
     assert proof.certificate["claims"] == [], "what follows from the rules has no witness"
     assert confirm(schedule(**members).with_certificate(proof.certificate)) == []
     if staleness == FOLLOWS:
-        assert proof["staleness"].witness == {"rounds": schedule(**members).strategy.when.bound}
+        assert proof["staleness"].numbers == {"rounds": schedule(**members).strategy.when.bound}

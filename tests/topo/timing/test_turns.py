@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -88,6 +89,21 @@ def test_of_unequal_workers_event_graph_and_virtual_time_say_the_same(seed):
     now, free = by_hand(streaming, slow.fixed(4), 80)
     np.testing.assert_allclose(run.finish[-1], now)
     assert run.makespan == pytest.approx(max(now.max(), free))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_at_unequal_paces_each_turn_waits_for_the_last_workers_share_of_its_own_steps(seed):
+    draw = random.Random(seed)
+    fragments = draw.randint(2, 4)
+    paces = tuple(draw.randint(fragments, 12) for _ in range(4))
+    streaming = schedule(paces, fragments)
+    slow = ComputeTimes(base=0.1, slowdown=tuple((worker, draw.choice([1.0, 1.5, 4.0])) for worker in range(4)))
+    ends = np.array([[0, *round_ends(fragments, pace)] for pace in paces]).T
+    each = [(slow.fixed(4) * (after - before)).max() for before, after in pairwise(ends)]
+    expected = sum(each) + fragments * seconds_of_sum(1 / fragments)
+    assert cycle_time(streaming, hardware(), slow).per_round == pytest.approx(expected)
+    run = simulate(streaming, hardware(), compute=slow, num_rounds=6)
+    assert run.makespan == pytest.approx(6 * expected)
 
 
 @pytest.mark.parametrize("name", ["node-then-all", "prague-figure-10", "one-peer-hypercube"])

@@ -13,6 +13,9 @@ one where τ is 0. (c) Between two turns lie at least `apart` = ⌊H / P⌋ step
 fragment is at most `age` = H + τ steps old. (e) Where α is 0 a fragment is equal on all workers after its turn
 (`equal`).
 
+Where paces differ (τ and α are 0 then) all this holds with each worker's own H and steps: in a round each has the turns
+0 … P − 1 in this order, so all have one order. `every` and `age` are of the largest H, `apart` of the least.
+
 (d) and (e) are of sums over all workers. Where rounds have groups, τ and α are 0: a fragment's turn in round k is an
 operation of the groups of round k, so it meets all of the period's groups in `period` = H · T steps, T being their
 number, and (a), (b) and (c) hold. Of each fragment alone everything is as of a whole model, a part of a round earlier.
@@ -41,8 +44,8 @@ def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     """`fragments`, `every`, `apart`, `late`, `flying`; `age` and `equal` of sums over all, `period` of groups."""
     if not schedule.takes_turns:
         return None
-    count, every, late = schedule.tables.num_fragments, schedule.paces[0], schedule.late_steps
-    found = {"fragments": count, "every": every, "apart": every // count, "late": late}
+    count, every, late = schedule.tables.num_fragments, max(schedule.paces), schedule.late_steps
+    found = {"fragments": count, "every": every, "apart": min(schedule.paces) // count, "late": late}
     found["flying"] = max(1, -(-late * count // every))
     relax = schedule.averages_of_all().get(0)
     if relax is not None and schedule.period == 1:

@@ -132,16 +132,20 @@ def _of_blocks(schedule: Schedule, phase: Sequence[Average]) -> Sent:
 
 
 def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
-    of_worker, of_node = Fraction(0), dict[int, Fraction]()
+    parts: dict[int, Counter[Spread]] = {}  # of every node, how many groups it has of each kind
     for average in phase:
         inside, nodes = schedule.on_nodes(average)
         places = [schedule.node_of(worker) for worker in average.members]
         here = Counter(places)
         leaving = Counter(one for one, after in zip(places, places[1:] + places[:1], strict=True) if one != after)
         for node, count in here.items():
-            sent = of_operation(schedule.how, Spread(len(places), inside, nodes, count, leaving[node]))
-            of_worker, of_node[node] = max(of_worker, sent[0]), of_node.get(node, Fraction(0)) + sent[1]
-    return of_worker, max(of_node.values(), default=Fraction(0))
+            parts.setdefault(node, Counter())[Spread(len(places), inside, nodes, count, leaving[node])] += 1
+    of_worker, of_node = NOTHING
+    for kinds in {frozenset(groups.items()) for groups in parts.values()}:  # few differ, of millions of groups
+        sent = [(of_operation(schedule.how, group), count) for group, count in kinds]
+        of_worker = max(of_worker, *(own for (own, _), _ in sent))
+        of_node = max(of_node, sum((count * across for (_, across), count in sent), Fraction(0)))
+    return of_worker, of_node
 
 
 def _of_graphs(schedule: Schedule) -> Iterator[Sent]:

@@ -52,11 +52,13 @@ def numbers(schedule: Schedule, work: Work) -> Numbers | None:
     spare = gap.backups(schedule.num_workers)
     if all(len(listed) - b >= len(sources) // 2 for listed, b in zip(sources, spare, strict=True)):
         return {}
-    return None if _has_two_closed_sets(sources, spare, work) else {}
+    return None if two_closed_sets(sources, spare, work) else {}
 
 
-def _has_two_closed_sets(sources: Sequence[Sequence[int]], spare: Sequence[int], work: Work) -> bool:
-    """Whether two disjoint sets of workers can close themselves."""
+def two_closed_sets(
+    sources: Sequence[Sequence[int]], spare: Sequence[int], work: Work
+) -> tuple[set[int], set[int]] | None:
+    """Two disjoint sets of workers that can close themselves, None if there are none."""
     targets: list[list[int]] = [[] for _ in sources]
     for v, listed in enumerate(sources):
         for u in listed:
@@ -80,9 +82,9 @@ def _has_two_closed_sets(sources: Sequence[Sequence[int]], spare: Sequence[int],
         one, other = open_pairs.pop()
         shared = one & other
         if not shared:
-            return True
+            return one, other
         worker = min(shared)
         for first, second in ((struck(one, {worker}), other), (one, struck(other, {worker}))):
             if first and second:
                 open_pairs.append((first, second))
-    return False
+    return None

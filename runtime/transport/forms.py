@@ -1,0 +1,58 @@
+"""Forms: how the groups of a run add up, as the schedule or the user asks, and the world whose groups do so."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from partreduce.runtime.transport.nccl import OVER_GLOO, over_gloo
+from partreduce.runtime.transport.worlds import GroupTable, World
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, MissingFeatureError
+from partreduce.topo.strategies.axes import Form
+
+
+def chosen_form(form: Form | str, device: torch.device) -> Form:
+    """The form that the user asks for.
+
+    Raises:
+        InputError: no such form.
+        MissingFeatureError: CUDA tensors that go over gloo.
+    """
+    try:
+        chosen = Form(form)
+    except ValueError:
+        raise InputError(f"form: {form!r} is not one of {', '.join(one.value for one in Form)}") from None
+    if chosen is Form.HIERARCHICAL:
+        refuse_stages_over_gloo("form: 'hierarchical'", device, "leave form at ring")
+    return chosen
+
+
+def refuse_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
+    """Refuse sums of several stages where CUDA tensors go over gloo.
+
+    Raises:
+        MissingFeatureError: as said.
+    """
+    if device.type == "cuda" and over_gloo():
+        raise MissingFeatureError(
+            f"{what}: adds up in stages, which over gloo are a host thread's, and no CUDA stream waits for that; unset "
+            f"{OVER_GLOO}, or {instead}"
+        )
+
+
+def formed(world: World, form: Form, cluster: Cluster) -> World:
+    """The world whose groups have this form: the given one for rings, else one beside it, made once per cluster."""
+    if form is Form.RING:
+        return world
+    assert isinstance(world, GroupTable), "what makes groups"
+    nodes = tuple(cluster.node_of().tolist())
+    for other in world.relatives:
+        if other.nodes == nodes:
+            return other
+    digest = hashlib.sha256(repr((world.size, nodes)).encode()).hexdigest()[:16]
+    made = world.beside(f"{world.prefix}/hierarchical/{digest}")
+    made.nodes, made.relatives = nodes, [world]
+    world.relatives.append(made)
+    return made

@@ -1,0 +1,3 @@
+"""Nothing here depends on how busy the machine is."""
+
+from helpers.unhurried import unhurried  # noqa: F401 - a fixture
