@@ -210,8 +210,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             tables.spread(self.optimizer, broadcast=broadcast)
         remember(self, model.parameters())
         self.engine.model_use.attach()
-        if run.epochs is not None:
-            run.epochs.begin(run.mean_reducers)
+        if (epochs := run.epochs) is not None:
+            self.ending.guard(lambda: epochs.begin(run.mean_reducers))
 
     def _built(self, alpha: float | None) -> Runner:
         """What averages as the schedule says, with the strength of drift correction if there is one."""

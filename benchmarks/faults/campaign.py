@@ -123,7 +123,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
     chance, fault = cell.random, FAULTS[cell.fault]
     (folder / "tmp").mkdir()
     write_schedule(folder / "schedule.json", KINDS[cell.kind].schedule)
-    steps = SHORT if KINDS[cell.kind].is_free and fault.steps == LONG else fault.steps
+    steps = SHORT if KINDS[cell.kind].lasts_after and fault.steps == LONG else fault.steps
     task = Task(
         folder=str(folder),
         schedule=str(folder / "schedule.json"),
@@ -175,7 +175,7 @@ def _to_the_end(running: Running) -> Iterator[None]:
     cell = running.cell
     if not running.outcome.fired:
         running.outcome.note = running.outcome.note or "the run ended, or did not begin, before the instant came"
-    goes_on = running.must_finish or KINDS[cell.kind].is_free
+    goes_on = running.must_finish or KINDS[cell.kind].lasts_after
     limit = RUN_SECONDS if goes_on else cell.timeout + verdicts.SLACK_SECONDS + verdicts.GRACE_SECONDS
     limit += 3 * cell.timeout if "pause" in cell.fault else 0.0
     begun = running.fault_time or time.monotonic()

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.contingency import Contingency
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
@@ -41,7 +42,8 @@ class Kind:
     `rounds` are the mixing matrices of one period, written down here and not asked of the schedule; None where meetings
     are decided while the run lasts. `steps_a_round` is the pace, `lag` the steps by which gradients are late; a kind
     that `keeps_gap` lets nobody go on for more than a few steps without the others. Where one step `takes_several`
-    averages nobody goes on at all without the others, though not all are at the same step.
+    averages nobody goes on at all without the others, though not all are at the same step. Under `partreduce run` the
+    others go on after the loss of `most_lost` workers.
     """
 
     strategy: Strategy
@@ -58,6 +60,7 @@ class Kind:
     fragments: int = 1
     late_steps: int = 0
     kept: float = 0.0
+    most_lost: int = 0
 
     @property
     def is_free(self) -> bool:
@@ -65,8 +68,15 @@ class Kind:
         return self.rounds is None and not self.keeps_gap and not self.takes_several
 
     @property
+    def lasts_after(self) -> bool:
+        """Whether a run may last for long after a fault."""
+        return self.is_free or self.most_lost > 0
+
+    @property
     def schedule(self) -> Schedule:
-        return Schedule("under-faults", Cluster.regular(self.num_nodes, WORKERS // self.num_nodes), self.strategy)
+        cluster = Cluster.regular(self.num_nodes, WORKERS // self.num_nodes)
+        planned = tuple(Contingency(tuple(range(lost + 1))) for lost in range(self.most_lost))
+        return Schedule("under-faults", cluster, self.strategy, contingencies=planned)
 
     def states(self, steps: int) -> npt.NDArray[np.float64]:
         """(steps + 1, workers, rows): what each worker holds after so many steps of a run without faults."""
@@ -172,6 +182,7 @@ KINDS = {
     "static": Kind(Static(phases=_phases()), _PAIR_MEANS, "reference"),
     "static late": Kind(Static(phases=_phases(), when=Late()), _PAIR_MEANS, "reference", late=True),
     "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
+    "allreduce that goes on": Kind(AllReduce(), (ALL,), "survivors", gradients=True, most_lost=1),
     "allreduce pipeline": Kind(AllReduce(when=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
     "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
     "outer": _outer_steps(),

@@ -25,6 +25,8 @@ CRASH = re.compile(r"terminate called|Fatal Python error|signal (6|11) |SIGABRT|
 LACK = r"worker \d waited in step \d+ for (an update of|a token to enter|the acknowledgement of its update of) step \d+"
 SOMEBODY = r"\b(worker|rank) \d|store|generator"
 ENDS = ("finished", "failed", "raised")
+KILLS = ("kill worker", "kill parent of children", "pause for three")
+"""Faults after which the others finish where the run goes on."""
 
 
 def end_of(records: list[Record]) -> Record | None:
@@ -51,6 +53,9 @@ def judge_ends(running: Running) -> None:
             took = "never" if ended is None else f"after {ended - held_up_since:.1f} s"
             outcome.violations.append(f"late: worker {rank} ended {took}, limit {limit:.3g} s")
     everybody = range(WORKERS) if running.must_finish else survivors
+    goes_on = running.cell.launcher == "run" and 0 < len(running.victims) <= KINDS[running.cell.kind].most_lost
+    if goes_on and running.cell.fault in KILLS and set(finished) != set(survivors):
+        outcome.violations.append(f"did not go on: workers {sorted(set(survivors) - set(finished))} did not finish")
     if all((end := ends[rank]) is not None and end.what == "finished" for rank in everybody):
         outcome.ended = "finished"
         return
@@ -136,6 +141,7 @@ def judge_values(running: Running) -> None:
         "convex": _by_hull,
         "counts": _by_counts,
         "sums": _by_sums,
+        "survivors": _by_survivors,
     }
     problems += laws[kind.law](kind, records)
     finals = [(rank, _values(r[-1])) for rank, r in records.items() if r and r[-1].what == "finished"]
@@ -225,6 +231,33 @@ def _by_sums(kind: Kind, records: dict[int, list[Record]]) -> list[str]:  # noqa
             if record.what == "finished" and not _same(values, np.array([calls[w] for w in range(WORKERS)]) / WORKERS):
                 problems.append(f"{place} with {values}, and workers made {calls} gradients")
     return problems
+
+
+def _by_survivors(kind: Kind, records: dict[int, list[Record]]) -> list[str]:  # noqa: ARG001 - the face of all laws
+    """Gradients whose run goes on: means over all up to some step, and from it over all but one; the same for all."""
+    listed = [record for own in records.values() for record in own]
+    last = max((record.step for record in listed), default=0) + 1
+    steps = np.arange(last + 1)
+    held = np.array([_values(record) for record in listed]).reshape(-1, WORKERS)
+    first = np.array([record.step + (record.what == "leaves") for record in listed], dtype=int)
+    then = np.array(
+        [record.step + (record.what not in ("enters", "finishes", "finished")) for record in listed], dtype=int
+    )
+    fewest, found = len(listed) + 1, ""
+    for lost in range(WORKERS):
+        for round_ in range(last + 1):
+            others = np.minimum(steps, round_) / WORKERS + np.maximum(steps - round_, 0) / (WORKERS - 1)
+            states = np.repeat(others[:, None], WORKERS, axis=1)
+            states[:, lost] = np.minimum(steps, round_) / WORKERS
+            fits = [np.all(np.abs(held - states[at]) <= TOLERANCE + 1e-5 * states[at], axis=1) for at in (first, then)]
+            wrong = np.flatnonzero(~(fits[0] | fits[1]))
+            if not len(wrong):
+                return []
+            if len(wrong) < fewest:
+                odd = listed[wrong[0]]
+                fewest = len(wrong)
+                found = f"without worker {lost} from step {round_}: {odd.what} step {odd.step} with {_values(odd)}"
+    return [f"{fewest} of {len(listed)} records fit no loss, at best {found}"]
 
 
 def _by_groups(kind: Kind, records: dict[int, list[Record]]) -> list[str]:

@@ -107,8 +107,7 @@ class Views:
         self._state = state
         if state.is_open and not was_open:
             self._lease = Deadline(float(self._facts()["timeout"]))
-            self._notes.write(f"{OPEN}/{state.view.epoch + 1}", "1")
-            self._deaths.count(CHANGES, 1)  # so that whoever waits looks closely
+            self._open(state.view.epoch + 1)
         told: set[int] = set()
         for action in actions:
             match action:
@@ -120,10 +119,15 @@ class Views:
                     told.add(view.epoch)
                     self._tell(view)
 
+    def _open(self, epoch: int) -> None:
+        self._notes.write(f"{OPEN}/{epoch}", "1")
+        self._deaths.count(CHANGES, 1)  # so that whoever waits looks closely
+
     def _tell(self, view: View) -> None:
         text = {"epoch": view.epoch, "members": view.members, "resume": view.resume, "forward": view.forward}
         self._notes.write(f"view/{view.epoch}", json.dumps(text))
         if not view.members:
+            self._open(view.epoch)  # who waits for others by notes asks for that, and then hears that all end
             return
         before = self._state.log[view.epoch - 1].members
         lost = [worker for worker in before if worker not in view.members and worker not in self._state.left]

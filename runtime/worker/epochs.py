@@ -27,7 +27,7 @@ from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import member_sets
 from partreduce.runtime.transport.notes import JOINED, LEFT, MEMBERSHIP, NEWS, OPEN, POLL_SECONDS, Notes
 from partreduce.runtime.transport.store_line import NamedPrefixStore, root_store
-from partreduce.runtime.transport.waiting import Wait
+from partreduce.runtime.transport.waiting import GoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.schedulers.protocols.base import Note, Received, Send
@@ -99,11 +99,24 @@ class Epochs(Everyone):
         """What is run now; None where this worker is alone."""
 
     def begin(self, reducers: Sequence[Reducer]) -> None:
-        """The run's operations go by these; tell the launcher that this worker is connected."""
+        """The run's operations go by these; wait until the launcher knows of all workers that they are connected.
+
+        From then on a loss is one that the others outlive.
+
+        Raises:
+            PeerLostError: one of them was lost before.
+        """
         self._reducers = {reducer: reducer.key for reducer in reducers}
         facts = {"timeout": self.timeout, "are_equal": self.schedule.strategy.averages_gradients}
         self._notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
         self._notes.count(JOINED, 1)
+        wait = Wait(self.heartbeat, range(self.world.size), self.timeout)
+        while self._notes.count(JOINED) < self.world.size:
+            try:
+                wait.look()
+            except GoneError as gone:
+                raise PeerLostError(f"before the first step: {gone}") from None
+            time.sleep(POLL_SECONDS)
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ CELLS = (
     "static late/exception/run/1",
     "allreduce late/SIGKILL launcher/run/1",
     "allreduce pace 2/kill worker/run/1",
+    "allreduce that goes on/kill worker/run/1",
     "outer/kill worker/run/1",
     "outer of pairs/kill worker/run/1",
     "fragments merged late/kill worker/run/1",

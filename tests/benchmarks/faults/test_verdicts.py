@@ -185,6 +185,46 @@ def test_a_quorum_counts_every_gradient_once(judged):
         assert judged(verdicts.judge_values, diaries(second, last), "quorum solo"), (second, last)
 
 
+def test_survivors_hold_the_same_means_without_one_worker_from_the_same_step_on(judged):
+    """Worker 3 is lost in step 3 of 6."""
+
+    def diaries(spoilt=None):
+        found = []
+        for rank in range(WORKERS):
+            lines = []
+            for step in range(STEPS if rank != 3 else 3):
+                for what, at in (("enters", step), ("leaves", step + 1)):
+                    mean = min(at, 3) / 4 + max(at - 3, 0) / 3
+                    lines.append(line(what, at, step, [mean, mean, mean, min(at, 3) / 4]))
+            found.append(lines)
+        if spoilt is not None:
+            spoilt(found)
+        return found
+
+    def later(found):
+        found[1][6] = line("enters", 3, 3, [0.75, 0.75, 0.75, 1.0])
+
+    def half(found):
+        found[0][9] = line("leaves", 5, 4, [1.0, 1.4, 1.4, 0.75])
+
+    kind = "allreduce that goes on"
+    assert judged(verdicts.judge_values, diaries(), kind) == []
+    for spoilt in (later, half):
+        (text,) = judged(verdicts.judge_values, diaries(spoilt), kind)
+        assert "records fit no loss" in text
+
+
+def test_survivors_that_do_not_go_on_where_they_can_are_seen(judged):
+    def killed(running):
+        running.cell = replace(running.cell, fault="kill worker")
+        verdicts.judge_ends(running)
+
+    (text,) = judged(
+        killed, [ending(12.0), ending(12.0, what="finished"), ending(12.0)], "allreduce that goes on", **FAULT
+    )
+    assert text == "did not go on: workers [0, 2] did not finish"
+
+
 def ending(seconds, text="worker 3 was killed", what="failed"):
     return [line("begins", 0.0, 0, np.zeros(WORKERS), os.getpid()), line(what, seconds, 0, np.zeros(WORKERS), text)]
 
