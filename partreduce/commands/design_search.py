@@ -39,13 +39,15 @@ def search(
     from partreduce.planner.hybrid import plan_hybrid
     from partreduce.planner.plan import plan
     from partreduce.report.front import draw_front
-    from partreduce.report.picture import save
+    from partreduce.report.picture import check, save
     from partreduce.schedulers.synthesis.problem import Status
-    from partreduce.topo.document.writer import write_schedule
+    from partreduce.topo.document.writer import refuse_without_place, write_schedule
     from partreduce.topo.errors import InfeasibleError, UnknownError
 
+    check(plot)
     claim_stdout(output, as_json=as_json)
-    _refuse_lost_work(output, plot)
+    if plot is not None:
+        refuse_without_place(plot)
     try:
         with _progress(_how_long(job), as_json=as_json) as say:
             hybrid = None if model is None else plan_hybrid(job, model, progress=say)
@@ -75,17 +77,6 @@ def search(
         if path is not None:
             console().print(f"written to {path}")
     suggest_verify(output)
-
-
-def _refuse_lost_work(output: Path | None, plot: Path | None) -> None:
-    """Refuse what could not be written after the search before it starts."""
-    from partreduce.report.picture import check
-    from partreduce.topo.errors import FileProblem
-
-    check(plot)
-    for path in (output, plot):
-        if path is not None and not path.parent.is_dir():
-            raise FileProblem(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
 
 
 def _how_long(job: Job) -> str:

@@ -24,14 +24,12 @@ def job_measurement(
         FileProblem: there is no folder for the output.
     """
     from partreduce.planner.job import Data
-    from partreduce.topo.errors import FileProblem
+    from partreduce.topo.document.writer import refuse_without_place
     from partreduce.user_function import file_and_name, function_of
 
     kind = options.choice(Data, data, "--data")
     file_and_name(function, "FILE.py:NAME")  # refused once, and not by every worker
-    if not output.absolute().parent.is_dir():
-        raise FileProblem(f"{output}: cannot be written: there is no folder {output.parent}; make it first")
-
+    refuse_without_place(output)
     job = None if cluster is None else _planned_for(cluster, kind)
 
     def measure() -> None:

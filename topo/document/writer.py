@@ -113,9 +113,10 @@ def refuse_without_place(path: str | os.PathLike[str]) -> None:
     """
     if descriptor_to_write(path) is None:
         target = Path(os.path.realpath(path))
-        code = errno.EISDIR if target.is_dir() else 0 if target.parent.is_dir() else errno.ENOENT
-        if code:
-            raise _unwritten(shown_path(path), os.strerror(code))
+        if target.is_dir():
+            raise _unwritten(shown_path(path), os.strerror(errno.EISDIR))
+        if not target.parent.is_dir():
+            raise _unwritten(shown_path(path), f"there is no folder {target.parent}; make it first")
 
 
 def _unwritten(shown: str, reason: object) -> FileProblem:

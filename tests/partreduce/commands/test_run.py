@@ -103,7 +103,7 @@ def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monke
     codes = {0: 1, 1: 69, 2: 128 + 9}
     monkeypatch.setattr(supervision.Child, "reap", lambda worker: setattr(worker, "code", codes[worker.rank]) or True)
     workers, shutdown = [supervision.Child(rank, 0, 0) for rank in codes], supervision._Shutdown()
-    supervision._collect(workers, None, shutdown, 5.0, None)
+    supervision._collect(workers, None, shutdown, 5.0, None, views=None)
     assert shutdown.code == 128 + 9
 
 
