@@ -163,10 +163,11 @@ def _made(cluster: str, using: str, survive: int) -> "Schedule":
         return schedule
     from partreduce.planner.contingencies import survival
     from partreduce.planner.job import Job
+    from partreduce.topo.strategies.axes import Form
 
     place = load_cluster(cluster)
     hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
-    job = Job(cluster=replace(place, hardware=hardware), survive=survive)
+    job = Job(cluster=replace(place, hardware=hardware), survive=survive, form=Form.RING)
     return survival(schedule, job, is_given=True).schedule
 
 

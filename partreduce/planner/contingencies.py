@@ -26,6 +26,7 @@ from partreduce.topo.hardware import Hardware, Switch
 from partreduce.topo.losses import Loss, Symmetries, losses_of_nodes
 from partreduce.topo.rule import digit_of, strides_of
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form, Sending
 from partreduce.topo.strategies.static import RulePhases, Static
 from partreduce.verify.survives import apart_after
 
@@ -50,12 +51,22 @@ class Survival:
 
 
 def goes_on(schedule: Schedule) -> bool:
-    """Whether contingencies of the schedule can be made."""
+    """Whether contingencies of the schedule can be made, and run."""
     try:
-        check_covered(schedule)
+        _check_runs(schedule)
     except ScheduleError:
         return False
     return True
+
+
+def _check_runs(schedule: Schedule) -> None:
+    """Refuse what the run-time ends with the first loss, whatever is planned (`runtime.worker.epochs.refusal_of`)."""
+    check_covered(schedule)
+    how = schedule.strategy.how
+    if how.form is not Form.RING or how.sending is not Sending.WHOLE:
+        raise ScheduleError(
+            "strategy.how: only sums in the form ring, sent whole, go on after a loss yet; leave out form and sending"
+        )
 
 
 def survival(
@@ -67,7 +78,7 @@ def survival(
         ScheduleError: contingencies of such a schedule cannot be made.
         InputError: there are more classes of losses than a file holds.
     """
-    check_covered(schedule)
+    _check_runs(schedule)
     bare = replace(schedule, contingencies=(), certificate=None)
     symmetries = Symmetries.of(bare)
     losses: set[Loss] = set(losses_of_nodes(bare, symmetries))

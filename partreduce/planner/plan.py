@@ -31,7 +31,7 @@ from partreduce.schedulers.synthesis.problem import Candidate, Front, Status
 from partreduce.topo.errors import InfeasibleError, UnknownError
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import LOCKSTEP
+from partreduce.topo.strategies.axes import LOCKSTEP, Form
 from partreduce.verify.base import Proof
 
 CATALOGUE_SHARE = 0.25
@@ -119,6 +119,8 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     """
     from partreduce.verify.prove import prove
 
+    if job.survive and job.form is None:
+        job = replace(job, form=Form.RING)  # sums in stages do not go on after a loss yet
     load_searchers()
     say = progress or (lambda _: None)
     clock = job.clock()

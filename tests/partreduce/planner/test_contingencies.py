@@ -8,6 +8,8 @@ from partreduce.planner import contingencies
 from partreduce.planner.contingencies import FACTOR, survival, survivors_of
 from partreduce.planner.job import Job
 from partreduce.planner.measuring import measure
+from partreduce.planner.plan import plan
+from partreduce.runtime.worker.epochs import refusal_of
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, Survivors, after_loss
@@ -16,7 +18,7 @@ from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Generated, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, Form, Generated, How, RulePhases, Static
 from partreduce.verify import prove
 from partreduce.verify.base import Status
 
@@ -37,6 +39,19 @@ def test_groups_that_still_serve_are_kept_and_all_is_proved() -> None:
     assert {one.groups for one in found.schedule.contingencies} == {Survivors.REMAINING}
     assert found.words.endswith("survivors go on: of 3 classes of losses, in 3 they keep their groups")
     assert prove(found.schedule).verdict is Status.PROVED
+
+
+def test_only_what_the_run_time_goes_on_with_is_planned() -> None:
+    """It ends the run of a schedule whose sums have stages with the first loss; `design` recommended such a one."""
+    asked = replace(job(2, 2, 1), effort=0.2)
+    assert plan(replace(asked, survive=0)).recommendation.form is Form.HIERARCHICAL
+    assert not refusal_of(plan(asked).recommendation.schedule)
+    stages = Schedule("stages", asked.cluster, AllReduce(pace=2, how=How(form=Form.HIERARCHICAL)))
+    assert refusal_of(stages)
+    with pytest.raises(ScheduleError, match="only sums in the form ring"):
+        survival(stages, asked, is_given=True)
+    with pytest.raises(InputError, match="form: only sums in the form ring"):
+        plan(replace(asked, form=Form.HIERARCHICAL))
 
 
 def test_survivors_that_would_be_cut_off_get_other_groups(monkeypatch: pytest.MonkeyPatch) -> None:
