@@ -17,6 +17,6 @@ def test_no_false_claim_is_confirmed_and_every_honest_one_is():
 def test_the_campaign_forges_what_only_a_false_claim_could_gain():
     """The oracle says no as well: of claims moved to other schedules most are false."""
     tally = run(600, seed=8)
-    refused = sum(tally.attempts.values()) - sum(tally.accepted.values())
-    assert refused > 400
+    assert not tally.false
+    assert sum(tally.accepted.values()) < sum(tally.attempts.values()) / 2
     assert len(pool(8)) > 60

@@ -59,16 +59,17 @@ def _distinct_groups(phase: Sequence[Average]) -> Iterator[tuple[tuple[int, ...]
 
 def _most_groups(schedule: Schedule) -> tuple[int, int]:
     """The most distinct groups of a worker (of a local rank, for rules), and the most other members in them."""
-    groups, others = [0] * schedule.width, [0] * schedule.width
+    groups: dict[int, int] = {}  # no lists: a file of a few lines may name a billion workers
+    others: dict[int, int] = {}
     prologue_is_new = schedule.prologue > 0
     for members, across in {group for phase in schedule.phases for group in _distinct_groups(phase)}:
         size = len(members) * prod(schedule.radices[digit] for digit in across)
         prologue_is_new = prologue_is_new and size < schedule.num_workers
         times = _communicators(schedule, Average(members, across, PLAIN))
         for worker in members:
-            groups[worker] += times
-            others[worker] += times * (size - 1)
-    most = max(groups), max(others)
+            groups[worker] = groups.get(worker, 0) + times
+            others[worker] = others.get(worker, 0) + times * (size - 1)
+    most = max(groups.values(), default=0), max(others.values(), default=0)
     times = _communicators(schedule, None) if prologue_is_new else 0
     return most[0] + times, most[1] + times * (schedule.num_workers - 1)
 
