@@ -238,7 +238,8 @@ def _collect(
                 views.ended_well(worker)
     for worker in sorted((worker for worker in ended if worker.code), key=_ended_by_itself):
         is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
-        _tell(store, worker, outlet, first=is_first, ended=shutdown.has_signalled)
+        was_ended = shutdown.has_signalled or (views is not None and worker.rank in views.fenced)
+        _tell(store, worker, outlet, first=is_first, ended=was_ended)
         worker.signal(signal.SIGTERM)
         worker.children_until = time.monotonic() + CHILDREN_SECONDS
         if views is None or shutdown.has_signalled or not views.go_on_without(worker, is_lost=_is_lost(worker)):

@@ -136,6 +136,7 @@ def test_a_silent_worker_is_given_up_and_ended_and_the_run_says_so():
     assert code == FencedError.exit_code, text
     assert own(said) == replayed(until(4, ALL, THREE), THREE), text
     assert "worker 2 said nothing for 10 s and was ended" in text
+    assert "SIGKILL" not in text, "the launcher sent it"
 
 
 def test_an_error_of_a_worker_itself_ends_the_run():
