@@ -182,7 +182,7 @@ def test_a_slow_worker_appears_as_waiting() -> None:
 
 
 def test_a_form_other_than_the_ring_is_named() -> None:
-    words, asked = "form hierarchical, which runs over gloo", job(form=Form.HIERARCHICAL)
+    words, asked = "as its file says: form hierarchical", job(form=Form.HIERARCHICAL)
     chosen = recommend(competitors(asked, until=0.0), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
     assert chosen.schedule.strategy.how.form is Form.HIERARCHICAL, "the file says how it is to be run"
