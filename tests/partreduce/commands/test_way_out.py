@@ -54,7 +54,7 @@ def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(f
         ("run --workers 2 schedule.json", 65, "a schedule goes before the script: --schedule schedule.json SCRIPT"),
         ("run --hosts bytes --schedule schedule.json train.py", 65, "bytes: is not text in UTF-8; write a host a line"),
         ("measure --workers 2 --model-bytes 0B", 65, "--model-bytes 0B: nothing would be moved; write the size"),
-        ("measure --workers 2 -o none/c.yaml", 74, "none/c.yaml: cannot be written: No such file or directory"),
+        ("measure --workers 2 -o none/c.yaml", 74, "none/c.yaml: cannot be written: there is no folder"),
         ("design 2x2 -o .", 74, ".: cannot be written: Is a directory"),
         ("simulate schedule.json --trace empty", 65, "empty: holds no step times; write a row for each step"),
         ("design 2x2 --set compute=1e300s", 65, "'1e300s' is too large or too small for a time; write it such as"),
