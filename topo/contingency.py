@@ -14,6 +14,7 @@ from partreduce.topo.fields import Choice
 from partreduce.topo.losses import Loss, Symmetries
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
+from partreduce.topo.strategies.axes import Form, Sending
 from partreduce.topo.strategies.routes import ALIKE
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
@@ -137,6 +138,12 @@ def check_covered(schedule: Schedule) -> None:
                 f"strategy.{name}: contingencies are for whole models in lockstep, without tables, outer steps or "
                 f"codecs; leave {name} out"
             )
+
+
+def has_whole_rings(schedule: Schedule) -> bool:
+    """Whether its sums are rings, sent whole: of no others the run-time lets survivors go on yet."""
+    how = schedule.strategy.how
+    return how.form is Form.RING and how.sending is Sending.WHOLE
 
 
 def _continued(schedule: Schedule, lost: frozenset[int], groups: Groups) -> Schedule:

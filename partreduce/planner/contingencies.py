@@ -19,14 +19,13 @@ from partreduce.planner.job import EFFORTS, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, Groups, Survivors, after_loss, check_covered
+from partreduce.topo.contingency import Contingency, Groups, Survivors, after_loss, check_covered, has_whole_rings
 from partreduce.topo.document.contingencies import MAX_CONTINGENCIES
 from partreduce.topo.errors import InputError, PartreduceError, ScheduleError
 from partreduce.topo.hardware import Hardware, Switch
 from partreduce.topo.losses import Loss, Symmetries, losses_of_nodes
 from partreduce.topo.rule import digit_of, strides_of
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form, Sending
 from partreduce.topo.strategies.static import RulePhases, Static
 from partreduce.verify.survives import apart_after
 
@@ -62,8 +61,7 @@ def goes_on(schedule: Schedule) -> bool:
 def _check_runs(schedule: Schedule) -> None:
     """Refuse what the run-time ends with the first loss, whatever is planned (`runtime.worker.epochs.refusal_of`)."""
     check_covered(schedule)
-    how = schedule.strategy.how
-    if how.form is not Form.RING or how.sending is not Sending.WHOLE:
+    if not has_whole_rings(schedule):
         raise ScheduleError(
             "strategy.how: only sums in the form ring, sent whole, go on after a loss yet; leave out form and sending"
         )

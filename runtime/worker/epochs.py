@@ -44,12 +44,11 @@ from partreduce.schedulers.protocols.membership import (
     View,
     Vote,
 )
-from partreduce.topo.contingency import after_loss, check_covered
+from partreduce.topo.contingency import after_loss, check_covered, has_whole_rings
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import FencedError, MissingFeatureError, PeerLostError, ScheduleError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form, Sending
 from partreduce.topo.strategies.base import Averaging
 
 Sums = list[tuple[Reducer, Reduction]]
@@ -404,7 +403,7 @@ def refusal_of(schedule: Schedule) -> str:
         check_covered(schedule)
     except ScheduleError as error:
         return str(error)
-    if strategy.how.form is not Form.RING or strategy.how.sending is not Sending.WHOLE:
+    if not has_whole_rings(schedule):
         return "its sums have a form other than 'ring', or leave by layers"
     if strategy.averaging is not Averaging.MEAN and len(set(schedule.paces().tolist())) > 1:
         return "it averages by steps, over unequal paces"

@@ -118,21 +118,29 @@ def run(case: StreamingRun, world) -> torch.Tensor:
     return trained(Worker(case, world.rank), world, case.steps[world.rank], ended=lambda o: o.round == case.rounds)
 
 
-def reference(case: StreamingRun) -> list[torch.Tensor]:
-    """Algorithm 2 of the paper by torch alone, whose SGD makes the outer steps of each fragment's anchor."""
-    strategy, n = case.schedule.strategy, case.schedule.num_workers
-    pace, outer, count = strategy.pace, strategy.what.outer, len(case.turns)
-    late = strategy.when.steps if isinstance(strategy.when, Merge) else 0
-    alpha = float(strategy.when.alpha) if isinstance(strategy.when, Merge) else 0.0
-    workers = [Worker(case, rank) for rank in range(n)]
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(worker.inner, case.decay) for worker in workers]
+def fragments_of(
+    case: StreamingRun, workers: list[Worker]
+) -> tuple[list[list[list[torch.nn.Parameter]]], list[list[torch.nn.Parameter]], list[torch.optim.SGD]]:
+    """Of each fragment every worker's parameters, the anchor, and torch's SGD that makes its outer steps."""
+    outer = case.schedule.strategy.what.outer
     fragments = [
         [[p for layer in turn for p in worker.model[int(layer)].parameters()] for worker in workers]
         for turn in case.turns
     ]
     anchors = [[torch.nn.Parameter(p.detach().clone()) for p in fragment[0]] for fragment in fragments]
     options = {"lr": float(outer.lr), "momentum": float(outer.momentum), "nesterov": outer.nesterov}
-    outers = [torch.optim.SGD(anchor, **options) for anchor in anchors]
+    return fragments, anchors, [torch.optim.SGD(anchor, **options) for anchor in anchors]
+
+
+def reference(case: StreamingRun) -> list[torch.Tensor]:
+    """Algorithm 2 of the paper by torch alone, whose SGD makes the outer steps of each fragment's anchor."""
+    strategy, n = case.schedule.strategy, case.schedule.num_workers
+    pace, count = strategy.pace, len(case.turns)
+    late = strategy.when.steps if isinstance(strategy.when, Merge) else 0
+    alpha = float(strategy.when.alpha) if isinstance(strategy.when, Merge) else 0.0
+    workers = [Worker(case, rank) for rank in range(n)]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(worker.inner, case.decay) for worker in workers]
+    fragments, anchors, outers = fragments_of(case, workers)
     for step in range(1, case.rounds * pace + 1):
         for worker, scheduler in zip(workers, schedulers, strict=True):
             if step <= case.steps[worker.rank]:
@@ -156,16 +164,10 @@ def reference(case: StreamingRun) -> list[torch.Tensor]:
 
 def reference_of_groups(case: StreamingRun) -> list[torch.Tensor]:
     """Round by round, fragment by fragment: all take their own steps until its turn, and then groups average."""
-    schedule, outer, count = case.schedule, case.schedule.strategy.what.outer, len(case.turns)
+    schedule, count = case.schedule, len(case.turns)
     workers = [Worker(case, rank) for rank in range(schedule.num_workers)]
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(worker.inner, case.decay) for worker in workers]
-    fragments = [
-        [[p for layer in turn for p in worker.model[int(layer)].parameters()] for worker in workers]
-        for turn in case.turns
-    ]
-    anchors = [[torch.nn.Parameter(p.detach().clone()) for p in fragment[0]] for fragment in fragments]
-    options = {"lr": float(outer.lr), "momentum": float(outer.momentum), "nesterov": outer.nesterov}
-    outers = [torch.optim.SGD(anchor, **options) for anchor in anchors]
+    fragments, anchors, outers = fragments_of(case, workers)
     for round_, number in ((round_, number) for round_ in range(case.rounds) for number in range(count)):
         for worker, scheduler in zip(workers, schedulers, strict=True):
             pace = schedule.pace_of(worker.rank)
