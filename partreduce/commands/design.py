@@ -152,20 +152,20 @@ def _made(cluster: str, using: str, survive: int) -> "Schedule":
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.errors import InputError
 
-    name, entries = entry_of(using)
+    place = load_cluster(cluster)
     if survive and using.endswith(".json"):
-        schedule, place = load_schedule(using), load_cluster(cluster)
+        schedule = load_schedule(using)
         if not schedule.cluster.same_shape(place):
             raise InputError(f"{using}: is for {schedule.cluster}, and CLUSTER is {place}; give the schedule's own")
     else:
-        schedule = design(cluster, using=name, **parameters_of(entries, place=f"--using {using}"))
+        name, entries = entry_of(using)
+        schedule = design(place, using=name, **parameters_of(entries, place=f"--using {using}"))
     if not survive:
         return schedule
     from partreduce.planner.contingencies import survival
     from partreduce.planner.job import Job
     from partreduce.topo.strategies.axes import Form
 
-    place = load_cluster(cluster)
     hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
     job = Job(cluster=replace(place, hardware=hardware), survive=survive, form=Form.RING)
     return survival(schedule, job, is_given=True).schedule
