@@ -9,10 +9,10 @@ import pytest
 from helpers.synthesis import synthesise
 from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status, scoring
 from partreduce.schedulers.synthesis.age_bound import age_tables, cycle_mean_bound, dual_bound
-from partreduce.schedulers.synthesis.candidates import TOLERANCE
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from partreduce.schedulers.synthesis.front import TOLERANCE
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from partreduce.schedulers.synthesis.segments import segments_of, sketch_front
+from partreduce.schedulers.synthesis.segments import Beam, segments_of, sketch_front
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 
@@ -70,8 +70,8 @@ def test_worked_example_optimum_is_proved_for_any_period():
 
 def test_sketched_compositions_have_the_values_of_their_segments():
     alphabet = rule_alphabet(Problem(cluster=cluster("2x2")))
-    segments = segments_of(alphabet, 6, never)
-    found = sketch_front(segments, Limits(max_period=6))
+    segments = segments_of(alphabet, 6, never, beam=Beam(160, 4))
+    found = sketch_front(segments, Limits(max_period=6), bins=120)
     assert found
     full = alphabet.full_average()
     assert all(full in indices and 1 <= len(indices) <= 6 for indices in found)
