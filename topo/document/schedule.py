@@ -71,7 +71,7 @@ def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BY
 
 def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:
     try:
-        with collector_paused(len(data)):
+        with collector_paused():
             return schedule_of(parse_json(data, max_bytes=max_bytes, source=source))
     except DocumentError as error:
         raise DocumentError(error.place, error.problem, source) from None
