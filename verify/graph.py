@@ -36,7 +36,7 @@ def prove_graph(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """All claims about the matrices of a `neighbor` schedule."""
     rounds = schedule.strategy.graphs
     sums = sums_of_graph(rounds, stated)
-    claims: list[Claim | None] = [sums, _consensus(schedule, rounds)]
+    claims: list[Claim | None] = [sums, consensus_of_graph(schedule)]
     if sums.holds:
         claims.append(prove_contraction(schedule))
         claims.append(prove_consensus_distance(schedule))
@@ -63,7 +63,9 @@ def out_tree_of(schedule: Schedule, *, counts_weights: bool) -> Claim:
     return proved(NAME, text, method="graph", root=tree[0], tree=tree[1])
 
 
-def _consensus(schedule: Schedule, rounds: Rounds) -> Claim:
+def consensus_of_graph(schedule: Schedule) -> Claim:
+    """Consensus of a `neighbor` schedule: by a tree of edges or a norm, or refuted by sets that stay apart."""
+    rounds = schedule.strategy.graphs
     smallest, own = Fraction(0), Fraction(1)
     for listed in rounds:
         smallest = min(smallest, *listed.weights, Fraction(0))
