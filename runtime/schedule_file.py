@@ -61,10 +61,10 @@ def warn_of_workers_apart(schedule: Schedule) -> None:
         return
     from partreduce.verify.base import Status
     from partreduce.verify.consensus import prove_consensus
-    from partreduce.verify.graph import consensus_of_graph
+    from partreduce.verify.graph import by_tree_or_apart
 
-    claim = consensus_of_graph(schedule) if schedule.strategy.graphs else prove_consensus(schedule)
-    if claim.status is Status.REFUTED:
+    claim = by_tree_or_apart(schedule) if schedule.strategy.graphs else prove_consensus(schedule)
+    if claim is not None and claim.status is Status.REFUTED:
         warn_user(
             f"schedule {schedule.name!r}: {claim.explanation} Training goes on; `partreduce verify` refutes it, "
             "`partreduce design` finds one that all workers meet in"
