@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -28,7 +29,6 @@ from partreduce.schedulers.synthesis.period_search import Search, SearchStage
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.schedulers.synthesis.schedule_model import decided_schedules
-from partreduce.topo.arithmetic.pareto import non_dominated
 from partreduce.topo.schedule import Schedule
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def search(
         reached = clock.passed(until)
         reason = "the time was over before the search began" if reached else _too_large(problem)
         return _without_search(Status.UNKNOWN, reason, clock.elapsed - begun, seed)
-    found: list[Candidate] = []
+    by_alphabet: list[list[Candidate]] = []
     bounds: list[DualBound] = []
     doubts: list[str] = []
     for index, alphabet in enumerate(alphabets):
@@ -100,11 +100,13 @@ def search(
         bound = _bound(problem, tried, start + (COMPOSING_SHARE + BOUND_SHARE) * (end - start))
         tried.tell("searching")
         tried.refine(end)
-        found += _candidates(problem, tried, bound)
+        by_alphabet.append(_candidates(problem, tried, bound))
         if bound is not None:
             bounds.append(bound)
             if shortfall := beyond(problem, bound):
                 doubts.append(f"{class_of(bound, problem)}: {shortfall}")
+    # In turns, since those of other paces make shorter steps of as much communication.
+    found = [one for turn in zip_longest(*by_alphabet) for one in turn if one is not None]
     best = preferred(problem, found)
     if best is not None:
         status, reason = best.status if problem.objective is Objective.CONSENSUS_DISTANCE else Status.FEASIBLE, ""
@@ -112,9 +114,8 @@ def search(
         status, reason = Status.INFEASIBLE, "; ".join(doubts)
     else:
         status, reason = Status.UNKNOWN, nearest(problem, found)
-    rest = non_dominated([one for one in found if one is not best], _costs, lambda one: (one.period,))
     return Front(
-        candidates=(*([] if best is None else [best]), *scattered(rest, _costs)),
+        candidates=tuple(sorted(found, key=lambda one: one is not best)),
         best=best,
         status=status,
         seconds=clock.elapsed - begun,
@@ -276,8 +277,13 @@ def preferred(problem: Problem, candidates: list[Candidate]) -> Candidate | None
         if limits.allow_communication(c.communication_seconds_per_step)
         and limits.allow_consensus_distance(c.consensus_distance)
     ]
-    place = 0 if problem.objective is Objective.COMMUNICATION else 1
-    return min(fitting, key=lambda c: (round(_costs(c)[place], 9), c.period), default=None)
+    by_cost = problem.objective is Objective.COMMUNICATION
+
+    def worth(one: Candidate) -> tuple[float, int]:
+        least = one.communication_seconds_per_step if by_cost else one.consensus_distance
+        return round(least, 9), one.period
+
+    return min(fitting, key=worth, default=None)
 
 
 def nearest(problem: Problem, candidates: list[Candidate]) -> str:
@@ -297,10 +303,6 @@ def nearest(problem: Problem, candidates: list[Candidate]) -> str:
         f"no schedule with consensus distance at most {problem.most_consensus_distance:.6g} was found; "
         f"the least found within the budget is {best.consensus_distance:.6g}"
     )
-
-
-def _costs(one: Candidate) -> tuple[float, float]:
-    return one.communication_seconds_per_step, one.consensus_distance
 
 
 def scattered(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:

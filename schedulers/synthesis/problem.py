@@ -236,11 +236,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """The non-dominated candidates, in the order in which they are worth measuring, and what is known of the problem.
+    """The candidates in the order in which they are worth measuring, and what is known of the problem.
 
-    The best comes first; each beginning of the others is spread over the front. `best` is the candidate that the
-    objective prefers within the limits (None when there is none), `reason` one line about an infeasible or unknown
-    answer with the nearest possible thing, `proof` what the bounds cover, one for each choice of paces.
+    The best comes first; each beginning of the others is spread over the front of each choice of paces. `best` is the
+    candidate that the objective prefers within the limits (None when there is none), `reason` one line about an
+    infeasible or unknown answer with the nearest possible thing, `proof` what the bounds cover, one for each choice of
+    paces.
     """
 
     candidates: tuple[Candidate, ...]
