@@ -81,12 +81,13 @@ def competitors(
                     left_out(label)
                 continue
             plain = schedule.strategy.averages_everyone
-            options += Axes.of(schedule, job).options(
-                Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
-            )
+            # Where speeds differ, paces in proportion to them are the strongest competitors, so they come first.
             for paced in _paced(schedule, job):
                 if fits(paced):
                     options += Axes.of(paced, job).options(Label(name=f"paced {label}"))
+            options += Axes.of(schedule, job).options(
+                Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
+            )
             if plain and not any(option.name == label for option in options):
                 options.append(measure(schedule, job, label=Label(name=label), form=Form.RING))
     return options
