@@ -95,7 +95,8 @@ def predict(
     """
     size = bytes_of(hardware, model_bytes)
     compute = ComputeTimes.of(hardware) if compute is None else compute
-    arrays = None if schedule.strategy.protocol else Stated(schedule).numbers("memory")["arrays"]
+    stated = Stated(schedule)
+    arrays = None if schedule.strategy.protocol else stated.numbers("memory")["arrays"]
     schedule = schedule.meetings
     run = partial(
         simulate, schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form,
@@ -113,7 +114,7 @@ def predict(
     else:
         step = run().per_step(warm_up=num_rounds // 4)
     apart = exchange or Exchange()
-    largest, mean = _age_of_rounds(schedule)
+    largest, mean = _age_of_rounds(schedule, stated)
     return Prediction(
         step,
         cost.per_step + apart.seconds,
@@ -149,11 +150,11 @@ def _simulated(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
     )
 
 
-def _age_of_rounds(schedule: Schedule) -> tuple[float | None, float | None]:
+def _age_of_rounds(schedule: Schedule, stated: Stated) -> tuple[float | None, float | None]:
     """Of fixed rounds: as claim `staleness` says; of sums over all it is also the mean."""
     if schedule.strategy.averages_everyone:
         return _age_of_everyone(schedule)
-    met = Stated(schedule).numbers("end").get("behind", -1)
+    met = stated.numbers("end").get("behind", -1)
     if met < 0:
         return None, None
     return float((met - 1 + schedule.strategy.when.lag) * int(schedule.paces().max())), None
