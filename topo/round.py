@@ -38,7 +38,7 @@ class Round(Bulk):
             ScheduleError: a rank out of range, a self-loop, or an edge given twice.
         """
         listed = list(edges)
-        sources, targets = ([edge[end] for edge in listed] for end in (0, 1))
+        sources, targets = [source for source, _, _ in listed], [target for _, target, _ in listed]
         weights = [Fraction(weight) for _, _, weight in listed]
         return cls.from_arrays(num_workers, sources, targets, weights, range(len(listed)))
 
