@@ -40,7 +40,7 @@ class PriceModel(Model):
 class PricesModel(Model):
     """What one unit costs, in multiples of All-Reduce's steps; `drift` exactly where the data were not shuffled."""
 
-    consensus_distance: PriceModel
+    curved_distance: PriceModel
     late: PriceModel
     drift: PriceModel | None = None
     averaging: PriceModel | None = None
@@ -53,6 +53,7 @@ class ProbeModel(Model):
 
     schedule: Name
     consensus_distance: Figure
+    curved_distance: Figure
     drift: Figure
     late: Figure
     steps_ratios: Annotated[Listed[StepsRatio], Field(min_length=2, max_length=1000)]
@@ -64,6 +65,7 @@ class UnstableModel(Model):
 
     schedule: Name
     consensus_distance: Figure
+    curved_distance: Figure
     drift: Figure
     late: Figure
     sha256: Sha256 | None = None
@@ -121,7 +123,7 @@ def pilot_of(raw: object) -> Pilot:
         steps=model.steps,
         seeds=tuple(model.seeds),
         prices=Prices(
-            consensus_distance=_price(prices.consensus_distance, "prices.consensus_distance"),
+            curved_distance=_price(prices.curved_distance, "prices.curved_distance"),
             late=_price(prices.late, "prices.late"),
             **{name: _price_if_there(getattr(prices, name), f"prices.{name}") for name in ("drift", *TOLD)},
             error=float(prices.error),
@@ -135,6 +137,7 @@ def _probe(model: ProbeModel | UnstableModel, steps_ratios: tuple[float, ...]) -
     return Probe(
         schedule=model.schedule,
         consensus_distance=float(model.consensus_distance),
+        curved_distance=float(model.curved_distance),
         drift=float(model.drift),
         late=float(model.late),
         steps_ratios=steps_ratios,
@@ -155,7 +158,7 @@ def _price(model: PriceModel, place: str) -> Price:
 def dump_pilot(pilot: Pilot) -> dict[str, Any]:
     """The document of a pilot; `pilot_of` reads the same pilot back."""
     prices = pilot.prices
-    named = {name: getattr(prices, name) for name in ("consensus_distance", "late", "drift", *TOLD)}
+    named = {name: getattr(prices, name) for name in ("curved_distance", "late", "drift", *TOLD)}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -177,7 +180,8 @@ def dump_pilot(pilot: Pilot) -> dict[str, Any]:
 
 
 def _figures_of(probe: Probe) -> dict[str, Any]:
-    figures = {name: getattr(probe, name) for name in ("schedule", "consensus_distance", "drift", "late")}
+    names = ("schedule", "consensus_distance", "curved_distance", "drift", "late")
+    figures = {name: getattr(probe, name) for name in names}
     return figures | ({"sha256": probe.sha256} if probe.sha256 else {})
 
 
