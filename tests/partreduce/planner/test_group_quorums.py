@@ -123,7 +123,7 @@ def test_everything_proposed_is_proved_confirmed_and_runs(planned, tmp_path):
         spread = float(option.consensus_distance)
         late = facts.delay * distance_like(spread, pace, 5 / 6, late=True)
         assert option.late_distance == pytest.approx(late)
-        assert option.curved_distance > 0, "a part of what is averaged was waited for"
+        assert (option.curved_distance > 0) == (facts.delay < 1), "the less is late, the more was waited for"
         steps_ratio = job().steps_model.steps_ratio(spread, 0.0, curved=option.curved_distance, late=late)
         assert option.steps_ratio == pytest.approx(6 * pace / facts.gradients * steps_ratio)
         assert facts.age <= facts.bound
