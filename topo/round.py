@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -100,6 +101,26 @@ class Round(Bulk):
             self.sources.tolist(), self.targets.tolist(), self.weight_of.tolist(), strict=True
         ):
             yield source, target, self.weights[index]
+
+    def surplus(self) -> dict[int, Fraction]:
+        """By how much more a worker gives than it takes, but for 0: columns sum to 1 iff there is none."""
+        result: dict[int, Fraction] = defaultdict(Fraction)
+        for source, target, weight in self.edges():
+            result[source] += weight
+            result[target] -= weight
+        return {worker: given for worker, given in result.items() if given}
+
+    def own_weight(self) -> Fraction:
+        """The smallest weight of a worker on itself."""
+        taken: dict[int, Fraction] = defaultdict(Fraction)
+        for _, target, weight in self.edges():
+            taken[target] += weight
+        return 1 - max(taken.values(), default=Fraction(0))
+
+    @property
+    def keeps_something(self) -> bool:
+        """Whether no weight is negative, and every worker keeps a positive one on itself."""
+        return min(self.weights, default=Fraction(0)) >= 0 and self.own_weight() > 0
 
     def edge_weights(self) -> npt.NDArray[np.float64]:
         """The weight of every edge as floats, shape (len(self),)."""
