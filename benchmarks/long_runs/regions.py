@@ -222,7 +222,8 @@ def main() -> int:
     content = json.loads(RESULT.read_text())
     found = listed(content)
     commands = dict.fromkeys((row["commit"], row["command"]) for row in content["runs"] + content["steps"])
-    said = "\n".join(f"* `{command}` at {commit}" for commit, command in commands)
+    said = "Each from the commit named and what came with this page:\n\n"
+    said += "\n".join(f"* `{command}` at {commit}" for commit, command in commands)
     loads = [run["load"] for run in content["runs"]]
     about = ABOUT.replace("\n", " ").format(low=min(loads), high=max(loads))
     about += f" From nominal links {close(found)}"
