@@ -37,23 +37,10 @@ class Round(Bulk):
         Raises:
             ScheduleError: a rank out of range, a self-loop, or an edge given twice.
         """
-        listed = sorted((target, source, Fraction(weight)) for source, target, weight in edges)
-        for index, (target, source, _) in enumerate(listed):
-            if not (0 <= source < num_workers and 0 <= target < num_workers):
-                raise ScheduleError(f"edge {source}→{target}: ranks are 0..{num_workers - 1}")
-            if source == target:
-                raise ScheduleError(f"edge {source}→{target}: a worker's weight on itself is what the others leave")
-            if index and listed[index - 1][:2] == (target, source):
-                raise ScheduleError(f"edge {source}→{target}: is given twice")
-        values = sorted({weight for _, _, weight in listed})
-        index_of = {weight: i for i, weight in enumerate(values)}
-        return cls(
-            num_workers,
-            np.array([s for _, s, _ in listed], dtype=np.int32),
-            np.array([t for t, _, _ in listed], dtype=np.int32),
-            tuple(values),
-            np.array([index_of[w] for _, _, w in listed], dtype=np.int32),
-        )
+        listed = list(edges)
+        sources, targets = [source for source, _, _ in listed], [target for _, target, _ in listed]
+        weights = [Fraction(weight) for _, _, weight in listed]
+        return cls.from_arrays(num_workers, sources, targets, weights, range(len(listed)))
 
     @classmethod
     def from_arrays(
