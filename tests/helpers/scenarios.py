@@ -22,7 +22,6 @@ import torch
 
 from benchmarks.faults.processes import children_of, runs
 from helpers.gap_runs import until_left_behind
-from helpers.outer_runs import complaint, random_run, run
 from helpers.random_schedules import make_case, run_case
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.launcher.launch import launch
@@ -142,14 +141,6 @@ def random_schedules_on_processes() -> None:
         problems += [problem] if problem else []
         run += 1
     report(problems=problems, run=run)
-
-
-def outer_steps_on_processes() -> None:
-    """Random runs of DiLoCo with as many workers as there are processes."""
-    world = GlooWorld(connect_store(timedelta(seconds=60)), rank(), size(), timedelta(seconds=60), max_groups=1000)
-    base = int(os.environ["CASES_FROM"])
-    cases = [case for seed in range(base, base + 40) if (case := random_run(seed)).schedule.num_workers == size()]
-    report(run=len(cases), problems=[text for case in cases if (text := complaint(case, {rank(): run(case, world)}))])
 
 
 def same_losses_as_ddp() -> None:
@@ -336,23 +327,17 @@ def refused() -> None:
     reporting(lambda: train(optimizer, model, 50, hook))
 
 
-def unequal(schedule, joined, evaluated=False) -> None:
+def unequal(evaluated=False) -> None:
     """Worker w has 6 + 2 w batches, and may evaluate the mean model after them."""
     model = network()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60)
 
     def loop() -> None:
-        if joined:
-            with optimizer.join():
-                train(optimizer, model, 6 + 2 * rank())
-        else:
-            train(optimizer, model, 6 + 2 * rank())
+        train(optimizer, model, 6 + 2 * rank())
         if evaluated:
             with optimizer.mean_model():
                 pass
-        rounds = optimizer.round
         optimizer.finish()
-        report(rounds=rounds, checksum=weights(model).sum().item())
 
     reporting(loop)
 
@@ -597,7 +582,6 @@ SCENARIOS = {
     "gap": (4, gap),
     "gap, killed": (4, gap_killed),
     "random schedules": (6, random_schedules_on_processes),
-    "outer steps": (3, outer_steps_on_processes),
     "same losses as DDP": (4, same_losses_as_ddp),
     "unused parameter": (2, unused_parameter),
     **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},
@@ -607,9 +591,8 @@ SCENARIOS = {
     "exception": (4, exception),
     "refused": (4, refused),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
-    "unequal, joined": (4, lambda: unequal(pairs(), joined=True)),
-    "unequal, not joined": (4, lambda: unequal(pairs(), joined=False)),
-    "unequal, not joined, evaluated": (4, lambda: unequal(pairs(), joined=False, evaluated=True)),
+    "unequal, not joined": (4, unequal),
+    "unequal, not joined, evaluated": (4, lambda: unequal(evaluated=True)),
     "mean model": (4, mean_model),
     "other round": (4, other_round),
     "primitive": (4, primitive),
