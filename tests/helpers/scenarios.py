@@ -114,15 +114,19 @@ def stop_until_alone() -> None:
     os.kill(me, signal.SIGSTOP)
 
 
+def now() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)  # equal in all processes of a machine
+
+
 def reporting(action) -> None:
-    """Run an action; report how it ended and how long it took, then end with the error's exit code."""
-    start = time.monotonic()
+    """Run an action; report how and when it ended and how long it took, then end with the error's exit code."""
+    start = now()
     try:
-        result = action()
+        action()
     except PartreduceError as error:
-        report(error=type(error).__name__, text=str(error), seconds=time.monotonic() - start)
+        report(error=type(error).__name__, text=str(error), seconds=now() - start, at=now())
         raise SystemExit(error.exit_code) from None
-    report(error=None, result=result, seconds=time.monotonic() - start)
+    report(error=None, seconds=now() - start, at=now())
 
 
 def random_schedules_on_processes() -> None:
@@ -607,22 +611,28 @@ SCENARIOS = {
 }  # fmt: skip
 
 
-def main(scenarios) -> None:
+def launched(scenarios, request) -> dict:
+    """What comes of a scenario whose workers the launcher forks."""
+    num_workers, function = scenarios[request["name"]]
+    output, start = io.StringIO(), time.monotonic()
+    code = launch(
+        function,
+        num_workers=num_workers,
+        num_nodes=request.get("nodes", 1),
+        output=output,
+        environment=request.get("environment", {}),
+        grace=request.get("grace", 60.0),
+        survive=request.get("survive", False),
+        patient=request.get("patient", False),
+    )
+    return {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}
+
+
+def main(answer) -> None:
+    """Answer requests by a function, or by launching what a dictionary names."""
     for line in sys.stdin:
         request = json.loads(line)
-        num_workers, function = scenarios[request["name"]]
-        output, start = io.StringIO(), time.monotonic()
-        code = launch(
-            function,
-            num_workers=num_workers,
-            num_nodes=request.get("nodes", 1),
-            output=output,
-            environment=request.get("environment", {}),
-            grace=request.get("grace", 60.0),
-            survive=request.get("survive", False),
-        )
-        answer = {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(launched(answer, request) if isinstance(answer, dict) else answer(request)), flush=True)
 
 
 if __name__ == "__main__":
