@@ -380,24 +380,6 @@ def mean_model() -> None:
         optimizer.finish()
 
 
-def other_round() -> None:
-    """Worker 1 believes in another step count, so its operation means something else."""
-    model = network()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, everyone(2), timeout=60)
-    train(optimizer, model, 4)
-    before = weights(model).clone()
-    if rank() == 1:
-        optimizer.load_state_dict(optimizer.state_dict() | {"partreduce": {"steps": 8}})
-
-    def loop() -> None:
-        try:
-            train(optimizer, model, 2)
-        finally:
-            report(before=before.tolist())
-
-    reporting(loop)
-
-
 def primitive() -> None:
     """p_reduce on overlapping groups, several dtypes, strided tensors; then a call with another shape."""
     a = torch.full((5,), float(rank()))
@@ -598,7 +580,6 @@ SCENARIOS = {
     "unequal, not joined": (4, unequal),
     "unequal, not joined, evaluated": (4, lambda: unequal(evaluated=True)),
     "mean model": (4, mean_model),
-    "other round": (4, other_round),
     "primitive": (4, primitive),
     "policies": (4, policies),
     "environment": (4, environment),

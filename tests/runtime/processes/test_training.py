@@ -232,13 +232,6 @@ def test_a_refusal_that_a_script_catches_before_it_ends_reaches_the_others(drive
         assert "with InputError: buffer 'seen': has the shape [7]" in report["text"]
 
 
-def test_workers_in_different_rounds_are_told_by_the_tags(driver):
-    answer = driver.run("other round")
-    assert len(answer["errors"]) == 4
-    for report in answer["errors"].values():
-        assert "tags differ" in report["text"] or "gave up first" in report["text"]
-
-
 @pytest.mark.parametrize(
     ("scenario", "place"),
     [
