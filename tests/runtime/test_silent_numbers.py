@@ -484,12 +484,11 @@ class Counting(torch.nn.Module):
 @pytest.mark.parametrize(
     "strategy", [AllReduce(), AllReduce(pace=2), Pairwise(active=(1,))], ids=lambda one: f"{one.kind} {one.pace}"
 )
-@pytest.mark.parametrize("where", ["step", "mean_model"])
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("where", "changed", "said"),
     [
-        (torch.zeros(6, dtype=torch.float64), "has the shape [6] on worker 1 now, and had [4] on all workers"),
-        (torch.zeros(4, dtype=torch.complex64), "is torch.complex64 on worker 1 now, and was torch.float64 on all"),
+        ("step", torch.zeros(6).double(), "has the shape [6] on worker 1 now, and had [4] on all workers"),
+        ("mean_model", torch.zeros(4).cfloat(), "is torch.complex64 on worker 1 now, and was torch.float64 on all"),
     ],
     ids=["size", "complex"],
 )

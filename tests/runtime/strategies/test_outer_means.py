@@ -131,10 +131,11 @@ OWN = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True, anchor="own"))
     ],
     ids=["everybody", "nested", "own anchors", "normalised", "own anchors, normalised"],
 )
-@pytest.mark.parametrize("saved", [2, 5, 8, 10])
-def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, saved):
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, inside):
     """With uneven data, and wherever anchor and momentum lie."""
     paces = job(strategy).schedule.paces()
+    saved = 10 if not inside else 5 if paces.min() == 2 else 8  # the shortest rounds have 2 steps, or 5
 
     def whole(world):
         training = training_of(world, strategy)
