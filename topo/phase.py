@@ -152,7 +152,8 @@ class Phase:
         if len(self.members) and counts.max() > 1:
             worker = int(counts.argmax())
             raise ScheduleError(
-                f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint"
+                f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint: "
+                "`partreduce verify` names the phase"
             )
         result = np.full(self.num_workers, -1, dtype=np.int32)
         result[self.members] = np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)

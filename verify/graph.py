@@ -36,7 +36,7 @@ def prove_graph(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """All claims about the matrices of a `neighbor` schedule."""
     rounds = schedule.strategy.graphs
     sums = sums_of_graph(rounds, stated)
-    claims: list[Claim | None] = [sums, _consensus(schedule, rounds)]
+    claims: list[Claim | None] = [sums, _consensus(schedule)]
     if sums.holds:
         claims.append(prove_contraction(schedule))
         claims.append(prove_consensus_distance(schedule))
@@ -63,7 +63,18 @@ def out_tree_of(schedule: Schedule, *, counts_weights: bool) -> Claim:
     return proved(NAME, text, method="graph", root=tree[0], tree=tree[1])
 
 
-def _consensus(schedule: Schedule, rounds: Rounds) -> Claim:
+def _consensus(schedule: Schedule) -> Claim:
+    return by_tree_or_apart(schedule) or (
+        prove_power(schedule, NAME, MAX_POWER)
+        or not_proved(
+            NAME, "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
+        )
+    )
+
+
+def by_tree_or_apart(schedule: Schedule) -> Claim | None:
+    """Consensus of a `neighbor` schedule by a tree of edges, or refuted by sets that stay apart; None if neither."""
+    rounds = schedule.strategy.graphs
     smallest, own = Fraction(0), Fraction(1)
     for listed in rounds:
         smallest = min(smallest, *listed.weights, Fraction(0))
@@ -77,12 +88,8 @@ def _consensus(schedule: Schedule, rounds: Rounds) -> Claim:
             )
             return proved(NAME, text, method="graph", root=tree[0], tree=tree[1])
     if smallest >= 0 and own >= 0 and schedule.num_workers <= MAX_SUPPORT:
-        against = _refutation(schedule.num_workers, rounds)
-        if against is not None:
-            return against
-    return prove_power(schedule, NAME, MAX_POWER) or not_proved(
-        NAME, "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
-    )
+        return _refutation(schedule.num_workers, rounds)
+    return None
 
 
 def _out_tree(num_workers: int, rounds: Rounds, *, counts_weights: bool = True) -> tuple[int, list[list[int]]] | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from partreduce.topo.document.reader import collector_paused
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
@@ -38,7 +39,8 @@ class Stated:
             ScheduleError: the checker does not read it.
         """
         try:
-            return checker.read_schedule(dump_schedule(replace(self._schedule, certificate=None)))
+            with collector_paused():
+                return checker.read_schedule(dump_schedule(replace(self._schedule, certificate=None)))
         except checker.Refusal as refusal:
             raise ScheduleError(f"schedule {self._schedule.name!r}: {refusal.sentence}") from None
 
