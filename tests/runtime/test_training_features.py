@@ -1,4 +1,4 @@
-"""What training scripts do beside step(): pace everywhere; accumulation, groups, schedulers, autocast, compile."""
+"""What training scripts do beside step(): rounds of several steps, autocast, a final mean that takes long."""
 
 import threading
 import time
