@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,23 +37,10 @@ class Round(Bulk):
         Raises:
             ScheduleError: a rank out of range, a self-loop, or an edge given twice.
         """
-        listed = sorted((target, source, Fraction(weight)) for source, target, weight in edges)
-        for index, (target, source, _) in enumerate(listed):
-            if not (0 <= source < num_workers and 0 <= target < num_workers):
-                raise ScheduleError(f"edge {source}→{target}: ranks are 0..{num_workers - 1}")
-            if source == target:
-                raise ScheduleError(f"edge {source}→{target}: a worker's weight on itself is what the others leave")
-            if index and listed[index - 1][:2] == (target, source):
-                raise ScheduleError(f"edge {source}→{target}: is given twice")
-        values = sorted({weight for _, _, weight in listed})
-        index_of = {weight: i for i, weight in enumerate(values)}
-        return cls(
-            num_workers,
-            np.array([s for _, s, _ in listed], dtype=np.int32),
-            np.array([t for t, _, _ in listed], dtype=np.int32),
-            tuple(values),
-            np.array([index_of[w] for _, _, w in listed], dtype=np.int32),
-        )
+        listed = list(edges)
+        sources, targets = ([edge[end] for edge in listed] for end in (0, 1))
+        weights = [Fraction(weight) for _, _, weight in listed]
+        return cls.from_arrays(num_workers, sources, targets, weights, range(len(listed)))
 
     @classmethod
     def from_arrays(
@@ -100,6 +88,26 @@ class Round(Bulk):
             self.sources.tolist(), self.targets.tolist(), self.weight_of.tolist(), strict=True
         ):
             yield source, target, self.weights[index]
+
+    def surplus(self) -> dict[int, Fraction]:
+        """By how much more a worker gives than it takes, but for 0: columns sum to 1 iff there is none."""
+        result: dict[int, Fraction] = defaultdict(Fraction)
+        for source, target, weight in self.edges():
+            result[source] += weight
+            result[target] -= weight
+        return {worker: given for worker, given in result.items() if given}
+
+    def own_weight(self) -> Fraction:
+        """The smallest weight of a worker on itself."""
+        taken: dict[int, Fraction] = defaultdict(Fraction)
+        for _, target, weight in self.edges():
+            taken[target] += weight
+        return 1 - max(taken.values(), default=Fraction(0))
+
+    @property
+    def keeps_something(self) -> bool:
+        """Whether no weight is negative, and every worker keeps a positive one on itself."""
+        return min(self.weights, default=Fraction(0)) >= 0 and self.own_weight() > 0
 
     def edge_weights(self) -> npt.NDArray[np.float64]:
         """The weight of every edge as floats, shape (len(self),)."""
