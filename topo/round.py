@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Bulk
+from partreduce.topo.fields import Arrays, Bulk
 from partreduce.topo.phase import Phase
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Round(Bulk):
+class Round(Bulk, Arrays):
     """One round of weighted averaging: x_target ← Σ weight · x_source + (1 − Σ weight) · x_target.
 
     Edge e carries `weights[weight_of[e]]` from worker `sources[e]` to worker `targets[e]`; a worker's weight on itself
@@ -38,7 +38,7 @@ class Round(Bulk):
             ScheduleError: a rank out of range, a self-loop, or an edge given twice.
         """
         listed = list(edges)
-        sources, targets = ([edge[end] for edge in listed] for end in (0, 1))
+        sources, targets = [source for source, _, _ in listed], [target for _, target, _ in listed]
         weights = [Fraction(weight) for _, _, weight in listed]
         return cls.from_arrays(num_workers, sources, targets, weights, range(len(listed)))
 
@@ -112,19 +112,6 @@ class Round(Bulk):
     def edge_weights(self) -> npt.NDArray[np.float64]:
         """The weight of every edge as floats, shape (len(self),)."""
         return np.array([float(w) for w in self.weights])[self.weight_of] if len(self) else np.zeros(0)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Round)
-            and self.num_workers == other.num_workers
-            and self.weights == other.weights
-            and np.array_equal(self.sources, other.sources)
-            and np.array_equal(self.targets, other.targets)
-            and np.array_equal(self.weight_of, other.weight_of)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.num_workers, self.sources.tobytes(), self.targets.tobytes(), self.weight_of.tobytes()))
 
 
 MixingStep = Phase | Round

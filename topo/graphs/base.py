@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Arrays
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Graph:
+class Graph(Arrays):
     """Directed edges without self-loops, sorted by target, then source; an undirected edge stands in both directions.
 
     Worker `targets[e]` hears from worker `sources[e]`. Build one with `directed` or `undirected`.
@@ -54,17 +55,6 @@ class Graph:
     def __len__(self) -> int:
         """The number of directed edges."""
         return len(self.sources)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Graph)
-            and self.num_workers == other.num_workers
-            and np.array_equal(self.sources, other.sources)
-            and np.array_equal(self.targets, other.targets)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.num_workers, self.sources.tobytes(), self.targets.tobytes()))
 
     @property
     def is_undirected(self) -> bool:
