@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
+import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
 from partreduce.topo.errors import InputError, ScheduleError
@@ -99,6 +100,26 @@ class Closed:
         return core_schema.no_info_before_validator_function(
             lambda given: known_members(given, names), schema | {"strict": False}, ref=reference
         )
+
+
+class Arrays:
+    """A frozen dataclass (with eq=False) some of whose fields are arrays: equal where all fields are."""
+
+    __slots__ = ()
+
+    def _values(self) -> Iterator[Any]:
+        return (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]  # as said
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and all(map(_are_equal, self._values(), other._values()))
+
+    def __hash__(self) -> int:
+        listed = (value for value in self._values() if not isinstance(value, tuple))  # long ones take long to hash
+        return hash(tuple(value.tobytes() if isinstance(value, np.ndarray) else value for value in listed))
+
+
+def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - values of one field
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
 
 
 class Bulk:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
 from partreduce.topo.errors import InputError, of_type
-from partreduce.topo.fields import check_ranges
+from partreduce.topo.fields import Closed, check_ranges
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
@@ -44,15 +44,13 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class CodecSeconds:
-    """What a worker computes to encode and to decode a byte of float32, in seconds."""
+class CodecSeconds(Closed):
+    """Seconds in which one worker encodes, and decodes, a byte of float32."""
+
+    place: ClassVar[str] = "codec."
 
     encode: Seconds = 0.0
     decode: Seconds = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse negative and non-finite values."""
-        check_ranges(self, InputError, "codec.")
 
 
 @dataclass(frozen=True, slots=True)

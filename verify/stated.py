@@ -32,7 +32,7 @@ class Stated:
         self._known: dict[str, Fact | None] = {}
 
     @cached_property
-    def _read(self) -> Any:  # noqa: ANN401 - the checker's own schedule
+    def read(self) -> Any:  # noqa: ANN401 - the checker's own schedule
         """The document as the checker sees it, read at the first question: kinds decided at run time have none.
 
         Raises:
@@ -50,8 +50,8 @@ class Stated:
         What must be known of a gap before a run is computed however long it takes; it is near-linear in the edges.
         """
         if name not in self._known:
-            limit = sys.maxsize if self._read.gap and name in GAP else MAX_WORK
-            self._known[name] = fact(self._read, name, limit)
+            limit = sys.maxsize if self.read.gap and name in GAP else MAX_WORK
+            self._known[name] = fact(self.read, name, limit)
         return self._known[name]
 
     def numbers(self, name: str) -> Numbers:

@@ -5,6 +5,7 @@ Everything that a document says about hardware is in this file: a new property i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from partreduce.topo import units
-from partreduce.topo.document.model import Model
+from partreduce.topo.document.model import Model, dumped
 from partreduce.topo.document.place import child, shown
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
@@ -30,8 +31,6 @@ from partreduce.topo.hardware import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from partreduce.topo.cluster import Cluster
 
 
@@ -87,13 +86,6 @@ class SwitchModel(LinkModel):
     nodes: list[Index] = Field(min_length=1)
 
 
-class CodecSecondsModel(Model):
-    """Seconds in which one worker encodes, and decodes, a byte of float32."""
-
-    encode: Seconds = 0.0
-    decode: Seconds = 0.0
-
-
 class HardwareModel(Model):
     """Links inside nodes and between them, single exceptions, and the job's sizes and times."""
 
@@ -106,7 +98,7 @@ class HardwareModel(Model):
     switches: list[SwitchModel] = Field(default_factory=list)
     slowdown: dict[RankKey, Factor] = Field(default_factory=dict)
     jitter: Variation = 0.0
-    codec: dict[CodecName, CodecSecondsModel] = Field(default_factory=dict)
+    codec: dict[CodecName, CodecSeconds] = Field(default_factory=dict)
     model_bytes: Size | None = None
     compute: Time | None = None
     layers: Count | Annotated[list[Size], Field(min_length=1)] | None = None
@@ -139,7 +131,7 @@ def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardwa
         switches=_switches(model.switches, cluster.num_nodes, child(place, "switches")),
         slowdown=tuple(sorted((int(worker), factor) for worker, factor in model.slowdown.items())),
         jitter=model.jitter,
-        codec=tuple((name, CodecSeconds(m.encode, m.decode)) for name, m in sorted(model.codec.items())),
+        codec=tuple((name, model.codec[name]) for name in sorted(model.codec)),
         model_bytes=model.model_bytes,
         compute=model.compute,
         layers=tuple(model.layers) if isinstance(model.layers, list) else model.layers,
@@ -178,42 +170,9 @@ def _link(model: LinkModel, place: str) -> Link:
 
 def dump_hardware(hardware: Hardware) -> dict[str, Any]:
     """The document of a hardware value, without members that equal their default; reads back to the same value."""
-    result: dict[str, Any] = {}
-    for name in ("inside", "nic", "bus"):
-        if (link := getattr(hardware, name)) != Link():
-            result[name] = _dump_link(link)
-    for name in ("node_inside", "node_nic"):
-        if listed := getattr(hardware, name):
-            result[name] = {str(node): _dump_link(link) for node, link in sorted(listed, key=itemgetter(0))}
-    if hardware.num_nics != 1:
-        result["num_nics"] = hardware.num_nics
-    if hardware.switches:
-        result["switches"] = [{"nodes": list(s.nodes), **_dump_link(s.uplink)} for s in hardware.switches]
-    if hardware.slowdown:
-        result["slowdown"] = {str(w): _text(f, units.FACTORS) for w, f in sorted(hardware.slowdown)}
-    if hardware.jitter:
-        result["jitter"] = hardware.jitter
-    return result | _dump_job(hardware)
-
-
-def _dump_job(hardware: Hardware) -> dict[str, Any]:
-    """What a hardware value says about codecs and about the job."""
-    result: dict[str, Any] = {}
-    if hardware.codec:
-        result["codec"] = {
-            name: {key: value for key, value in (("encode", c.encode), ("decode", c.decode)) if value}
-            for name, c in sorted(hardware.codec, key=itemgetter(0))
-        }
-    if hardware.model_bytes is not None:
-        result["model_bytes"] = _text(hardware.model_bytes, units.SIZES)
-    if hardware.compute is not None:
-        result["compute"] = _text(hardware.compute, units.TIMES)
-    if hardware.layers is not None:
-        sizes = hardware.layers
-        result["layers"] = sizes if isinstance(sizes, int) else [_text(size, units.SIZES) for size in sizes]
-    if hardware.backward != Hardware().backward:
-        result["backward"] = hardware.backward
-    return result
+    plain = Hardware()
+    members = ((name, getattr(hardware, name), dump) for name, dump in DUMPS.items())
+    return {name: dump(value) for name, value, dump in members if value != getattr(plain, name)}
 
 
 def _text(value: float, names: dict[str, Any]) -> str:
@@ -236,3 +195,26 @@ def _dump_link(link: Link) -> dict[str, Any]:
     if link.latency:
         result["latency"] = _text(link.latency, units.TIMES)
     return result
+
+
+def _dump_links(links: tuple[tuple[int, Link], ...]) -> dict[str, Any]:
+    return {str(node): _dump_link(link) for node, link in sorted(links, key=itemgetter(0))}
+
+
+DUMPS: dict[str, Callable[[Any], Any]] = {
+    "inside": _dump_link,
+    "nic": _dump_link,
+    "bus": _dump_link,
+    "node_inside": _dump_links,
+    "node_nic": _dump_links,
+    "num_nics": int,
+    "switches": lambda listed: [{"nodes": list(s.nodes), **_dump_link(s.uplink)} for s in listed],
+    "slowdown": lambda listed: {str(worker): _text(factor, units.FACTORS) for worker, factor in sorted(listed)},
+    "jitter": float,
+    "codec": lambda listed: {name: dumped(seconds) for name, seconds in sorted(listed, key=itemgetter(0))},
+    "model_bytes": lambda size: _text(size, units.SIZES),
+    "compute": lambda seconds: _text(seconds, units.TIMES),
+    "layers": lambda sizes: sizes if isinstance(sizes, int) else [_text(size, units.SIZES) for size in sizes],
+    "backward": float,
+}
+"""How documents hold each member."""
