@@ -155,7 +155,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         for batch in optimizer.batches(batches):
             step = optimizer.steps if samples else batch
             seen += [(step, int(batch))]
-            if step >= waits_at:
+            if back and step >= waits_at:
                 wait_for(optimizer, back)
             optimizer.zero_grad()
             (model.weight * torch.tensor(gradient(rank, step), dtype=torch.float64)).sum().backward()
