@@ -31,7 +31,7 @@ from partreduce.runtime.launcher.last_line import end_in_one_line
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
-from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.schedule_file import read_schedule, warn_of_workers_apart
 from partreduce.runtime.sharding.clipping import remember
 from partreduce.runtime.sharding.found import find_tables, layout_of, refuse_other_shapes
 from partreduce.runtime.sharding.tables import Tables
@@ -194,6 +194,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         if reached.rank == 0 and not alone:
             warn_of_rounded_signs(plan, self.optimizer)
+            warn_of_workers_apart(self.schedule)
         self.engine = _engine(self.run, self.runner, self.optimizer, uneven_inputs)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)

@@ -70,7 +70,7 @@ def prove_quorum(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     lockstep = replace(schedule, strategy=replace(schedule.strategy, when=LOCKSTEP), certificate=None)
     first: tuple[Claim | None, ...] = ()
     if not of_all:
-        disjoint = prove_conflict_free(lockstep)
+        disjoint = prove_conflict_free(lockstep, stated)
         if not disjoint.holds:
             rest = (DOUBLY, "consensus", "mean-preserved", "deadlock-free", "conservation")
             return (disjoint, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))

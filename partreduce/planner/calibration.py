@@ -67,7 +67,7 @@ def calibrated(curves: Sequence[Curve], *, data: str, steps: int, finalists: Col
     probes = tuple(stable)
     return Pilot(
         num_workers=curves[0].schedule.num_workers,
-        data=data,
+        data=data,  # type: ignore[arg-type]  # one of the three words
         steps=steps,
         seeds=tuple(references),
         prices=fit_prices(

@@ -12,8 +12,9 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError, PeerLostError
 from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Pairwise, Server, Static
+from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Neighbor, Pairwise, Server, Static
 
 
 def plan(strategy, n=2):
@@ -690,3 +691,30 @@ def test_a_run_that_ends_before_all_have_averaged_says_so_once(ranks, steps, war
     said = [str(warning.message) for warning in caught if "the run ended after" in str(warning.message)]
     wanted = f"the run ended after {steps} steps, before all workers had averaged with one another: this schedule"
     assert said == [f"{wanted} connects them in 2 rounds, 6 steps; finish() has averaged once"] * warned
+
+
+PAIR_OF_THREE = Phase.from_groups(3, [[1, 2]])
+EDGES_OF_TWO = Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
+APART = {
+    "groups": (Static(phases=GroupPhases((PAIR_OF_THREE,))), r"the workers \{0\} share no group"),
+    "edges": (
+        Neighbor(rounds=(Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")]),)),
+        r"the workers \{0\} take weight from",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", APART)
+def test_workers_that_never_agree_are_named_once_before_the_first_step(ranks, how):
+    strategy, said = APART[how]
+    with pytest.warns(UserWarning, match=f"schedule 'numbers': .*{said}") as caught:
+        ranks.run(3, lambda world: wrapped(world, strategy))
+    assert len(caught) == 1
+
+
+def test_workers_that_agree_are_not_warned_of(ranks):
+    pairs = Static(phases=GroupPhases((PAIR_OF_THREE, Phase.from_groups(3, [[0, 1]]))))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ranks.run(3, lambda world: wrapped(world, pairs))
+    assert not caught

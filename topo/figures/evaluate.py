@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -116,15 +117,13 @@ def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
     Rules cost the same for any number of nodes; explicit schedules are exact up to `limit.dense_workers` workers and
     estimated above.
     """
-    period: int | None
+    period, distinct = _if_defined(lambda: schedule.period), _if_defined(schedule.num_distinct_phases)
     try:
-        period = schedule.period
-        distinct: int | None = schedule.num_distinct_phases()
         sectors = _prepare(schedule, limit)
-    except ScheduleError as error:
-        return _none(schedule, f"not defined: {error}")
-    except UnknownError as error:
-        return _none(schedule, f"not found: {error}")
+    except (ScheduleError, UnknownError) as error:
+        nothing = absent(f"not {'defined' if isinstance(error, ScheduleError) else 'found'}: {error}")
+        drifts = Drift(nothing, nothing)
+        return Figures(period, schedule.num_workers, distinct, nothing, nothing, nothing, drifts, nothing)
     first = _contraction(schedule, sectors, 0)
     return Figures(
         period=period,
@@ -145,17 +144,11 @@ def _prepare(schedule: Schedule, limit: FigureLimits) -> Sectors | Large:
     return sectors_of(schedule, limit) or Large(schedule, limit)
 
 
-def _none(schedule: Schedule, reason: str) -> Figures:
-    nothing = absent(reason)
+def _if_defined(count: Callable[[], int]) -> int | None:
     try:
-        period: int | None = schedule.period
+        return count()
     except ScheduleError:
-        period = None
-    try:
-        distinct: int | None = schedule.num_distinct_phases()
-    except ScheduleError:
-        distinct = None
-    return Figures(period, schedule.num_workers, distinct, nothing, nothing, nothing, Drift(nothing, nothing), nothing)
+        return None
 
 
 def _contraction(schedule: Schedule, sectors: Sectors | Large, start: int) -> Figure:

@@ -39,7 +39,7 @@ from partreduce.topo.strategies import (
     Static,
 )
 from partreduce.topo.strategies import fragments as fragments_of_topo
-from partreduce.topo.strategies.fragments import assign, most_in_flight, moves, round_ends
+from partreduce.topo.strategies.fragments import assign, moves, round_ends
 
 RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
 CHUNK = 12
@@ -82,7 +82,7 @@ def test_random_runs_cover_what_they_claim():
     assert {(type(one.when), one.what.outer.is_plain) for one in strategies} >= {(Merge, True), (Merge, False)}
     assert any(one.pace % one.what.num_fragments for one in strategies), "turns that are not evenly spaced"
     assert any(one.pace == 1 for one in strategies)
-    flying = [most_in_flight(one.what.num_fragments, one.pace, one.when.late_steps) for one in strategies]
+    flying = [max(1, -(-one.when.late_steps * one.what.num_fragments // one.pace)) for one in strategies]
     assert {1, 2, 3, 4} <= set(flying)
     assert any(len(set(case.steps)) > 1 for case in cases), "uneven data"
     assert any(steps % case.schedule.pace_of(0) for case in cases for steps in case.steps), (
@@ -407,7 +407,7 @@ def test_moves_are_those_of_turns_counted_through_all_rounds_and_as_few_are_in_f
             assert sent == [(end - late, p) for end, p in turns if 0 < end - late <= 4 * pace]
             assert merged == [(end, p) for end, p in turns if late < end <= 4 * pace]
             assert len({step for step, _ in sent}) == len(sent), "at most one a step"
-            assert worst == most_in_flight(count, pace, late)
+            assert worst == max(1, -(-late * count // pace))
 
 
 def test_a_parameter_in_no_fragment_or_in_two_is_refused_by_name():

@@ -89,7 +89,7 @@ def changed(*path: str | int, value: object) -> dict[str, Any]:
         (changed("prices", "error", value="5%"), "prices.error: is"),
         (changed("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
         (changed("data", value="per-node"), "prices.drift: is for data that differ"),
-        (changed("probes", 1, "late", value=True), r"probes\[1\].late: is true; it must be an integer"),
+        (changed("probes", 1, "late", value=True), r"probes\[1\].late: is true; it must be a number"),
         (
             changed("probes", 0, "steps_ratios", value=[1.0, 2.0]),
             r"probes\[0\].steps_ratios: has 2 numbers for 3 seeds",
