@@ -83,7 +83,7 @@ SMALL = (
 LARGE = (
     quorum("solo, C 2, 2 workers", SOLO_2, (4, 2)),
     quorum("solo, C 1, 3 workers, at once", SOLO_1, (2, 2, 2), network=AT_ONCE),
-    quorum("solo by call, C 2, 3 workers, at once", Quorum(quorum=SOLO, count=BY_CALL, staleness=2), (2, 2, 2),
+    quorum("solo by call, C 2, 3 workers, at once", Quorum(quorum=SOLO, count=BY_CALL, staleness=2), (2, 2, 1),
            network=AT_ONCE),
     quorum("solo, 2 workers, reordered and doubled", SOLO_1, (2, 1), network=WILD),
     quorum("majority, C 1, 3 workers", MAJORITY_1, (1, 1, 1), (0, 1, 2)),
