@@ -68,7 +68,7 @@ def test_gradients_that_tell_nothing_are_not_compared(gradients):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("pace", [["1"], ["1", "early"], ["2"]])
 def test_a_script_that_shards_nothing_is_told_and_one_that_shards_is_not(tmp_path, pace):
     (tmp_path / "train.py").write_text(TRAIN)
