@@ -1,10 +1,14 @@
-"""The schedule of a run, from a value or from a file; what trains, deals data or adapts DDP all read it here."""
+"""The schedule of a run, from a value or from a file; what trains, deals data or adapts DDP all read it here.
+
+What no run could notice by itself is said before the first step: workers that averaging never brings together.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
@@ -45,4 +49,23 @@ def _refuse_name(path: str) -> None:
         raise InputError(
             f"schedule: {path!r} is no file, but a name of the catalogue; "
             f'`partreduce design CLUSTER --using "{path}" -o {name}.json` writes the file'
+        )
+
+
+def warn_of_workers_apart(schedule: Schedule) -> None:
+    """Warn of a fixed schedule under which some workers never agree: they train alone, and no loss shows it.
+
+    One sweep over a period's groups or edges, for one worker to say. What is not proved is not refuted: no word then.
+    """
+    if not schedule.is_mixing or schedule.strategy.averages_everyone:
+        return
+    from partreduce.verify.base import Status
+    from partreduce.verify.consensus import prove_consensus
+    from partreduce.verify.graph import by_tree_or_apart
+
+    claim = by_tree_or_apart(schedule) if schedule.strategy.graphs else prove_consensus(schedule)
+    if claim is not None and claim.status is Status.REFUTED:
+        warn_user(
+            f"schedule {schedule.name!r}: {claim.explanation} Training goes on; `partreduce verify` refutes it, "
+            "`partreduce design` finds one that all workers meet in"
         )

@@ -6,15 +6,18 @@ value costs nothing to import.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
+import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from partreduce.topo.errors import ScheduleError
+from partreduce.topo.errors import InputError, ScheduleError
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -61,32 +64,62 @@ class Choice(StrEnum):
 class Closed:
     """A dataclass whose fields are the members of a JSON object: nothing coerced, no unknown member.
 
-    In Python, too, the word itself may stand for a `Choice`, as in `How(codec="int8")`.
+    In Python, too, the word itself may stand for a `Choice`, as in `How(codec="int8")`, and a number lies in the range
+    that its field's type states.
     """
 
     __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+    place: ClassVar[str] = ""
+    """Where a schedule has it, such as `how.`; refusals name it."""
 
     def __post_init__(self) -> None:
         """Take words for the members that they name.
 
         Raises:
-            ScheduleError: a word that is not in the list.
+            ScheduleError: a word that is not in the list, or a number out of its range.
         """
         for name, choice in _choices(type(self)):  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             if not isinstance(value, choice):
                 if value not in list(choice):
-                    raise ScheduleError(f"{name}: is {value!r}; it must be one of {', '.join(choice)}")
+                    raise ScheduleError(f"{self.place}{name}: is {value!r}; it must be one of {', '.join(choice)}")
                 object.__setattr__(self, name, choice(value))
+        check_ranges(self, ScheduleError, self.place)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Let an object stand for the value; its fields stay strict."""
-        schema: Any = handler(source)
+        """Let an object stand for the value, with members that it has; its fields stay strict."""
+        from pydantic_core import core_schema
+
+        from partreduce.topo.document.model import known_members
+
+        schema: Any = dict(handler(source))
         assert schema["type"] == "dataclass"
-        result: CoreSchema = schema | {"strict": False}
-        return result
+        names, reference = [field.name for field in fields(source)], schema.pop("ref", None)  # of the whole
+        return core_schema.no_info_before_validator_function(
+            lambda given: known_members(given, names), schema | {"strict": False}, ref=reference
+        )
+
+
+class Arrays:
+    """A frozen dataclass (with eq=False) some of whose fields are arrays: equal where all fields are."""
+
+    __slots__ = ()
+
+    def _values(self) -> Iterator[Any]:
+        return (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]  # as said
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and all(map(_are_equal, self._values(), other._values()))
+
+    def __hash__(self) -> int:
+        listed = (value for value in self._values() if not isinstance(value, tuple))  # long ones take long to hash
+        return hash(tuple(value.tobytes() if isinstance(value, np.ndarray) else value for value in listed))
+
+
+def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - values of one field
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
 
 
 class Bulk:
@@ -103,7 +136,30 @@ class Bulk:
         return core_schema.json_or_python_schema(anything, core_schema.is_instance_schema(cls))
 
 
-def take_numbers(value: Closed, place: str, *names: str) -> None:
+def check_ranges(value: object, error: type[InputError], place: str = "") -> None:
+    """Refuse a number of a dataclass outside the range that its field's type states, as documents do.
+
+    Raises:
+        InputError: of the given class, with the place, the value and the rule.
+    """
+    for name, least, most in _ranges(type(value)):  # type: ignore[arg-type]  # classes are hashable
+        for number in _numbers(getattr(value, name)):
+            if not least <= number <= most:
+                sign, bound = ("<=", most) if number > most else (">=", least)
+                shown = f"{bound:g}" if isinstance(bound, float) else bound
+                raise error(f"{place}{name}: is {number}; it must be {sign} {shown}")
+
+
+def _numbers(value: object) -> Iterator[float]:
+    """A number, or those of a tuple, of tuples too; whatever else a field may hold has none."""
+    if isinstance(value, tuple):
+        for item in set(value):
+            yield from _numbers(item)
+    elif isinstance(value, int | float):
+        yield value
+
+
+def take_numbers(value: Closed, *names: str) -> None:
     """Make exact numbers of fields that may be given as Python writes them: 0.7 is 7/10.
 
     Raises:
@@ -114,7 +170,27 @@ def take_numbers(value: Closed, place: str, *names: str) -> None:
         try:
             object.__setattr__(value, name, Fraction(str(given)))
         except (ValueError, ZeroDivisionError):
-            raise ScheduleError(f"{place}.{name}: is {given!r}; it is a number such as 0.7") from None
+            raise ScheduleError(f"{value.place}{name}: is {given!r}; it is a number such as 0.7") from None
+
+
+@lru_cache
+def _ranges(closed: Any) -> tuple[tuple[str, float, float], ...]:  # noqa: ANN401 - a dataclass
+    """The fields of a dataclass that hold numbers of a range, with the least and the largest."""
+    found: list[tuple[str, float, float]] = []
+    for name, hint in get_type_hints(closed, include_extras=True).items():
+        marks = list(_marks(hint))
+        lows: list[Any] = [mark.ge for mark in marks if isinstance(mark, Ge)]
+        highs: list[Any] = [mark.le for mark in marks if isinstance(mark, Le)]
+        if lows or highs:
+            found.append((name, max(lows, default=-inf), min(highs, default=inf)))
+    return tuple(found)
+
+
+def _marks(hint: object) -> Iterator[object]:
+    """What a type says beside its classes, of all its alternatives and items."""
+    yield from getattr(hint, "__metadata__", ())
+    for part in get_args(hint):
+        yield from _marks(part)
 
 
 @lru_cache

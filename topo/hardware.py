@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
 
 from partreduce.topo.errors import InputError, of_type
+from partreduce.topo.fields import Closed, check_ranges
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
@@ -14,20 +18,21 @@ figures up to here stay finite, and beyond there is no cluster."""
 LARGEST_JITTER = 1000.0
 """The largest coefficient of variation: beyond, next to all factors of a log-normal of mean 1 are next to 0."""
 
+Seconds = Annotated[float, Ge(0), Le(LONGEST_SECONDS)]
+Variation = Annotated[float, Ge(0), Le(LARGEST_JITTER)]
+Share = Annotated[float, Ge(0), Le(1)]
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link class of the α–β model: a message of b bytes takes latency + b * seconds_per_byte."""
 
-    latency: float = 0.0
-    seconds_per_byte: float = 0.0
+    latency: Seconds = 0.0
+    seconds_per_byte: Seconds = 0.0
 
     def __post_init__(self) -> None:
         """Refuse negative and non-finite values."""
-        for name in ("latency", "seconds_per_byte"):
-            value = getattr(self, name)
-            if not 0 <= value <= LONGEST_SECONDS:
-                raise InputError(f"link: {name} is {value}; it is a number in 0..{LONGEST_SECONDS:g}")
+        check_ranges(self, InputError, "link.")
 
     @classmethod
     def of_bandwidth(cls, bytes_per_second: float, latency: float = 0.0) -> Link:
@@ -39,20 +44,13 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class CodecSeconds:
-    """What a worker computes to encode and to decode a byte of float32, in seconds."""
+class CodecSeconds(Closed):
+    """Seconds in which one worker encodes, and decodes, a byte of float32."""
 
-    encode: float = 0.0
-    decode: float = 0.0
+    place: ClassVar[str] = "codec."
 
-    def __post_init__(self) -> None:
-        """Refuse negative and non-finite values."""
-        for name in ("encode", "decode"):
-            value = getattr(self, name)
-            if not 0 <= value <= LONGEST_SECONDS:
-                raise InputError(
-                    f"codec: {name} is {value}; it is a number in 0..{LONGEST_SECONDS:g}, seconds per byte"
-                )
+    encode: Seconds = 0.0
+    decode: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +130,16 @@ class Hardware:
     num_nics: int = 1
     switches: tuple[Switch, ...] = ()
     slowdown: tuple[tuple[int, float], ...] = ()
-    jitter: float = 0.0
+    jitter: Variation = 0.0
     codec: tuple[tuple[str, CodecSeconds], ...] = ()
     model_bytes: int | None = None
-    compute: float | None = None
+    compute: Seconds | None = None
     layers: int | tuple[int, ...] | None = None
-    backward: float = 2 / 3
+    backward: Share = 2 / 3
 
     def __post_init__(self) -> None:
         """Refuse switches that overlap without nesting, times without end, and shares and segments that are none."""
-        if not 0 <= self.jitter <= LARGEST_JITTER:
-            raise InputError(
-                f"hardware: jitter is {self.jitter}; it is a coefficient of variation in 0..{LARGEST_JITTER:g}"
-            )
-        if self.compute is not None and not 0 <= self.compute <= LONGEST_SECONDS:
-            raise InputError(f"hardware: compute is {self.compute}; a step computes for 0..{LONGEST_SECONDS:g} s")
-        if not 0 <= self.backward <= 1:
-            raise InputError(f"hardware: backward is {self.backward}; it is a share of a step's computing, in 0..1")
+        check_ranges(self, InputError, "hardware.")
         listed = (self.layers,) if isinstance(self.layers, int) else self.layers
         if listed is not None and (min(listed, default=0) < 0 or not any(listed)):
             raise InputError(

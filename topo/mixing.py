@@ -7,7 +7,6 @@ column sums only when it is doubly stochastic.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -110,12 +109,7 @@ def is_doubly_stochastic(step: MixingStep) -> bool:
     if isinstance(step, Phase):
         step.labels()
         return True
-    # Columns: what a worker gives to others must equal what it takes from them, since rows sum to 1 by construction.
-    given = [Fraction(0)] * step.num_workers
-    for source, target, weight in step.edges():
-        given[source] += weight
-        given[target] -= weight
-    return not any(given)
+    return not step.surplus()
 
 
 def has_negative_entries(step: MixingStep) -> bool:
@@ -124,12 +118,7 @@ def has_negative_entries(step: MixingStep) -> bool:
         if step.relax is None:
             return False
         return any(r * (k - 1) > k for r, k in zip(step.relax, step.sizes.tolist(), strict=True))
-    if any(weight < 0 for weight in step.weights):
-        return True
-    taken = [Fraction(0)] * step.num_workers
-    for _, target, weight in step.edges():
-        taken[target] += weight
-    return any(total > 1 for total in taken)
+    return any(weight < 0 for weight in step.weights) or step.own_weight() < 0
 
 
 def _refuse_size(n: int, limit: int, way_out: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Arrays
 
 ONE = Fraction(1)
 
@@ -32,7 +33,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Phase:
+class Phase(Arrays):
     """The groups of one round, held as flat arrays so that a million workers fit.
 
     `members[offsets[g]:offsets[g+1]]` are the ranks of group g, ascending; groups are ordered by their first member.
@@ -119,18 +120,6 @@ class Phase:
         """The groups in canonical order."""
         return (self[index] for index in range(len(self)))
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Phase)
-            and self.num_workers == other.num_workers
-            and self.relax == other.relax
-            and np.array_equal(self.offsets, other.offsets)
-            and np.array_equal(self.members, other.members)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.num_workers, self.members.tobytes(), self.offsets.tobytes(), self.relax))
-
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
         """Workers per group, shape (len(self),)."""
@@ -152,7 +141,8 @@ class Phase:
         if len(self.members) and counts.max() > 1:
             worker = int(counts.argmax())
             raise ScheduleError(
-                f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint"
+                f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint: "
+                "`partreduce verify` names the phase"
             )
         result = np.full(self.num_workers, -1, dtype=np.int32)
         result[self.members] = np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)

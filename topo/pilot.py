@@ -5,33 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 from statistics import stdev
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, MaxLen, MinLen
+
+from partreduce.topo.fields import Closed, Count, Rounds, Title
 
 CONFIDENCE = 0.9
 """Of the intervals of all prices."""
 
+Amount = Annotated[float, Ge(0)]
+
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class Price(Closed):
     """How many times All-Reduce's steps one unit of something costs more, with its 90 % confidence interval."""
 
-    value: float
-    low: float
-    high: float
+    value: Amount
+    low: Amount
+    high: Amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(Closed):
     """One schedule of a pilot: its figures, and its steps over All-Reduce's as measured, once per seed.
 
-    `late` is its late distance (`topo.figures.late_distance`), 0 in lockstep. `sha256` is there for what ran because it
-    may be recommended: of the schedule without its name and however its sums travel.
+    `curved_distance` is there in lockstep, and `late`, its late distance, where averagings come late
+    (`topo.figures.curved_distance`); the other is 0. `sha256` is there for what ran because it may be recommended: of
+    the schedule without its name and however its sums travel.
     """
 
-    schedule: str
-    consensus_distance: float
-    drift: float
-    late: float
-    steps_ratios: tuple[float, ...]
+    schedule: Title
+    consensus_distance: Amount
+    curved_distance: Amount
+    drift: Amount
+    late: Amount
+    steps_ratios: Annotated[tuple[Annotated[float, Gt(0)], ...], MaxLen(1000)] = ()
     sha256: str = ""
 
     @property
@@ -50,36 +59,36 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """steps ratio = 1 + averaging + consensus_distance·(figure) + drift·(figure)^p + late·L + later·L·max(0, L − 1).
+class Prices(Closed):
+    """steps ratio = 1 + averaging + curved_distance·(figure) + drift·(figure)^p + late·L + later·L·max(0, L − 1).
 
     L is the late distance. `drift` is None for shuffled data; `averaging`, what it costs that parameters are averaged
     at all, and `later` where there were too few probes to tell them from the others.
     `error` is the largest relative error of a predicted steps ratio on a schedule that was left out of the fit.
     """
 
-    consensus_distance: Price
+    curved_distance: Price
     late: Price
-    drift: Price | None
-    error: float
+    drift: Price | None = None
+    error: Amount
     averaging: Price | None = None
     later: Price | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pilot:
+class Pilot(Closed):
     """A pilot with what it measured and the prices that explain it.
 
     `data` is how the samples were spread: `shuffled`, `per-worker` or `per-node`; `steps` is the length of every run.
     """
 
-    num_workers: int
-    data: str
-    steps: int
-    seeds: tuple[int, ...]
+    num_workers: Count
+    data: Literal["shuffled", "per-worker", "per-node"]
+    steps: Count
+    seeds: Annotated[tuple[Rounds, ...], MinLen(2), MaxLen(1000)]
     prices: Prices
-    probes: tuple[Probe, ...]
-    unstable: tuple[Probe, ...] = ()
+    probes: Annotated[tuple[Probe, ...], MinLen(2), MaxLen(1000)]
+    unstable: Annotated[tuple[Probe, ...], MaxLen(1000)] = ()
     """Under which the loss did not fall or was no number in one of the runs; without steps ratios."""
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Bulk
+from partreduce.topo.fields import Arrays, Bulk
 from partreduce.topo.phase import Phase
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Round(Bulk):
+class Round(Bulk, Arrays):
     """One round of weighted averaging: x_target ← Σ weight · x_source + (1 − Σ weight) · x_target.
 
     Edge e carries `weights[weight_of[e]]` from worker `sources[e]` to worker `targets[e]`; a worker's weight on itself
@@ -36,23 +37,10 @@ class Round(Bulk):
         Raises:
             ScheduleError: a rank out of range, a self-loop, or an edge given twice.
         """
-        listed = sorted((target, source, Fraction(weight)) for source, target, weight in edges)
-        for index, (target, source, _) in enumerate(listed):
-            if not (0 <= source < num_workers and 0 <= target < num_workers):
-                raise ScheduleError(f"edge {source}→{target}: ranks are 0..{num_workers - 1}")
-            if source == target:
-                raise ScheduleError(f"edge {source}→{target}: a worker's weight on itself is what the others leave")
-            if index and listed[index - 1][:2] == (target, source):
-                raise ScheduleError(f"edge {source}→{target}: is given twice")
-        values = sorted({weight for _, _, weight in listed})
-        index_of = {weight: i for i, weight in enumerate(values)}
-        return cls(
-            num_workers,
-            np.array([s for _, s, _ in listed], dtype=np.int32),
-            np.array([t for t, _, _ in listed], dtype=np.int32),
-            tuple(values),
-            np.array([index_of[w] for _, _, w in listed], dtype=np.int32),
-        )
+        listed = list(edges)
+        sources, targets = [source for source, _, _ in listed], [target for _, target, _ in listed]
+        weights = [Fraction(weight) for _, _, weight in listed]
+        return cls.from_arrays(num_workers, sources, targets, weights, range(len(listed)))
 
     @classmethod
     def from_arrays(
@@ -101,22 +89,29 @@ class Round(Bulk):
         ):
             yield source, target, self.weights[index]
 
+    def surplus(self) -> dict[int, Fraction]:
+        """By how much more a worker gives than it takes, but for 0: columns sum to 1 iff there is none."""
+        result: dict[int, Fraction] = defaultdict(Fraction)
+        for source, target, weight in self.edges():
+            result[source] += weight
+            result[target] -= weight
+        return {worker: given for worker, given in result.items() if given}
+
+    def own_weight(self) -> Fraction:
+        """The smallest weight of a worker on itself."""
+        taken: dict[int, Fraction] = defaultdict(Fraction)
+        for _, target, weight in self.edges():
+            taken[target] += weight
+        return 1 - max(taken.values(), default=Fraction(0))
+
+    @property
+    def keeps_something(self) -> bool:
+        """Whether no weight is negative, and every worker keeps a positive one on itself."""
+        return min(self.weights, default=Fraction(0)) >= 0 and self.own_weight() > 0
+
     def edge_weights(self) -> npt.NDArray[np.float64]:
         """The weight of every edge as floats, shape (len(self),)."""
         return np.array([float(w) for w in self.weights])[self.weight_of] if len(self) else np.zeros(0)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Round)
-            and self.num_workers == other.num_workers
-            and self.weights == other.weights
-            and np.array_equal(self.sources, other.sources)
-            and np.array_equal(self.targets, other.targets)
-            and np.array_equal(self.weight_of, other.weight_of)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.num_workers, self.sources.tobytes(), self.targets.tobytes(), self.weight_of.tobytes()))
 
 
 MixingStep = Phase | Round

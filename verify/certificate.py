@@ -13,19 +13,14 @@ FORMAT = "partreduce.certificate"
 VERSION = 1
 
 
-def certificate_of(schedule: Schedule, claims: Iterable[Claim], *, period: int) -> dict[str, Any]:
-    """The witnesses of all proved claims under the schedule's canonical SHA-256.
-
-    `period` is the number of phases or graphs that the file lists.
-    """
-    from partreduce.topo.document.canonical import schedule_sha256
-
+def certificate_of(read: Any, claims: Iterable[Claim]) -> dict[str, Any]:  # noqa: ANN401 - the checker's own schedule
+    """The witnesses of all proved claims, of the schedule as the checker has read it."""
     return {
         "format": FORMAT,
         "version": VERSION,
-        "schedule_sha256": schedule_sha256(schedule),
-        "num_workers": schedule.num_workers,
-        "period": period,
+        "schedule_sha256": read.sha256,
+        "num_workers": read.num_workers,
+        "period": read.period,
         "claims": [dict(c.entry) for c in claims if c.status is Status.PROVED and c.entry is not None],
     }
 

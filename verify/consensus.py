@@ -28,15 +28,11 @@ def prove_consensus(schedule: Schedule) -> Claim:
     """Prove consensus by spanning-tree witnesses, or refute it by a set of workers that never meets the others.
 
     Explicit: O(size · log size), one tree over all workers. Rules: one small tree per digit, for every number of nodes.
+    The trees are of all groups that do anything, which contract where every factor is tame.
     """
     rule = rule_view(schedule)
-    phases = explicit_view(schedule) or ()
-    apart = _apart_rule(rule) if rule is not None else _apart(phases)
-    if apart is not None:
-        return apart
-    if not every_relax_tame(schedule):
-        return _by_norm(schedule)
-    return _classes(rule) if rule is not None else _tree(phases)
+    found = _tree(explicit_view(schedule) or ()) if rule is None else _trees_of_classes(rule)
+    return found if not found.holds or every_relax_tame(schedule) else _by_norm(schedule)
 
 
 def _by_norm(schedule: Schedule) -> Claim:
@@ -48,33 +44,14 @@ def _by_norm(schedule: Schedule) -> Claim:
     )
 
 
-def _apart(phases: tuple[Phase, ...]) -> Claim | None:
-    """A refutation if some workers never meet the others in any group that does anything."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    num_workers = phases[0].num_workers
-    component = np.arange(num_workers, dtype=np.int64)
-    for phase in phases:
-        moving = np.array([factor != 0 for factor in phase.relax]) if phase.relax else np.ones(len(phase), dtype=bool)
-        keep = np.repeat(moving, phase.sizes)
-        heads = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)[keep]
-        links = (np.ones(len(heads)), (component[heads], component[phase.members[keep]]))
-        _, labels = connected_components(coo_array(links, shape=(num_workers, num_workers)), directed=False)
-        component = labels[component].astype(np.int64)
-        if len(np.unique(component)) == 1:
-            return None
-    sizes = np.bincount(component)
-    smallest = int(np.flatnonzero(sizes == sizes[sizes > 0].min())[0])
-    inside = np.flatnonzero(component == smallest).tolist()
-    text = f"the workers {some(inside)} share no group with any other worker in the whole period, so they never agree."
-    return refuted(NAME, text, {"workers": inside[:1000], "num_inside": len(inside)})
-
-
 def _tree(phases: tuple[Phase, ...]) -> Claim:
     edges, component = tree_of_phases(phases)
     if component.max() > 0:
-        return not_proved(NAME, "the groups with 0 < relax < 2 do not join all workers.")
+        sizes = np.bincount(component)
+        inside = np.flatnonzero(component == sizes.argmin()).tolist()
+        text = f"the workers {some(inside)} share no group with any other worker in the whole period, so they never "
+        text += "agree."
+        return refuted(NAME, text, {"workers": inside[:1000], "num_inside": len(inside)})
     text = (
         f"{len(edges)} witnesses (phase, worker, worker) from groups with 0 < relax < 2 form a spanning tree of the "
         f"{phases[0].num_workers} workers, and no group has relax < 0 or relax >= 2: every period strictly shortens "
@@ -98,17 +75,11 @@ def class_groups(rule: RuleView, digits: set[int], *, moving_only: bool) -> list
     return result
 
 
-def _single_classes(rule: RuleView) -> list[set[int]]:
-    return [set(), *({digit} for digit in range(rule.num_digits))]
-
-
-def _vertices(rule: RuleView, digits: set[int]) -> list[int]:
-    return ([GROUND] if digits else []) + list(range(rule.workers_per_node))
-
-
-def _apart_rule(rule: RuleView) -> Claim | None:
-    for digits in _single_classes(rule):
-        _, components = tree_of_groups(_vertices(rule, digits), class_groups(rule, digits, moving_only=True))
+def _trees_of_classes(rule: RuleView) -> Claim:
+    trees = []
+    for digits in (set(), *({digit} for digit in range(rule.num_digits))):
+        vertices = ([GROUND] if digits else []) + list(range(rule.workers_per_node))
+        edges, components = tree_of_groups(vertices, class_groups(rule, digits, moving_only=True))
         if len(components) > 1:
             inside = next(sorted(c) for c in reversed(components) if GROUND not in c)
             if digits:
@@ -119,15 +90,6 @@ def _apart_rule(rule: RuleView) -> Claim | None:
             else:
                 text = f"the local ranks {some(inside)} share no block with any other local rank, so they never agree."
             return refuted(NAME, text, {"local_ranks": inside, "digits": sorted(digits)})
-    return None
-
-
-def _classes(rule: RuleView) -> Claim:
-    trees = []
-    for digits in _single_classes(rule):
-        edges, components = tree_of_groups(_vertices(rule, digits), class_groups(rule, digits, moving_only=False))
-        if len(components) > 1:
-            return not_proved(NAME, "the blocks with 0 < relax < 2 do not join all local ranks and digits.")
         trees.append(edges)
     text = (
         f"For every number of nodes with {rule.num_digits} digits: on the functions that do not vary between nodes the "
@@ -142,7 +104,7 @@ Tree = list[list[int]]
 
 
 def tree_of_phases(phases: Sequence[Phase]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Kruskal's tree of the edges (phase, smallest member, member) of all contracting groups, in order.
+    """Kruskal's tree of the edges (phase, smallest member, member) of all groups that do anything, in order.
 
     Returns the edges, shape (num_edges, 3), and the component of every worker, shape (num_workers,). Each phase is one
     vectorised minimum spanning forest over the components that the earlier phases left. O(size · log size).
@@ -180,8 +142,8 @@ def _edges(phase: Phase) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     keep = np.ones(len(phase.members), dtype=bool)
     keep[phase.offsets[:-1]] = False
     if phase.relax is not None:
-        good = np.array([0 < factor < 2 for factor in phase.relax], dtype=bool)
-        keep &= np.repeat(good, phase.sizes)
+        moving = np.array([factor != 0 for factor in phase.relax], dtype=bool)
+        keep &= np.repeat(moving, phase.sizes)
     return heads[keep], phase.members[keep].astype(np.int64)
 
 

@@ -13,12 +13,12 @@ max_ig + Step(i) − Step(j) tokens, at most bound[i][j] + max_ig.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.errors import ScheduleError, UnknownError
+from partreduce.topo.errors import ScheduleError
 from partreduce.topo.strategies.gap import Gap
 from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.checker.refusal import Work
@@ -50,42 +50,6 @@ def exact_bounds(graph: Digraph, setting: Gap) -> Matrix:
     events, everybody = events_of(graph, setting), range(graph.num_workers)
     columns = [distances_near(events, j, {*everybody}) for j in everybody]
     return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)
-
-
-MAX_FAR = 1024
-"""Workers up to which distances are found that lead through the whole graph."""
-
-
-def largest_over_edges(graph: Digraph, gap: Gap) -> Length:
-    """The most steps that one end of an edge can be ahead of the other, None without a limit.
-
-    O(num_workers · the edges near a worker) where tokens or edges both ways bound a gap from nearby, else O(n · edges).
-
-    Raises:
-        UnknownError: neither holds, and there are more than 1,024 workers.
-    """
-    if not (gap.max_ig is not None or graph.is_symmetric) and graph.num_workers > MAX_FAR:
-        raise UnknownError(
-            f"gap over an edge: without token queues on a graph with one-way edges it takes a path through the graph; "
-            f"worked out for up to {MAX_FAR} workers, there are {graph.num_workers}"
-        )
-    events = events_of(graph, gap)
-    near = (distances_near(events, v, {*graph.sources[v], *graph.targets[v]}) for v in range(graph.num_workers))
-    return _largest(ahead for of_one in near for ahead in of_one.values())
-
-
-def largest_over_pairs(graph: Digraph, gap: Gap) -> Length:
-    """The most steps that a worker can be ahead of another one, None without a limit. O(num_workers · edges · log)."""
-    return _largest(ahead for row in exact_bounds(graph, gap) for ahead in row)
-
-
-def _largest(leads: Iterable[Length]) -> Length:
-    largest = 0
-    for ahead in leads:
-        if ahead is None:
-            return None
-        largest = max(largest, ahead)
-    return largest
 
 
 @dataclass(frozen=True, slots=True)

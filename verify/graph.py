@@ -15,6 +15,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.topo.mixing import has_negative_entries
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Round
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
@@ -22,7 +23,7 @@ from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction, prove_power
 from partreduce.verify.exact_consensus import prove_exact
 from partreduce.verify.stated import Stated
-from partreduce.verify.stochastic import own_weights, sums_of_graph
+from partreduce.verify.stochastic import sums_of_graph
 
 Rounds = tuple[Round, ...]
 
@@ -36,7 +37,7 @@ def prove_graph(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """All claims about the matrices of a `neighbor` schedule."""
     rounds = schedule.strategy.graphs
     sums = sums_of_graph(rounds, stated)
-    claims: list[Claim | None] = [sums, _consensus(schedule, rounds)]
+    claims: list[Claim | None] = [sums, _consensus(schedule)]
     if sums.holds:
         claims.append(prove_contraction(schedule))
         claims.append(prove_consensus_distance(schedule))
@@ -44,48 +45,45 @@ def prove_graph(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     return tuple(claim for claim in claims if claim is not None)
 
 
-def out_tree_of(schedule: Schedule, *, counts_weights: bool) -> Claim:
+def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
     """Consensus by a tree of edges alone; without `counts_weights` every edge weighs something, whatever the file says.
 
     What follows from the tree is for the caller to say.
     """
     rounds = schedule.strategy.graphs
-    if counts_weights and min(own_weights(rounds[0]), *rounds[0].weights, Fraction(1)) < 0:
+    if counts_weights and any(map(has_negative_entries, rounds)):
         return not_proved(NAME, "a weight is negative.")
-    if counts_weights and own_weights(rounds[0]) == 0:
+    if counts_weights and not all(listed.keeps_something for listed in rounds):
         return not_proved(NAME, "a worker keeps no weight on itself.")
     tree = _out_tree(schedule.num_workers, rounds, counts_weights=counts_weights)
     if tree is None:
         return not_proved(NAME, "no worker reaches all others.")
     text = (
-        f"Every worker keeps a positive weight on itself, and {len(tree[1])} edges lead from worker {tree[0]} to all."
+        "No weight is negative, every worker keeps a positive weight on itself in every round, and the "
+        f"{len(tree[1])} witnesses (round, source, target) lead from worker {tree[0]} to everyone."
     )
     return proved(NAME, text, method="graph", root=tree[0], tree=tree[1])
 
 
-def _consensus(schedule: Schedule, rounds: Rounds) -> Claim:
-    smallest, own = Fraction(0), Fraction(1)
-    for listed in rounds:
-        smallest = min(smallest, *listed.weights, Fraction(0))
-        own = min(own, own_weights(listed))
-    if smallest >= 0 and own > 0:
-        tree = _out_tree(schedule.num_workers, rounds)
-        if tree is not None:
-            text = (
-                "No weight is negative, every worker keeps a positive weight on itself in every round, and the "
-                f"{len(tree[1])} witnesses (round, source, target) lead from worker {tree[0]} to everyone."
-            )
-            return proved(NAME, text, method="graph", root=tree[0], tree=tree[1])
-    if smallest >= 0 and own >= 0 and schedule.num_workers <= MAX_SUPPORT:
-        against = _refutation(schedule.num_workers, rounds)
-        if against is not None:
-            return against
-    return prove_power(schedule, NAME, MAX_POWER) or not_proved(
-        NAME, "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
+def _consensus(schedule: Schedule) -> Claim:
+    return by_tree_or_apart(schedule) or (
+        prove_power(schedule, NAME, MAX_POWER)
+        or not_proved(
+            NAME, "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
+        )
     )
 
 
-def _out_tree(num_workers: int, rounds: Rounds, *, counts_weights: bool = True) -> tuple[int, list[list[int]]] | None:
+def by_tree_or_apart(schedule: Schedule) -> Claim | None:
+    """Consensus of a `neighbor` schedule by a tree of edges, or refuted by sets that stay apart; None if neither."""
+    found, rounds = out_tree_of(schedule), schedule.strategy.graphs
+    if found.holds:
+        return found
+    is_followed = schedule.num_workers <= MAX_SUPPORT and not any(map(has_negative_entries, rounds))
+    return _refutation(schedule.num_workers, rounds) if is_followed else None
+
+
+def _out_tree(num_workers: int, rounds: Rounds, *, counts_weights: bool) -> tuple[int, list[list[int]]] | None:
     """A root that reaches everyone over edges of positive weight, with the first edges of a breadth-first search."""
     onward: dict[int, list[tuple[int, int]]] = defaultdict(list)
     known: set[tuple[int, int]] = set()

@@ -15,7 +15,7 @@ from partreduce.topo.strategies.gap import Gap, Weights
 from partreduce.verify.base import Claim, Status, refuted
 from partreduce.verify.graph import out_tree_of, prove_graph
 from partreduce.verify.stated import Numbers, Stated
-from partreduce.verify.stochastic import DOUBLY, keeps_something
+from partreduce.verify.stochastic import DOUBLY
 from partreduce.verify.without_backup import prove_without_backup
 
 EXPLORED = (
@@ -45,7 +45,7 @@ def essential_of_kept_gap(schedule: Schedule) -> frozenset[str]:
         return frozenset({DOUBLY, "consensus"})
     assert isinstance(gap, Gap), "as its protocol says"
     # Where a reduce is no average a worker may run off, whichever updates come late.
-    is_average = gap.weights is not Weights.GRAPH or keeps_something(schedule.strategy.graphs[0])
+    is_average = gap.weights is not Weights.GRAPH or schedule.strategy.graphs[0].keeps_something
     return frozenset() if gap.has_backup and is_average else frozenset({"consensus"})
 
 

@@ -34,7 +34,7 @@ def prove_own_anchors(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     round makes of models depends on anchors and momentum.
     """
     plain = schedule.meetings
-    first = prove_conflict_free(plain)
+    first = prove_conflict_free(plain, stated)
     if not first.holds:
         rest = ("deadlock-free", NAME)
         return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))

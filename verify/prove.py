@@ -65,9 +65,8 @@ def prove(schedule: Schedule) -> Proof:
         claims += (not_proved(SURVIVES, ON_DISJOINT) if is_clashing else prove_survives(schedule),)
         moved = stated.claim(MOVED, moved_words(schedule))
         claims += () if moved is None else (moved,)
-    if schedule.is_mixing or prover.certified is not None:
-        period = schedule.period if prover.certified is None else prover.certified(schedule)
-        certificate = certificate_of(schedule, claims, period=period)
+    if schedule.is_mixing or prover.is_certified:
+        certificate = certificate_of(stated.read, claims)
     proof = Proof(schedule.name, claims, essential, certificate)
     if not proof.absent:
         return proof
@@ -84,7 +83,7 @@ def _of_payload(schedule: Schedule) -> frozenset[str]:
 
 
 def _group_claims(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
-    first = prove_conflict_free(schedule)
+    first = prove_conflict_free(schedule, stated)
     if not first.holds:
         # With an overlap there is no mixing matrix to speak about.
         rest = (DOUBLY, "consensus", "deadlock-free", "contraction", *sorted(_of_payload(schedule)))
@@ -155,14 +154,14 @@ class Prover:
 
     `of_rules` are essential as well where the groups come from rules and every worker can be asked for its own, and
     what `more` says of the schedule.
-    `certified`: what it proves is confirmed also where rounds are not fixed, with so many phases or graphs in the file.
+    `is_certified`: what it proves is confirmed also where rounds are not fixed.
     """
 
     claims: Callable[[Schedule, Stated], tuple[Claim, ...]]
     essential: frozenset[str]
     of_rules: frozenset[str] = frozenset()
     more: Callable[[Schedule], frozenset[str]] = lambda _: frozenset()
-    certified: Callable[[Schedule], int] | None = None
+    is_certified: bool = False
 
 
 MEANS = frozenset({DOUBLY, "consensus", "deadlock-free"})
@@ -172,7 +171,7 @@ OWN_ANCHORS = Prover(
     prove_own_anchors,
     frozenset({"conflict-free", "deadlock-free", OUTER_CONSENSUS}),
     frozenset({"membership"}),
-    certified=lambda schedule: schedule.phased.period,
+    is_certified=True,
 )
 """The prover of groups whose rounds are no mixing matrices."""
 
@@ -192,16 +191,14 @@ PROVERS_OF_PROTOCOL: dict[str, Prover] = {
         _kept_gap_claims,
         frozenset({"deadlock-free", "queues"}),
         more=essential_of_kept_gap,
-        certified=lambda schedule: len(schedule.strategy.graphs),
+        is_certified=True,
     ),
-    "quorum": Prover(
-        prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"}), certified=lambda _: 0
-    ),
+    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"}), is_certified=True),
     "quorum-groups": Prover(
         prove_quorum_of_groups,
         MEANS | {"conflict-free", "conservation", "mean-preserved"},
         frozenset({"membership"}),
-        certified=lambda schedule: schedule.phased.period,
+        is_certified=True,
     ),
 }
 """The prover where the *when* axis says who waits for whom, by a protocol."""

@@ -110,7 +110,7 @@ def prove_quorum_of_groups(schedule: Schedule, stated: Stated) -> tuple[Claim, .
     """
     quorum = _quorum_of(schedule)
     lockstep = replace(schedule, strategy=replace(schedule.strategy, when=LOCKSTEP), certificate=None)
-    first = prove_conflict_free(lockstep)
+    first = prove_conflict_free(lockstep, stated)
     if not first.holds:
         rest = (DOUBLY, "consensus", "mean-preserved", "deadlock-free", "conservation")
         return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))

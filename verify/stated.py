@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from partreduce.topo.document.reader import collector_paused
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
@@ -31,14 +32,15 @@ class Stated:
         self._known: dict[str, Fact | None] = {}
 
     @cached_property
-    def _read(self) -> Any:  # noqa: ANN401 - the checker's own schedule
+    def read(self) -> Any:  # noqa: ANN401 - the checker's own schedule
         """The document as the checker sees it, read at the first question: kinds decided at run time have none.
 
         Raises:
             ScheduleError: the checker does not read it.
         """
         try:
-            return checker.read_schedule(dump_schedule(replace(self._schedule, certificate=None)))
+            with collector_paused():
+                return checker.read_schedule(dump_schedule(replace(self._schedule, certificate=None)))
         except checker.Refusal as refusal:
             raise ScheduleError(f"schedule {self._schedule.name!r}: {refusal.sentence}") from None
 
@@ -48,8 +50,8 @@ class Stated:
         What must be known of a gap before a run is computed however long it takes; it is near-linear in the edges.
         """
         if name not in self._known:
-            limit = sys.maxsize if self._read.gap and name in GAP else MAX_WORK
-            self._known[name] = fact(self._read, name, limit)
+            limit = sys.maxsize if self.read.gap and name in GAP else MAX_WORK
+            self._known[name] = fact(self.read, name, limit)
         return self._known[name]
 
     def numbers(self, name: str) -> Numbers:

@@ -11,10 +11,9 @@ from math import frexp
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.figures.classes import merged_classes, steps_of_ranks
+from partreduce.topo.figures.classes import batch_of_classes, merged_classes
 from partreduce.topo.figures.decomposition import dense_sectors
-from partreduce.topo.figures.exact import class_matrix
-from partreduce.topo.figures.sectors import Batch, Sectors
+from partreduce.topo.figures.sectors import Sectors
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep
@@ -79,14 +78,10 @@ def _by_classes(schedule: Schedule, rule: RuleView, paces: npt.NDArray[np.int64]
     is_large = entries > MAX_ENTRIES or entries * instants > MAX_STEPS
     if is_large or len(listed) * schedule.period > MAX_ENTRIES // 64:
         return f"the rule has {len(listed)} different classes, too many for this check."
-    mean = np.array([np.full(size, 0.0 if digits else size**-0.5) for digits in listed])
-    batch = Batch(
-        np.array(_class_counts(rule, listed)),
-        np.stack([_class_matrices(rule, digits) for digits in listed], axis=1),
-        mean,
-        steps_of_ranks(schedule, rule, paces.tolist(), range(size)),
-        None,
-    )
+    merged = {(one.met, one.holds_mean): one for one in merged_classes(rule)}
+    sets = {tuple(sorted(block.across)) for phase in rule.phases for block in phase}
+    classes = [merged[frozenset(one for one in sets if set(one) & set(digits)), not digits] for digits in listed]
+    batch = batch_of_classes(schedule, rule, paces.tolist(), classes, [(rank,) for rank in range(size)])
     return Sectors(schedule.num_workers, [batch], schedule.mixing.mixes_late, "")
 
 
@@ -110,11 +105,6 @@ def bits_for(step: float) -> int:
     return max(1, 1 - frexp(step)[1] + 1) if step > 0 else MAX_BITS + 1
 
 
-def _off_mean(matrices: Matrix) -> Matrix:
-    result: Matrix = matrices - matrices.mean(axis=-2, keepdims=True)
-    return result
-
-
 def _paces_of_ranks(schedule: Schedule, ranks: int) -> npt.NDArray[np.int64] | None:
     """The pace of every local rank, None where it differs between nodes."""
     pace = schedule.strategy.pace
@@ -128,15 +118,3 @@ def _lengthens_nothing(step: MixingStep) -> bool:
     if isinstance(step, Phase):
         return all(0 <= relax <= 2 for relax in set(step.relax or ()))
     return is_doubly_stochastic(step) and not has_negative_entries(step)
-
-
-def _class_matrices(rule: RuleView, digits: tuple[int, ...]) -> Matrix:
-    matrices = np.stack([class_matrix(phase, digits, rule.workers_per_node).floats() for phase in rule.phases])
-    return matrices if digits else _off_mean(matrices)
-
-
-def _class_counts(rule: RuleView, listed: list[tuple[int, ...]]) -> list[float]:
-    """How many characters act like those of each of the distinct classes."""
-    counts = {(merged.met, merged.holds_mean): float(merged.multiplicity) for merged in merged_classes(rule)}
-    sets = {tuple(sorted(block.across)) for phase in rule.phases for block in phase}
-    return [counts[frozenset(one for one in sets if set(one) & set(digits)), not digits] for digits in listed]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
-from fractions import Fraction
 
 from partreduce.topo.strategies import Round
 from partreduce.verify.base import Claim, not_proved, refuted
@@ -34,29 +32,10 @@ def _sums(stated: Stated, text: str) -> Claim:
 def sums_of_graph(rounds: Iterable[Round], stated: Stated) -> Claim:
     """The same for weighted graphs: rows sum to 1 because each worker keeps the rest; a column may not."""
     for t, listed in enumerate(rounds):
-        surplus: dict[int, Fraction] = defaultdict(Fraction)
-        for source, target, weight in listed.edges():
-            surplus[source] += weight
-            surplus[target] -= weight
-        for worker in sorted(surplus):
-            if surplus[worker]:
-                total = 1 + surplus[worker]
-                text = (
-                    f"in round {t} the weights that others give to worker {worker}, and its own, sum to {total}, not "
-                    "to 1: the mean of the parameters moves."
-                )
-                return refuted(DOUBLY, text, {"round": t, "worker": worker, "column_sum": str(total)})
+        for worker, surplus in sorted(listed.surplus().items()):
+            text = (
+                f"in round {t} the weights that others give to worker {worker}, and its own, sum to {1 + surplus}, not "
+                "to 1: the mean of the parameters moves."
+            )
+            return refuted(DOUBLY, text, {"round": t, "worker": worker, "column_sum": str(1 + surplus)})
     return _sums(stated, "Rows sum to 1 by construction and columns by exact addition")
-
-
-def keeps_something(listed: Round) -> bool:
-    """Whether no weight of a round is negative, and every worker keeps a positive one on itself."""
-    return min(listed.weights, default=Fraction(0)) >= 0 and own_weights(listed) > 0
-
-
-def own_weights(listed: Round) -> Fraction:
-    """The smallest weight of a worker on itself in one round."""
-    taken: dict[int, Fraction] = defaultdict(Fraction)
-    for _, target, weight in listed.edges():
-        taken[target] += weight
-    return 1 - max(taken.values(), default=Fraction(0))

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.routes import Route, TableWay
 from partreduce.verify.base import Claim, not_proved, refuted
 from partreduce.verify.stated import Numbers, Stated
@@ -40,8 +41,10 @@ def prove_tables(schedule: Schedule, *, rests_on: str = "") -> tuple[Claim, ...]
     """
     if not schedule.routes:
         return ()
-    # Tables go their way in every step, whatever a strategy averages; so those of servers are read as All-Reduce's.
-    stated = Stated(replace(schedule, strategy=AllReduce(what=schedule.routes)))
+    # Tables go their way in every step, whatever a strategy averages; so those of servers are read as All-Reduce's,
+    # without the outer steps and fragments of everything else, which All-Reduce may not have.
+    alone = replace(schedule.routes, outer=PLAIN, fragments=1)
+    stated = Stated(replace(schedule, strategy=AllReduce(what=alone)))
     words: dict[str, Callable[[Numbers], str]] = {
         ONE_ROUTE: _one_route,
         ONE_OWNER: lambda numbers: _one_owner(schedule, numbers),

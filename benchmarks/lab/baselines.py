@@ -30,15 +30,29 @@ class Alone:
 
 
 class Ddp(Alone):
-    """DistributedDataParallel with its default buckets (1 MB, then 25 MB), which it sends during backward."""
+    """DistributedDataParallel with its default buckets (1 MB, then 25 MB), which it sends during backward.
+
+    The `hook` of the options writes gradients in float16, or as PowerSGD's products of that `rank`.
+    """
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
         _join(job)
         caps = {"bucket_cap_mb": job.options["bucket"]} if "bucket" in job.options else {}
         # Backward averages the gradients.
         super().__init__(
             job, torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **caps), optimizer
         )
+        model_of_all: Any = self.model
+        match job.options.get("hook"):
+            case "float16":
+                model_of_all.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            case "PowerSGD":
+                state = powerSGD_hook.PowerSGDState(
+                    None, matrix_approximation_rank=job.options["rank"], start_powerSGD_iter=2
+                )
+                model_of_all.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
 class Hierarchical(Alone):
@@ -98,11 +112,30 @@ class TorchAverager(Alone):
         self._averager.average_parameters(self.model.parameters())
 
 
+class PostLocal(Alone):
+    """PyTorch's own post-local SGD: gradients are averaged in the node in each step, models by all in every `outer`."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
+        _join(job)
+        size, timeout = job.workers_per_node, timedelta(seconds=job.limit + 20)
+        nodes = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=timeout) for n in range(job.num_nodes)]
+        whole: Any = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        state = post_localSGD_hook.PostLocalSGDState(None, nodes[dist.get_rank() // size], start_localSGD_iter=1)
+        whole.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        averager = PeriodicModelAverager(period=job.options["outer"], warmup_steps=0)
+        super().__init__(job, whole, PostLocalSGDOptimizer(optimizer, averager))
+
+
 KINDS: dict[str, type[Alone]] = {
     "alone": Alone,
     "ddp": Ddp,
     "hierarchical": Hierarchical,
     "torch-averager": TorchAverager,
+    "post-local": PostLocal,
 }
 
 

@@ -19,6 +19,7 @@ class Job(Lengths):
     `how` names who synchronises: `partreduce` (with `schedule`, a file) or one of the baselines of `baselines.py`.
     A step computes as long as its lengths say: real gradients are taken, and sleeping fills the rest, because more
     workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
+    A `falling` rate ends at nothing, along half a cosine.
     The crew fills in `address` and `port`.
     """
 
@@ -41,6 +42,7 @@ class Job(Lengths):
     momentum: float = 0.0
     weight_decay: float = 0.0
     learning_rate: float = 0.2
+    falling: bool = False
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)

@@ -84,7 +84,8 @@ class Lengths:
 
     def free_step(self, num_workers: int) -> float:
         """Seconds per step (workers ÷ steps of all per second) over a free network on which nobody waits."""
-        return num_workers / float((1 / self.mean_seconds(num_workers)).sum())
+        with np.errstate(divide="ignore"):  # where nobody computes for a time, it is none
+            return num_workers / float((1 / self.mean_seconds(num_workers)).sum())
 
 
 class StepLengths:

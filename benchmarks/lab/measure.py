@@ -12,7 +12,7 @@ import torch
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
 from benchmarks.lab.tasks import SEQUENCES, Samples, accuracy, evaluated, loss_of, make_model
-from benchmarks.lab.worker import HEADER
+from benchmarks.lab.worker import APART, HEADER
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def _curve(
 
     Workers that stay together are averaged at equal steps. Of free-running and differently paced ones, and of those
     that keep a gap or whose sums do not wait (`apart`), the mean at an instant takes everybody's newest snapshot; the
-    instants are those at which half of the workers have the next one, or the next but `job.every`.
+    instants are those at which half of the workers have the next one, or the next but `APART`.
     """
     model = make_model(job.task, samples, Clock(), job.seed).eval()
     size = 2 * sum(p.numel() for p in model.parameters())
@@ -159,7 +159,7 @@ def _curve(
     accuracies: list[tuple[float, float]] = []
     told = None if job.task == "hyperplane" else samples.held_out  # heights have no right or wrong
     count = least if together else sorted(len(track) for track in tracks)[len(tracks) // 2]
-    for index in range(0, count, job.every if apart else 1):
+    for index in range(0, count, APART if apart else 1):
         if together:
             instant = max(track[index][0] for track in tracks)
             chosen = [track[index] for track in tracks]

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from partreduce.runtime.codecs.blocks import BlockCodec
+from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.mixing import mixing_matrix
+from partreduce.topo.strategies.axes import Form
 from partreduce.topo.strategies.fragments import assign, moves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.outer import Outer
+    from partreduce.topo.strategies.axes import How
 
 
 def by_turns(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as rehearse.by_schedule
@@ -23,7 +27,7 @@ def by_turns(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # no
         torch.from_numpy(mixing_matrix(strategy.phase(t, schedule.cluster))).float() for t in range(strategy.period)
     ]
     count, numbers = strategy.what.num_fragments, numbers_of(rehearsal, schedule)
-    parts = [_Part(rehearsal, numbers == fragment, strategy.what.outer) for fragment in range(count)]
+    parts = [_Part(rehearsal, numbers == fragment, schedule) for fragment in range(count)]
     due = moves(count, pace, strategy.when.late_steps)
 
     def advance(step: int) -> None:
@@ -51,25 +55,77 @@ class _Part:
     All arrays are (workers, numbers).
     """
 
-    def __init__(self, rehearsal: Any, mine: torch.Tensor, outer: Outer) -> None:  # noqa: ANN401 - as above
-        self._rehearsal, self._mine, self._outer = rehearsal, mine, outer
-        self._anchors = rehearsal.models[:, mine].clone()
+    def __init__(self, rehearsal: Any, mine: torch.Tensor, schedule: Schedule) -> None:  # noqa: ANN401 - as above
+        places = mine.nonzero().flatten()
+        first, end = int(places[0]), int(places[-1]) + 1
+        self._mine = slice(first, end) if end - first == len(places) else mine  # a slice needs no copy
+        self._rehearsal, self._outer = rehearsal, schedule.strategy.what.outer
+        self._coded = Coded.of(schedule)
+        self._anchors = rehearsal.models[:, self._mine].clone()
         self._momenta = torch.zeros_like(self._anchors)
         self._sent: torch.Tensor | None = None
 
     def send(self, matrix: torch.Tensor) -> None:
         """Take the groups' means; those who are in one then make an outer step if it is of all, or of own anchors."""
-        self._sent = matrix @ self._rehearsal.models[:, self._mine]
+        models = self._rehearsal.models[:, self._mine]
+        if self._coded is None:
+            self._sent = matrix @ models
+        else:
+            self._sent = self._anchors + self._coded.mean(models - self._anchors)
         meets = matrix.diagonal() < 1
         self._steps = (meets & ((matrix > 0).all() | torch.tensor(self._outer.has_own_anchors)))[:, None]
 
     def merge(self, kept: float) -> None:
         if self._sent is None:  # the first round may merge what no round has sent
             return
-        moved, momentum = self._sent - self._anchors, float(self._outer.momentum)
+        coming, mine = (self._step(self._sent) if self._steps.any() else self._sent), self._mine
+        if kept:
+            coming = kept * self._rehearsal.models[:, mine] + (1 - kept) * coming
+        self._rehearsal.models[:, mine] = coming
+
+    def _step(self, sent: torch.Tensor) -> torch.Tensor:
+        """The outer step of those who make one; where all then are, and the means of the others."""
+        moved, momentum = sent - self._anchors, float(self._outer.momentum)
         following = momentum * self._momenta + moved
         change = moved + momentum * following if self._outer.nesterov else following
         self._momenta = torch.where(self._steps, following, self._momenta)
         self._anchors = torch.where(self._steps, self._anchors + float(self._outer.lr) * change, self._anchors)
-        coming = torch.where(self._steps, self._anchors, self._sent)
-        self._rehearsal.models[:, self._mine] = kept * self._rehearsal.models[:, self._mine] + (1 - kept) * coming
+        return torch.where(self._steps, self._anchors, sent)
+
+
+class Coded:
+    """Means of what all workers have, as the runtime sends them: codes of node sums are added, and so is the sum's.
+
+    Where there are no nodes to add up in, each worker's own movement is coded. With error feedback what a rounding took
+    is added to the next sum.
+    """
+
+    def __init__(self, how: How, cluster: Cluster) -> None:
+        self._how, self._count = how, cluster.num_workers
+        self._each = cluster.workers_per_node if how.form is Form.HIERARCHICAL else 1
+        self._codec = BlockCodec(str(how.codec), how.block)
+        self._left: list[torch.Tensor | None] = [None] * (self._count + 1)
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Coded | None:
+        """None where numbers are sent as they are."""
+        how = schedule.strategy.how
+        return cls(how, schedule.cluster) if how.codec.has_blocks else None
+
+    def mean(self, moved: torch.Tensor) -> torch.Tensor:
+        """Of movements (workers, numbers); (numbers,)."""
+        parts = moved.view(self._count // self._each, self._each, -1).sum(1)
+        total = torch.stack([self._rounded(part, place) for place, part in enumerate(parts)]).sum(0)
+        return self._rounded(total, self._count) / self._count
+
+    def _rounded(self, values: torch.Tensor, place: int) -> torch.Tensor:
+        left = self._left[place]
+        if left is not None:
+            values = values + left
+        code = torch.empty(block_bytes(str(self._how.codec), len(values), self._how.block), dtype=torch.uint8)
+        decoded = torch.empty_like(values)
+        self._codec.encode(values, code)
+        self._codec.decode(code, decoded)
+        if self._how.error_feedback:
+            self._left[place] = values - decoded
+        return decoded

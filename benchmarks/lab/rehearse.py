@@ -31,13 +31,14 @@ import torch
 
 from benchmarks import compact
 from benchmarks.kit import parser
+from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
-from benchmarks.lab.outer_steps import by_turns
+from benchmarks.lab.outer_steps import Coded, by_turns
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Setting, case_of
-from benchmarks.lab.tasks import evaluated, make_model, samples_of, shard
+from benchmarks.lab.tasks import evaluated, make_model, samples_of
 from partreduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
 from partreduce.runtime.virtual_time.machine import VirtualMachine
 from partreduce.runtime.virtual_time.pairs import PairTiming
@@ -72,24 +73,26 @@ class Rehearsal:
         fields: dict[str, Any] = {"name": "", "folder": "", "how": "", "address": "", "port": 0}
         nodes = cluster.num_nodes
         job = Job(**fields, num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
-        self.samples, self.batch, self.count, self.rate = samples, job.batch, count, rate
+        self.samples, self.count, self.rate = samples, count, rate
         self._model = make_model(task, samples, Clock(), seed)
         self.named = [(name, part.numel()) for name, part in self._model.named_parameters()]
         self._parts = list(self._model.parameters())
         start = torch.nn.utils.parameters_to_vector(self._parts).detach()
         self.models = start.expand(count, -1).clone()
-        self._places = [shard(job, rank, samples.labels) for rank in range(count)]
-        self._generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(count)]
+        self._batches = [Batches(job, rank, samples) for rank in range(count)]
         self._evaluated = evaluated(samples)
 
     def gradient(self, rank: int, at: torch.Tensor) -> torch.Tensor:
         """A worker's next gradient, at any parameters."""
-        places = self._places[rank]
-        batch = places[torch.randint(len(places), (self.batch,), generator=self._generators[rank])]
+        batch, _ = self._batches[rank].draw()
         torch.nn.utils.vector_to_parameters(at, self._parts)
         self._model.eval()  # gates are open then; the models have no layers that differ
         loss = torch.nn.functional.cross_entropy(self._model(self.samples.inputs[batch]), self.samples.labels[batch])
         return torch.cat([part.flatten() for part in torch.autograd.grad(loss, self._parts)])
+
+    def gradients(self) -> torch.Tensor:
+        """Each worker's next one, at its own model."""
+        return torch.stack([self.gradient(rank, self.models[rank]) for rank in range(self.count)])
 
     def step(self, rank: int) -> None:
         self.models[rank] -= self.rate * self.gradient(rank, self.models[rank])
@@ -163,17 +166,18 @@ def by_schedule(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  #
     return advance
 
 
-def by_pipeline(rehearsal: Rehearsal, when: Pipeline) -> Callable[[int], None]:
-    """Pipe-SGD: equal models take the mean of all workers' gradients, some steps late once the warm-up is over."""
-    on_their_way: deque[torch.Tensor] = deque()
+def by_gradients(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], None]:
+    """Equal models take the mean of all workers' gradients; Pipe-SGD's some steps late once its warm-up is over."""
+    when, coded, on_their_way = schedule.strategy.when, Coded.of(schedule), deque[torch.Tensor]()
+    lag, warm_up, sums = (
+        (when.lag, when.warm_up, when.total is GradientTotal.SUM) if isinstance(when, Pipeline) else (0, 0, False)
+    )
 
     def advance(step: int) -> None:
-        gradients = [rehearsal.gradient(rank, rehearsal.models[rank]) for rank in range(rehearsal.count)]
-        on_their_way.append(
-            torch.stack(gradients).sum(0) if when.total is GradientTotal.SUM else torch.stack(gradients).mean(0)
-        )
-        late = when.lag if step >= when.warm_up else 0
-        if len(on_their_way) > late:
+        gradients = rehearsal.gradients()
+        mean = gradients.mean(0) if coded is None else coded.mean(gradients)
+        on_their_way.append(mean * rehearsal.count if sums else mean)
+        if len(on_their_way) > (lag if step >= warm_up else 0):
             rehearsal.models -= rehearsal.rate * on_their_way.popleft()
 
     return advance
@@ -212,8 +216,17 @@ def asynchronous_server(rehearsal: Rehearsal) -> Callable[[int], None]:
     return advance
 
 
-def generated(rehearsal: Rehearsal, strategy: Generated, cluster: Cluster) -> Callable[[int], None]:
-    """The groups that the generator hands out to equally fast workers; a step is one of every worker on average."""
+def _equally_fast(setting: GeneratorSetting, ended: Callable[[WorkerRound], None]) -> VirtualMachine:
+    return group_machine(setting, GroupTiming(lambda *_: 1.0, lambda _: 0.0, ended), rounds=MOST_ROUNDS)
+
+
+def generated(
+    rehearsal: Rehearsal,
+    strategy: Generated,
+    cluster: Cluster,
+    machine_of: Callable[[GeneratorSetting, Callable[[WorkerRound], None]], VirtualMachine] = _equally_fast,
+) -> Callable[[int], None]:
+    """The groups that the generator hands out; a step is one of every worker on average."""
     steps, met = 0, set[int]()
 
     def ended(done: WorkerRound) -> None:
@@ -229,9 +242,7 @@ def generated(rehearsal: Rehearsal, strategy: Generated, cluster: Cluster) -> Ca
                 rehearsal.step(rank)
             rehearsal.models[members] = rehearsal.models[members].mean(0)
 
-    machine = group_machine(
-        GeneratorSetting.of(strategy, cluster), GroupTiming(lambda *_: 1.0, lambda _: 0.0, ended), rounds=MOST_ROUNDS
-    )
+    machine = machine_of(GeneratorSetting.of(strategy, cluster), ended)
 
     def advance(step: int) -> None:
         while steps < (step + 1) * rehearsal.count:
@@ -256,8 +267,8 @@ def advance_of(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], None
         return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
     if strategy.takes_turns or not strategy.what.outer.is_plain:
         return by_turns(rehearsal, schedule)
-    if isinstance(strategy.when, Pipeline):
-        return by_pipeline(rehearsal, strategy.when)
+    if strategy.averages_gradients:
+        return by_gradients(rehearsal, schedule)
     return by_schedule(rehearsal, schedule)
 
 

@@ -38,6 +38,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of training in a cell")
     parser.add_argument("--target", type=float, help="training loss; default 0.2 for digits, 2.8 for text")
     parser.add_argument("--rate", type=float, help="one learning rate for all, instead of each one's best of the grid")
+    parser.add_argument("--falling", action="store_true", help="rates fall to nothing, along half a cosine")
+    parser.add_argument("--every", type=int, default=4, help="steps from one evaluation of the loss to the next")
     parser.add_argument("--name", default="default", help="of the result files")
     parser.add_argument(
         "--trace", help="CSV of step lengths, a row a step, a column a worker: adds settings 'RATE trace'"
@@ -78,6 +80,8 @@ def main() -> int:
         limit=chosen.limit,
         target=chosen.target,
         rate=chosen.rate,
+        falling=chosen.falling,
+        every=chosen.every,
     )
     end = time.monotonic() + 60 * (chosen.minutes or (60 if chosen.full else 9))
     try:

@@ -112,8 +112,8 @@ RATES = {"40mbit": 0.16, "80mbit": 0.08, "200mbit": 0.08, "1gbit": 0.08}
 """Links, and the seconds that a step computes over them. 40 Mbit/s and 0.16 s are 80 Mbit/s and 0.08 s at half speed:
 what workers take of the cores that they share then weighs half as much."""
 
-REGIONS = ("40mbit", "10mbit")
-"""Links between regions."""
+REGIONS = {"40mbit": 0.16, "10mbit": 0.16, "10gbit": 0.0}
+"""Links between regions, and the seconds that a step computes; the last is as fast as the machine is, to see losses."""
 
 
 def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
@@ -139,6 +139,11 @@ def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
     made += [
         Setting(name="200mbit text", task="text", steps=96),
         # A node is a region, and its workers' links take no time beside those between regions.
-        *(Setting(name=f"{rate} regions", rate=rate, task="deep text", compute=0.16, steps=1008) for rate in REGIONS),
+        *(
+            Setting(name=f"{rate} regions", rate=rate, task="deep text", compute=compute, steps=1008)
+            for rate, compute in REGIONS.items()
+        ),
+        Setting(name="1gbit deep text slow +5", rate="1gbit", task="deep text", slow=((slow, 6.0),)),
+        Setting(name="1gbit docstrings", rate="1gbit", task="docstrings", compute=0.1),
     ]
     return {setting.name: setting for setting in made}

@@ -23,7 +23,7 @@ TEXT_BYTES = 200_000
 EVALUATED = 2048
 SEQUENCES = 512
 """Docstrings over which losses are reported: a recurrent model takes its time."""
-HELD_OUT = {"images": 360, "hyperplane": 1024, "docstrings": 1024}
+HELD_OUT = {"images": 360, "hyperplane": 1024, "docstrings": 1024, "deep text": 4096}
 """Samples that nobody trains with, of the tasks that have such; images are digits, told apart by two plain layers."""
 PLANE, POINTS, NOISE = 512, 8192, 0.1
 """A hyperplane's coefficients, points on it with those held out, and what is off it, over the spread of what is on it.

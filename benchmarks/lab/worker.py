@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import struct
@@ -34,6 +35,8 @@ HEADER = struct.Struct("<dq")
 START_SECONDS = 45.0
 SPARE_SECONDS = 15.0
 LEAVE_SECONDS = 1.0
+APART = 4
+"""Times as many snapshots are taken of workers that differ, of which so much fewer are evaluated."""
 FINISH_SECONDS = 8.0
 """How long workers whose sums do not wait may take to reach the same last sum."""
 
@@ -88,7 +91,10 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     batches = Batches(job, rank, samples)
     protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Partreduce) else ""
     apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
-    goal, every = job.steps // _share(training, job), 1 if apart else _snapshots_every(training, job)
+    goal, every = (
+        job.steps // _share(training, job),
+        _snapshots_every(training, job, apart=apart),
+    )
     seconds = StepLengths(job, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):
@@ -116,11 +122,12 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                     _snapshot(file, plain, reached)
                 training.model.train()
                 loss = loss_of(job.task, training.model(samples.inputs[batch]), samples.labels[batch])
+                _set_rate(sgd, job, board.all_steps / job.num_workers if job.free_running or apart else reached)
                 sgd.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 clock.until(1.0)
                 # DDP communicates inside backward: there the timetable alone says how long computing took.
-                computed = begun + due if job.how == "ddp" else time.monotonic()
+                computed = begun + due if job.how in ("ddp", "post-local") else time.monotonic()
                 training.step()
                 times.append((begun, computed, time.monotonic()))
                 reached = _reached(training) if apart else reached + 1
@@ -138,7 +145,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 raise
             ended = "time" if time.monotonic() > end else "steps"
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
-        if reached % every == 0:
+        if reached % every == 0 or job.falling:
             _snapshot(file, plain, reached)
     said = {**result(ended), "busy": time.process_time() - busy}
     _wait_for_the_others(job, board, end, apart=apart)
@@ -201,12 +208,18 @@ def _share(training: Training, job: Job) -> int:
     return max(1, int(schedule.paces().max()) // schedule.pace_of(rank))
 
 
-def _snapshots_every(training: Training, job: Job) -> int:
-    """Steps from one snapshot to the next: each step where workers differ, whose newest would else be old."""
-    together = not job.free_running and (
+def _set_rate(optimizer: torch.optim.Optimizer, job: Job, taken: float) -> None:
+    """The rate after so many steps of each worker, on average; a falling one is half a cosine, to nothing."""
+    for group in optimizer.param_groups if job.falling else ():
+        group["lr"] = job.learning_rate * (1 + math.cos(math.pi * min(1.0, taken / job.steps))) / 2
+
+
+def _snapshots_every(training: Training, job: Job, *, apart: bool) -> int:
+    """Steps from one snapshot to the next: fewer where workers differ, whose newest would else be old."""
+    together = not (job.free_running or apart) and (
         not isinstance(training, Partreduce) or len(set(training.optimizer.schedule.paces().tolist())) == 1
     )
-    return job.every if together else 1
+    return job.every if together else max(1, job.every // APART)
 
 
 def _snapshot(file, model: torch.nn.Module, step: int) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001

@@ -124,9 +124,13 @@ class Network:
         optimizer: str = "sgd",
         seed: int = 0,
         mode: str = "shuffled",
+        held_out: int = 0,
     ) -> None:
         self.rate, self.count = rate, cluster.num_workers
-        self._rng, self._samples, self._change = np.random.default_rng(seed), _samples(kind), Change(optimizer, rate)
+        samples, used = _samples(kind), len(_samples(kind)) - held_out
+        self._samples = Samples(samples.inputs[:used], samples.labels[:used])
+        self._held_out = Samples(samples.inputs[used:], samples.labels[used:])
+        self._rng, self._change = np.random.default_rng(seed), Change(optimizer, rate)
         torch.manual_seed(seed)
         self._module = KINDS[kind].make(int(self._samples.inputs.max()) + 1)
         self._shapes = {name: part.shape for name, part in self._module.named_parameters()}

@@ -41,6 +41,10 @@ def command(
         int | None,
         typer.Option(help="How many workers may be lost: the others go on (default: what the schedule plans).", min=0),
     ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(help="How often, in all, a lost worker is started again and joins the others.", min=0),
+    ] = 0,
     hosts: Annotated[
         Path | None,
         typer.Option(
@@ -69,13 +73,15 @@ def command(
             nodes = loaded.cluster.num_nodes
         _say_if_refuted(schedule, loaded)
     placed = None if hosts is None else _placed(hosts, workers, nodes, loaded)
-    if survive and hosts is not None:
+    if (survive or max_restarts) and hosts is not None:
         raise typer.BadParameter("is for workers on this machine: leave out --hosts, or it", param_hint="--survive")
     if workers is None and placed is None:
         misplaced = {"--workers", "-n", "--schedule", "--hosts"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
         raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
     require("torch", purpose="running workers")
+    if max_restarts:
+        require("safetensors", purpose="giving one worker's state to another")
     from partreduce.runtime.launcher.launch import LOOPBACK, launch
     from partreduce.runtime.launcher.orphans import orphans_ended
     from partreduce.runtime.launcher.over_ssh import reached
@@ -113,6 +119,7 @@ def command(
                 survive=needs_generator,
                 patient=patient,
                 most_lost=planned if survive is None else survive,
+                max_restarts=max_restarts,
             )
     except Terminated as ended:
         return ended.exit_code

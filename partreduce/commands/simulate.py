@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from partreduce.topo.strategies.axes import Form
     from partreduce.topo.timing.compute import Disturbance
 
-MAX_PAIRS = 256
 ALONE = ("trace", "rounds", "seed")
 """What is asked of one schedule, and not of several beside each other."""
 
@@ -192,28 +191,20 @@ def pipeline_of(schedule: "Schedule") -> dict[str, Any]:
 def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
     """The gaps of a run against the proved ones, and what was skipped; shares are of all workers' time or steps.
 
-    All pairs are proved for at most 256 workers, since their matrix takes O(n · edges); edges wherever they can be.
+    None is proved where there is no bound, and over pairs of more workers than a proof speaks of.
     """
-    from partreduce.schedulers.protocols.digraph import Digraph
-    from partreduce.topo.errors import UnknownError
-    from partreduce.topo.strategies.gap import Gap
-    from partreduce.verify.gap_bounds import largest_over_edges, largest_over_pairs
+    from partreduce.verify.stated import Stated
 
-    gap = schedule.strategy.when
-    assert isinstance(gap, Gap), "nothing else records gaps"
-    graph, shares = Digraph.from_edges_of(schedule.strategy.graphs[0]), record.distribution()
+    stated, shares = Stated(schedule), record.distribution()
+    over_edges, over_pairs = (stated.numbers(name).get("bound", -1) for name in ("gap", "gap-of-pairs"))
     passed = float(record.finish[-1].sum()) or 1.0
-    try:
-        over_edges = largest_over_edges(graph, gap)
-    except UnknownError:
-        over_edges = None
     return {
         "gaps": {
             "mean_over_edges": float((shares * range(len(shares))).sum()),
             "largest_over_edges": record.largest_over_edges(),
-            "proved_over_edges": over_edges,
+            "proved_over_edges": None if over_edges < 0 else over_edges,
             "largest_over_pairs": record.largest_over_pairs(),
-            "proved_over_pairs": largest_over_pairs(graph, gap) if graph.num_workers <= MAX_PAIRS else None,
+            "proved_over_pairs": None if over_pairs < 0 else over_pairs,
             "share_skipped": float(record.skipped.sum()) / record.finish.size,
             "longest_queue": int(record.fill.max()),
             "share_waiting_for_updates": float(record.for_updates.sum()) / passed,

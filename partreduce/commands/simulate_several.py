@@ -77,7 +77,7 @@ def simulate_several(
 
 def _to_a_loss(schedule: "Schedule", job: "Job") -> dict[str, Any]:
     """Predicted steps over All-Reduce's on shuffled data; None where the steps model prices no such schedule."""
-    from partreduce.topo.figures import consensus_distance, late_distance
+    from partreduce.topo.figures import consensus_distance, curved_distance, late_distance
 
     strategy = schedule.strategy
     if not schedule.is_mixing or not strategy.what.outer.is_plain or strategy.what.num_fragments > 1:
@@ -85,6 +85,7 @@ def _to_a_loss(schedule: "Schedule", job: "Job") -> dict[str, Any]:
     ratio = job.steps_model.steps_ratio(
         consensus_distance(schedule).value or 0.0,
         0.0,
+        curved=curved_distance(schedule),
         late=late_distance(schedule),
         delayed=job.delayed(strategy.when),
         gradients=strategy.averages_gradients,

@@ -156,7 +156,7 @@ class Axes:
         figures = self.at(setting)
         noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, self.job)
         if model is self.usual:
-            model = self._model(setting, noise, pushed, figures.late_distance)
+            model = self._model(setting, figures)
         return Costs(
             communication=timing.sent(setting).seconds,
             step_seconds=step_seconds,
@@ -165,6 +165,7 @@ class Axes:
             steps_ratio=model.steps_ratio(
                 noise,
                 pushed,
+                curved=figures.curved_distance,
                 late=figures.late_distance,
                 delayed=self.job.delayed(setting.when.when),
                 gradients=self._averages_gradients(setting),
@@ -180,20 +181,20 @@ class Axes:
         late = setting.when is Lateness.LATE
         spread = self.figures.consensus_distance_at(setting.pace, late=late)
         pushed = self.figures.drift_at(setting.pace, late=late)
-        apart = self.figures.late_distance_at(setting.pace) if late else 0.0
-        return Figures(spread, pushed, self.figures.contraction, apart)
+        apart = self.figures.curved_distance_at(setting.pace, late=late)
+        return Figures(spread, pushed, self.figures.contraction, *((0.0, apart) if late else (apart, 0.0)))
 
     def extrapolates(self, setting: Setting) -> bool:
         """Whether the steps model was not fitted to such figures."""
         figures = self.at(setting)
         return self.usual.extrapolates(known(figures.consensus_distance), pushed_by(figures.drift, self.job))
 
-    def _model(self, setting: Setting, noise: float, pushed: float, late: float) -> StepsModel:
+    def _model(self, setting: Setting, figures: Figures) -> StepsModel:
         """See `steps_model`; whether there is a correction depends on lateness and on a pace above 1, not on which."""
-        if pushed <= 0 or not self.job.drift_correction:
+        if pushed_by(figures.drift, self.job) <= 0 or not self.job.drift_correction:
             return self.usual
         like = timed(self.schedule, setting.when.when, min(setting.pace, 2))
-        return steps_model(like, self.job, noise, pushed, late)
+        return steps_model(like, self.job, figures)
 
     def option(self, setting: Setting, label: Label, timing: Timings | None = None) -> Option:
         """The schedule as this setting runs it, with everything that decides."""

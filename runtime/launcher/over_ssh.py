@@ -241,7 +241,7 @@ class Hosts:
             host.order("go")
         workers = [worker for host in self.hosts for worker in host.workers.values()]
         outlet = self.hosts[0].outlet
-        return supervise(workers, self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient)
+        return supervise([*workers], self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient)
 
 
 def _wait_for(word: str, hosts: Sequence[Host]) -> None:

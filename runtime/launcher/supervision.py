@@ -176,7 +176,7 @@ class _Shutdown:
 
 
 def supervise(
-    workers: Sequence[Worker],
+    workers: list[Worker],
     sources: Sequence[Source],
     store: Store,
     grace: float,
@@ -188,7 +188,8 @@ def supervise(
 ) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves.
 
-    With `views` the others go on without workers that a signal ended, as long as those say so.
+    With `views` the others go on without workers that a signal ended, as long as those say so, and those that it starts
+    in their place are added to `workers`.
     """
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
@@ -207,8 +208,13 @@ def supervise(
                         if not _forward(key.fd, key.data, outlet, alike, width):
                             selector.unregister(key.fd)
                     alike.show()
+                known = len(workers)
                 if running and not (running := _collect(workers, store, shutdown, grace, outlet, views=views)):
                     drained = time.monotonic() + 0.5
+                for started in workers[known:]:
+                    assert isinstance(started, Child), "of this machine"
+                    for descriptor in started.streams:
+                        selector.register(descriptor, selectors.EVENT_READ, started)
             except Terminated as ended:
                 heard()
                 shutdown.asked(ended.exit_code, grace, workers)
@@ -239,7 +245,7 @@ def _ended_by_itself(worker: Worker) -> bool:
 
 
 def _collect(
-    workers: Sequence[Worker], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet, *, views: Views | None
+    workers: list[Worker], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet, *, views: Views | None
 ) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
@@ -250,12 +256,14 @@ def _collect(
                 views.ended_well(worker)
     for worker in sorted((worker for worker in ended if worker.code), key=_ended_by_itself):
         is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
-        was_ended = shutdown.has_signalled or (views is not None and worker.rank in views.fenced)
+        was_ended = shutdown.has_signalled or (views is not None and views.has_ended(worker))
         _tell(store, worker, outlet, first=is_first, ended=was_ended)
         worker.signal(signal.SIGTERM)
         worker.children_until = time.monotonic() + CHILDREN_SECONDS
         if views is None or shutdown.has_signalled or not views.go_on_without(worker, is_lost=_is_lost(worker)):
             shutdown.failed(worker, workers, grace)
+        elif (started := views.started_again(worker)) is not None:
+            workers.append(started)
     for worker in workers:
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")

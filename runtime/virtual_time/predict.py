@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.hop import Hop, hop_of
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
@@ -93,12 +95,15 @@ def predict(
     """
     size = bytes_of(hardware, model_bytes)
     compute = ComputeTimes.of(hardware) if compute is None else compute
-    arrays = None if schedule.strategy.protocol else Stated(schedule).numbers("memory")["arrays"]
+    stated = Stated(schedule)
+    arrays = None if schedule.strategy.protocol else stated.numbers("memory")["arrays"]
     schedule = schedule.meetings
+    run = partial(
+        simulate, schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form,
+        touched=touched,
+    )  # fmt: skip
     if arrays is None:
-        return _simulated(
-            schedule, hardware, compute, size=size, form=form, num_rounds=num_rounds, seed=seed, touched=touched
-        )
+        return _simulated(schedule, run(), size)
     cost = communication(schedule, hardware, model_bytes=size, form=form)
     exchange = exchange_of(schedule, hardware, touched)
     if exchange is None:
@@ -107,13 +112,9 @@ def predict(
     elif compute.is_fixed:
         step = steady_seconds(schedule, hardware, compute, exchange, model_bytes=size, form=form)
     else:
-        run = simulate(
-            schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form,
-            touched=touched,
-        )  # fmt: skip
-        step = run.per_step(warm_up=num_rounds // 4)
+        step = run().per_step(warm_up=num_rounds // 4)
     apart = exchange or Exchange()
-    largest, mean = _age_of_rounds(schedule)
+    largest, mean = _age_of_rounds(schedule, stated)
     return Prediction(
         step,
         cost.per_step + apart.seconds,
@@ -127,22 +128,9 @@ def predict(
     )
 
 
-def _simulated(
-    schedule: Schedule,
-    hardware: Hardware,
-    compute: ComputeTimes,
-    *,
-    size: int,
-    form: Form | None,
-    num_rounds: int,
-    seed: int,
-    touched: Mapping[str, Touched] | None,
-) -> Prediction:
+def _simulated(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
     """As `partreduce simulate`; the first quarter of the rounds is left out of the seconds."""
-    timeline = simulate(
-        schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form,
-        touched=touched,
-    )  # fmt: skip
+    num_rounds = timeline.num_rounds
     observed, paces = timeline.observed, schedule.paces()
     assert observed is not None, "every protocol counts what it sends"
     steps = num_rounds * float(paces.mean()) if timeline.free_running else num_rounds * float(paces.max())
@@ -162,11 +150,11 @@ def _simulated(
     )
 
 
-def _age_of_rounds(schedule: Schedule) -> tuple[float | None, float | None]:
+def _age_of_rounds(schedule: Schedule, stated: Stated) -> tuple[float | None, float | None]:
     """Of fixed rounds: as claim `staleness` says; of sums over all it is also the mean."""
     if schedule.strategy.averages_everyone:
         return _age_of_everyone(schedule)
-    met = Stated(schedule).numbers("end").get("behind", -1)
+    met = stated.numbers("end").get("behind", -1)
     if met < 0:
         return None, None
     return float((met - 1 + schedule.strategy.when.lag) * int(schedule.paces().max())), None

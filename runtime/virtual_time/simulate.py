@@ -88,4 +88,4 @@ def simulate(
             f"schedule {schedule.name!r}: virtual time knows no tables beside strategy {schedule.strategy.kind!r}; "
             "take allreduce"
         )
-    return run(Case(schedule, hardware, compute, num_rounds, seed, model_bytes, form, exchange))
+    return run(Case(schedule.meetings, hardware, compute, num_rounds, seed, model_bytes, form, exchange))

@@ -48,7 +48,7 @@ class GradientEngine(Engine[GradientRunner]):
         is_plain = not skip and found_inf is None and scale is None
         if not is_plain:
             self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
-        if self._joining:
+        if self._joining or self.is_behind:
             self.declare()
         applier.scaled = found_inf is not None
         if not is_plain:

@@ -12,8 +12,9 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError, PeerLostError
 from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Pairwise, Server, Static
+from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Neighbor, Pairwise, Server, Static
 
 
 def plan(strategy, n=2):
@@ -103,21 +104,6 @@ def test_a_parameter_unfrozen_after_wrapping_is_refused(ranks, place):
         optimizer.finish()
 
     ranks.run(2, work)
-
-
-def test_a_parameter_frozen_after_wrapping_may_be_unfrozen_again(ranks):
-    def work(world):
-        model = torch.nn.Sequential(Scalar(), Scalar())
-        _, optimizer = wrapped(world, AllReduce(pace=1), model=model)
-        for trainable in (False, True):
-            model[1].weight.requires_grad_(requires_grad=trainable)
-            optimizer.zero_grad()
-            (model[0].weight + model[1].weight).mul(world.rank / 4).sum().backward()
-            optimizer.step()
-        optimizer.finish()
-        return model[0].weight.item(), model[1].weight.item()
-
-    assert ranks.run(2, work) == [(0.75, 0.875)] * 2
 
 
 def test_a_parameter_that_the_optimizer_was_given_later_is_refused(ranks):
@@ -336,35 +322,6 @@ def test_an_asynchronous_server_refuses_several_models(ranks):
     ranks.run(2, work)
 
 
-COUNT_PROGRESS = {
-    "pairwise": Pairwise(active=(0,)),
-    "asynchronous server": Server(hosts=(0,), synchronous=False),
-    "late": AllReduce(pace=1, when=Late()),
-}
-
-
-@pytest.mark.parametrize("name", COUNT_PROGRESS)
-def test_a_model_loaded_in_mid_run_is_no_progress(ranks, name):
-    """Refused alone; with the optimizer's state the run goes on from what was loaded."""
-
-    def work(world):
-        model, optimizer = wrapped(world, COUNT_PROGRESS[name])
-        for _ in range(2):
-            optimizer.zero_grad()
-            model.backward(0.0)
-            optimizer.step()
-        model.load_state_dict({"weight": torch.tensor([9.0])})
-        with pytest.raises(InputError, match="would send the difference to the others as progress"):
-            optimizer.step()
-        optimizer.load_state_dict(optimizer.state_dict())
-        for _ in range(3):
-            optimizer.step()
-        optimizer.finish()
-        return model.weight.item()
-
-    assert ranks.run(2, work) == [9.0] * 2
-
-
 def test_a_model_loaded_before_the_first_step_or_under_plain_means_is_trained(ranks):
     def work(world):
         model, optimizer = wrapped(world, AllReduce(pace=2))
@@ -528,12 +485,11 @@ class Counting(torch.nn.Module):
 @pytest.mark.parametrize(
     "strategy", [AllReduce(), AllReduce(pace=2), Pairwise(active=(1,))], ids=lambda one: f"{one.kind} {one.pace}"
 )
-@pytest.mark.parametrize("where", ["step", "mean_model"])
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("where", "changed", "said"),
     [
-        (torch.zeros(6, dtype=torch.float64), "has the shape [6] on worker 1 now, and had [4] on all workers"),
-        (torch.zeros(4, dtype=torch.complex64), "is torch.complex64 on worker 1 now, and was torch.float64 on all"),
+        ("step", torch.zeros(6).double(), "has the shape [6] on worker 1 now, and had [4] on all workers"),
+        ("mean_model", torch.zeros(4).cfloat(), "is torch.complex64 on worker 1 now, and was torch.float64 on all"),
     ],
     ids=["size", "complex"],
 )
@@ -690,3 +646,30 @@ def test_a_run_that_ends_before_all_have_averaged_says_so_once(ranks, steps, war
     said = [str(warning.message) for warning in caught if "the run ended after" in str(warning.message)]
     wanted = f"the run ended after {steps} steps, before all workers had averaged with one another: this schedule"
     assert said == [f"{wanted} connects them in 2 rounds, 6 steps; finish() has averaged once"] * warned
+
+
+PAIR_OF_THREE = Phase.from_groups(3, [[1, 2]])
+EDGES_OF_TWO = Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
+APART = {
+    "groups": (Static(phases=GroupPhases((PAIR_OF_THREE,))), r"the workers \{0\} share no group"),
+    "edges": (
+        Neighbor(rounds=(Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")]),)),
+        r"the workers \{0\} take weight from",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", APART)
+def test_workers_that_never_agree_are_named_once_before_the_first_step(ranks, how):
+    strategy, said = APART[how]
+    with pytest.warns(UserWarning, match=f"schedule 'numbers': .*{said}") as caught:
+        ranks.run(3, lambda world: wrapped(world, strategy))
+    assert len(caught) == 1
+
+
+def test_workers_that_agree_are_not_warned_of(ranks):
+    pairs = Static(phases=GroupPhases((PAIR_OF_THREE, Phase.from_groups(3, [[0, 1]]))))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ranks.run(3, lambda world: wrapped(world, pairs))
+    assert not caught

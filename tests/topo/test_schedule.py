@@ -16,6 +16,7 @@ from partreduce.topo.strategies import (
     Codec,
     Drain,
     Form,
+    Gap,
     Generated,
     GroupPhases,
     How,
@@ -23,9 +24,11 @@ from partreduce.topo.strategies import (
     Neighbor,
     Pairwise,
     Pipeline,
+    Quorum,
     Round,
     RulePhases,
     Server,
+    Skip,
     Static,
 )
 from partreduce.topo.strategies.generated import Division
@@ -96,17 +99,40 @@ def test_hardware_and_certificate_take_no_part_in_equality():
     [
         (Static(phases=GroupPhases(())), "at least 1 phase"),
         (Static(phases=GroupPhases((Phase.from_groups(4, []),))), "is for 4 workers, the cluster has 8"),
-        (Static(phases=GroupPhases((Phase.from_groups(8, []),)), prologue=-1), "number of rounds >= 0"),
-        (AllReduce(pace=0), "0 is not a number of steps"),
         (AllReduce(pace=(1, 2)), "has 2 entries"),
         (Neighbor(rounds=()), "at least 1 round"),
         (Neighbor(rounds=(Round.from_edges(3, []),)), "is for 3 workers"),
     ],
-    ids=range(7),
+    ids=range(5),
 )
 def test_strategies_that_do_not_fit_are_refused(strategy, words):
     with pytest.raises(ScheduleError, match=words):
         Schedule("s", CLUSTER, strategy)
+
+
+@pytest.mark.parametrize(
+    ("build", "line"),
+    [
+        (lambda: Static(phases=GROUPS.phases, prologue=-1), "prologue: is -1; it must be >= 0"),
+        (lambda: AllReduce(pace=0), "pace: is 0; it must be >= 1"),
+        (lambda: AllReduce(pace=(1, 2, -3)), "pace: is -3; it must be >= 1"),
+        (lambda: How(codec="int8", block=0), "how.block: is 0; it must be >= 1"),
+        (lambda: How(codec="int9"), "how.codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4"),
+        (lambda: Gap(max_ig=2**31), "when.gap.max_ig: is 2147483648; it must be <= 2147483647"),
+        (lambda: Gap(staleness=-1), "when.gap.staleness: is -1; it must be >= 0"),
+        (lambda: Gap(backup=(0, 0, -2)), "when.gap.backup: is -2; it must be >= 0"),
+        (lambda: Skip(limit=2, behind=1), "when.gap.skip.behind: is 1; it must be >= 2"),
+        (lambda: Skip(limit=2, trigger=1), "when.gap.skip.trigger: is 1; it must be >= 2"),
+        (lambda: Quorum(quorum="solo", staleness=0), "when.quorum.staleness: is 0; it must be >= 1"),
+        (lambda: Pairwise(active=(0,), edges=((0, 1), (-1, 2))), "edges: is -1; it must be >= 0"),
+        (lambda: Generated(max_known=0), "max_known: is 0; it must be >= 1"),
+    ],
+    ids=range(13),
+)
+def test_a_number_out_of_the_range_that_its_type_states_is_refused_where_the_value_is_built(build, line):
+    with pytest.raises(ScheduleError) as refusal:
+        build()
+    assert str(refusal.value) == line
 
 
 def test_phases_of_the_other_form_are_refused():

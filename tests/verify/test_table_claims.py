@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -19,6 +20,7 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Route, Routes, Server, Static, TableWay
+from partreduce.topo.strategies.outer import Anchor, Outer
 from partreduce.verify.base import Status
 from partreduce.verify.prove import prove
 from partreduce.verify.tables import prove_tables
@@ -51,6 +53,14 @@ def test_they_are_essential_where_they_are_due():
     assert "table-order" not in plain
     assert "row-error" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce(what=TABLES_OF_4)))
     assert "one-route" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce()))
+
+
+@pytest.mark.parametrize("beside", [{"outer": Outer(momentum=0.5, anchor=Anchor.OWN)}, {"fragments": 2}], ids=str)
+def test_they_are_stated_beside_outer_steps_and_fragments_that_all_reduce_could_not_have(beside):
+    group = GroupPhases((Phase.from_groups(4, [[0, 1, 2, 3]]),))
+    strategy = Static(phases=group, pace=2, what=replace(TABLES_OF_4, **beside))
+    proof = prove(Schedule("s", Cluster.regular(2, 2), strategy))
+    assert {claim.claim for claim in proof.claims if claim.holds} >= {"one-route", "one-owner", "table-order"}
 
 
 def test_a_synchronous_server_has_them_without_a_certificate():

@@ -5,30 +5,32 @@ Everything that a document says about hardware is in this file: a new property i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StrictFloat, StrictInt, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from partreduce.topo import units
-from partreduce.topo.document.model import Model
+from partreduce.topo.document.model import Model, dumped
 from partreduce.topo.document.place import child, shown
 from partreduce.topo.errors import DocumentError, InputError
-from partreduce.topo.fields import Count
+from partreduce.topo.fields import Count, Index
 from partreduce.topo.hardware import (
-    LARGEST_JITTER,
     LONGEST_SECONDS,
     CodecSeconds,
     Hardware,
     Link,
+    Seconds,
+    Share,
     Switch,
+    Variation,
     nesting_problem,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from partreduce.topo.cluster import Cluster
 
 
@@ -66,10 +68,6 @@ Bandwidth = Annotated[float, *_quantity(units.parse_bandwidth, "bytes per second
 Time = Annotated[float, *_quantity(units.parse_time, "seconds", most=LONGEST_SECONDS)]
 Factor = Annotated[float, *_quantity(units.parse_factor, "times", bare=True, most=LONGEST_SECONDS)]
 Size = Annotated[int, *_quantity(units.parse_size, "bytes")]
-SecondsPerByte = Annotated[StrictInt | StrictFloat, Field(ge=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
-Variation = Annotated[StrictInt | StrictFloat, Field(ge=0, le=LARGEST_JITTER, allow_inf_nan=False)]
-NodeIndex = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
-Share = Annotated[StrictInt | StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
 CodecName = Literal["float16", "bfloat16", "int8", "int4"]
 RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
@@ -78,21 +76,14 @@ class LinkModel(Model):
     """A link class: latency, and bandwidth (`10GB/s`) or its inverse; without either it moves bytes in no time."""
 
     bandwidth: Bandwidth | None = None
-    seconds_per_byte: SecondsPerByte | None = None
+    seconds_per_byte: Seconds | None = None
     latency: Time = 0.0
 
 
 class SwitchModel(LinkModel):
     """The nodes below a switch, directly or through other switches, and its link upwards."""
 
-    nodes: list[NodeIndex] = Field(min_length=1)
-
-
-class CodecSecondsModel(Model):
-    """Seconds in which one worker encodes, and decodes, a byte of float32."""
-
-    encode: SecondsPerByte = 0.0
-    decode: SecondsPerByte = 0.0
+    nodes: list[Index] = Field(min_length=1)
 
 
 class HardwareModel(Model):
@@ -107,7 +98,7 @@ class HardwareModel(Model):
     switches: list[SwitchModel] = Field(default_factory=list)
     slowdown: dict[RankKey, Factor] = Field(default_factory=dict)
     jitter: Variation = 0.0
-    codec: dict[CodecName, CodecSecondsModel] = Field(default_factory=dict)
+    codec: dict[CodecName, CodecSeconds] = Field(default_factory=dict)
     model_bytes: Size | None = None
     compute: Time | None = None
     layers: Count | Annotated[list[Size], Field(min_length=1)] | None = None
@@ -139,12 +130,12 @@ def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardwa
         num_nics=model.num_nics,
         switches=_switches(model.switches, cluster.num_nodes, child(place, "switches")),
         slowdown=tuple(sorted((int(worker), factor) for worker, factor in model.slowdown.items())),
-        jitter=float(model.jitter),
-        codec=tuple(sorted((name, CodecSeconds(float(m.encode), float(m.decode))) for name, m in model.codec.items())),
-        model_bytes=None if model.model_bytes is None else int(model.model_bytes),
+        jitter=model.jitter,
+        codec=tuple((name, model.codec[name]) for name in sorted(model.codec)),
+        model_bytes=model.model_bytes,
         compute=model.compute,
-        layers=tuple(int(size) for size in model.layers) if isinstance(model.layers, list) else model.layers,
-        backward=float(model.backward),
+        layers=tuple(model.layers) if isinstance(model.layers, list) else model.layers,
+        backward=model.backward,
     )
 
 
@@ -166,20 +157,12 @@ def _switches(listed: list[SwitchModel], num_nodes: int, place: str) -> tuple[Sw
 
 
 def _links(listed: dict[str, LinkModel], place: str) -> tuple[tuple[int, Link], ...]:
-    return tuple(sorted(((int(key), _link(link, child(place, key))) for key, link in listed.items()), key=_first))
-
-
-def _first(pair: tuple[int, Link]) -> int:
-    return pair[0]
-
-
-def _name(pair: tuple[str, CodecSeconds]) -> str:
-    return pair[0]
+    return tuple((int(key), _link(listed[key], child(place, key))) for key in sorted(listed, key=int))
 
 
 def _link(model: LinkModel, place: str) -> Link:
     if model.bandwidth is None:
-        return Link(model.latency, float(model.seconds_per_byte or 0.0))
+        return Link(model.latency, model.seconds_per_byte or 0.0)
     if model.seconds_per_byte is not None:
         raise DocumentError(place, "has both bandwidth and seconds_per_byte; keep one of them")
     return Link.of_bandwidth(model.bandwidth, model.latency)
@@ -187,42 +170,9 @@ def _link(model: LinkModel, place: str) -> Link:
 
 def dump_hardware(hardware: Hardware) -> dict[str, Any]:
     """The document of a hardware value, without members that equal their default; reads back to the same value."""
-    result: dict[str, Any] = {}
-    for name in ("inside", "nic", "bus"):
-        if (link := getattr(hardware, name)) != Link():
-            result[name] = _dump_link(link)
-    for name in ("node_inside", "node_nic"):
-        if listed := getattr(hardware, name):
-            result[name] = {str(node): _dump_link(link) for node, link in sorted(listed, key=_first)}
-    if hardware.num_nics != 1:
-        result["num_nics"] = hardware.num_nics
-    if hardware.switches:
-        result["switches"] = [{"nodes": list(s.nodes), **_dump_link(s.uplink)} for s in hardware.switches]
-    if hardware.slowdown:
-        result["slowdown"] = {str(w): _text(f, units.FACTORS) for w, f in sorted(hardware.slowdown)}
-    if hardware.jitter:
-        result["jitter"] = hardware.jitter
-    return result | _dump_job(hardware)
-
-
-def _dump_job(hardware: Hardware) -> dict[str, Any]:
-    """What a hardware value says about codecs and about the job."""
-    result: dict[str, Any] = {}
-    if hardware.codec:
-        result["codec"] = {
-            name: {key: value for key, value in (("encode", c.encode), ("decode", c.decode)) if value}
-            for name, c in sorted(hardware.codec, key=_name)
-        }
-    if hardware.model_bytes is not None:
-        result["model_bytes"] = _text(hardware.model_bytes, units.SIZES)
-    if hardware.compute is not None:
-        result["compute"] = _text(hardware.compute, units.TIMES)
-    if hardware.layers is not None:
-        sizes = hardware.layers
-        result["layers"] = sizes if isinstance(sizes, int) else [_text(size, units.SIZES) for size in sizes]
-    if hardware.backward != Hardware().backward:
-        result["backward"] = hardware.backward
-    return result
+    plain = Hardware()
+    members = ((name, getattr(hardware, name), dump) for name, dump in DUMPS.items())
+    return {name: dump(value) for name, value, dump in members if value != getattr(plain, name)}
 
 
 def _text(value: float, names: dict[str, Any]) -> str:
@@ -245,3 +195,26 @@ def _dump_link(link: Link) -> dict[str, Any]:
     if link.latency:
         result["latency"] = _text(link.latency, units.TIMES)
     return result
+
+
+def _dump_links(links: tuple[tuple[int, Link], ...]) -> dict[str, Any]:
+    return {str(node): _dump_link(link) for node, link in sorted(links, key=itemgetter(0))}
+
+
+DUMPS: dict[str, Callable[[Any], Any]] = {
+    "inside": _dump_link,
+    "nic": _dump_link,
+    "bus": _dump_link,
+    "node_inside": _dump_links,
+    "node_nic": _dump_links,
+    "num_nics": int,
+    "switches": lambda listed: [{"nodes": list(s.nodes), **_dump_link(s.uplink)} for s in listed],
+    "slowdown": lambda listed: {str(worker): _text(factor, units.FACTORS) for worker, factor in sorted(listed)},
+    "jitter": float,
+    "codec": lambda listed: {name: dumped(seconds) for name, seconds in sorted(listed, key=itemgetter(0))},
+    "model_bytes": lambda size: _text(size, units.SIZES),
+    "compute": lambda seconds: _text(seconds, units.TIMES),
+    "layers": lambda sizes: sizes if isinstance(sizes, int) else [_text(size, units.SIZES) for size in sizes],
+    "backward": float,
+}
+"""How documents hold each member."""

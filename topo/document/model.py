@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fractions import Fraction
+from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -15,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    TypeAdapter,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -34,11 +36,15 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: object) -> object:
-        if isinstance(data, dict):
-            for key in data:
-                if key not in cls.model_fields:
-                    raise PydanticCustomError("unknown_key", "{problem}", {"problem": unknown(key, cls.model_fields)})
-        return data
+        return known_members(data, cls.model_fields)
+
+
+def known_members(data: object, known: Iterable[str]) -> object:
+    """What was given for a closed object, if it has no unknown member."""
+    for key in data if isinstance(data, dict) else ():
+        if key not in known:
+            raise PydanticCustomError("unknown_key", "{problem}", {"problem": unknown(key, known)})
+    return data
 
 
 def unknown(key: str, known: Iterable[str], word: str = "key") -> str:
@@ -78,6 +84,7 @@ Listed = Annotated[list[Item], Field(fail_fast=True)]
 Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
 
 Checked = TypeVar("Checked", bound=BaseModel)
+Value = TypeVar("Value")
 
 
 def validate(model: type[Checked], value: object, place: str) -> Checked:
@@ -101,6 +108,36 @@ def located(value: object, place: str) -> Iterator[None]:
         yield
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False, include_context=True), value, place) from None
+
+
+@lru_cache
+def adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
+    """What reads and writes the values of a class; made once, for pydantic takes milliseconds over it."""
+    return TypeAdapter(value)
+
+
+def read_value(kind: type[Value], raw: object, place: str) -> Value:
+    """A value that documents hold as an object of its fields.
+
+    Raises:
+        DocumentError: the first fault, with its place below `place`.
+    """
+    with located(raw, place):
+        value: Value = adapter(kind).validate_python(as_tuples(raw))  # type: ignore[arg-type]  # classes are hashable
+    return value
+
+
+def dumped(value: object) -> Any:  # noqa: ANN401 - JSON
+    """The object of a value's fields, without those that equal their default."""
+    kind: Any = type(value)
+    return adapter(kind).dump_python(value, mode="json", exclude_defaults=True)
+
+
+def as_tuples(value: object) -> object:
+    """Values hold tuples where documents hold lists."""
+    if isinstance(value, dict):
+        return {key: as_tuples(item) for key, item in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def part_of(raw: dict[str, Any], *keys: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
         parse_float=hooks.number if long_numbers else None,
     )
     try:
-        with collector_paused(len(data)):
+        with collector_paused():
             value = decoder.decode(text)
     except _TooManyFaultsError:
         first = faults[0].problem
@@ -291,9 +291,9 @@ def _is_broken(text: str) -> bool:
 
 
 @contextmanager
-def collector_paused(size: int) -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Loading only creates objects; the cycle collector would scan millions of them again and again."""
-    if size < _CHUNK or not gc.isenabled():
+    if not gc.isenabled():
         yield
         return
     gc.disable()

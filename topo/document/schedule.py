@@ -71,7 +71,7 @@ def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BY
 
 def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:
     try:
-        with collector_paused(len(data)):
+        with collector_paused():
             return schedule_of(parse_json(data, max_bytes=max_bytes, source=source))
     except DocumentError as error:
         raise DocumentError(error.place, error.problem, source) from None
@@ -101,8 +101,8 @@ def schedule_of(raw: object) -> Schedule:
         raise placed(error, "") from None
 
 
-def check_header(raw: object, name: str, version: int) -> None:
-    """Refuse other formats and other versions before anything else is looked at."""
+def check_header(raw: object, name: str, version: int) -> dict[str, Any]:
+    """The object, once other formats and other versions are refused, before anything else is looked at."""
     if not isinstance(raw, dict):
         raise DocumentError("document", f'is {shown(raw)}; it must be an object with "format": "{name}"')
     if "format" in raw and raw["format"] != name:
@@ -112,6 +112,7 @@ def check_header(raw: object, name: str, version: int) -> None:
         newer = type(found) is int and found > version
         way_out = "install a newer partreduce" if newer else "write it again with this partreduce"
         raise DocumentError("version", f"is {shown(found)}; this partreduce reads version {version}; {way_out}")
+    return raw
 
 
 def encodable(schedule: Schedule) -> dict[str, Any]:

@@ -10,14 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from partreduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
 from partreduce.topo.document.contingencies import MODELS
-from partreduce.topo.document.pilot import PilotModel
+from partreduce.topo.document.model import adapter
+from partreduce.topo.document.pilot import FORMAT as PILOT_FORMAT
+from partreduce.topo.document.pilot import VERSION as PILOT_VERSION
 from partreduce.topo.document.schedule import ScheduleEnvelope
 from partreduce.topo.document.strategies import KINDS, Kind, when_schema
 from partreduce.topo.document.writer import write_file
+from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import When
 
 FOLDER = Path(__file__).resolve().parents[2] / "schemas"
@@ -35,7 +38,7 @@ def schedule_schema() -> dict[str, Any]:
 
 def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str, Any]]:
     """The objects of one kind: its value's fields, with the members that documents hold in another shape."""
-    own = TypeAdapter(kind.value).json_schema()
+    own = adapter(kind.value).json_schema()
     definitions |= own.pop("$defs", {})
     for when in get_args(When):  # documents hold these as `when_schema` says
         definitions.pop(when.__name__, None)
@@ -73,14 +76,17 @@ def _part(model: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any]
 
 def cluster_schema() -> dict[str, Any]:
     """The JSON Schema of cluster files."""
-    adapter: TypeAdapter[Any] = TypeAdapter(RegularClusterModel | ListedClusterModel)
     about = "The shape of a cluster and, where known, its hardware."
-    return _finished(adapter.json_schema(), "partreduce cluster, version 1", about)
+    schema = adapter(RegularClusterModel | ListedClusterModel).json_schema()
+    return _finished(schema, "partreduce cluster, version 1", about)
 
 
 def pilot_schema() -> dict[str, Any]:
     """The JSON Schema of pilot files."""
-    return _finished(PilotModel.model_json_schema(), "partreduce pilot, version 1", PilotModel.__doc__)
+    schema = adapter(Pilot).json_schema()
+    header = {"format": {"const": PILOT_FORMAT}, "version": {"const": PILOT_VERSION}}
+    schema["properties"] = header | schema["properties"]
+    return _finished(schema, "partreduce pilot, version 1", Pilot.__doc__)
 
 
 def _finished(schema: dict[str, Any], title: str, about: str | None) -> dict[str, Any]:

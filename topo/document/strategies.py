@@ -7,28 +7,25 @@ of `neighbor` (both read array by array) and the *when* axis. Everything else is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
-from functools import lru_cache
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.model import located, unknown
+from partreduce.topo.document.model import adapter, as_tuples, dumped, located, read_value, unknown
 from partreduce.topo.document.phases import STATIC_MODELS, canonical_phases, dump_phases, load_phases
 from partreduce.topo.document.place import child, shown
 from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import LOCKSTEP, How, Late, Merge, Pipeline, When
+from partreduce.topo.strategies.axes import LOCKSTEP, Late, Merge, Pipeline, When
 from partreduce.topo.strategies.base import Strategy
-from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.topo.strategies.gap import Gap
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.neighbor import Neighbor
-from partreduce.topo.strategies.outer import Outer
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
-from partreduce.topo.strategies.routes import Route, Routes
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
 
@@ -88,24 +85,18 @@ def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
         DocumentError: the first member that breaks the format, with its place.
     """
     kind = _kind_of(raw, place)
-    _check_keys(raw, kind.known_keys(), place)
-    _check_keys(raw.get("how"), [field.name for field in fields(How)], child(place, "how"))
-    members = {key: _tuples(value) for key, value in raw.items() if key != "kind" and key not in kind.keys}
-    if "what" in raw:
-        members["what"] = _load_what(raw["what"], child(place, "what"))
+    known = kind.known_keys()
+    for key in raw:
+        if key not in known:
+            raise DocumentError(place, unknown(key, known))
+    members = {key: as_tuples(value) for key, value in raw.items() if key != "kind" and key not in kind.keys}
     if "when" in raw:
         members["when"] = _load_when(raw["when"], child(place, "when"))
     if kind.load is not None:
         members[kind.bulk] = kind.load(raw, cluster, place)
     with located(raw, place):
-        strategy: Strategy = _adapter(kind.value).validate_python(members)
+        strategy: Strategy = adapter(kind.value).validate_python(members)
     return strategy
-
-
-def _check_keys(raw: object, known: list[str], place: str) -> None:
-    for key in raw if isinstance(raw, dict) else ():
-        if key not in known:
-            raise DocumentError(place, unknown(key, known))
 
 
 def _kind_of(raw: Raw, place: str) -> Kind:
@@ -132,41 +123,10 @@ def dump_strategy(strategy: Strategy) -> Raw:
     return result
 
 
-def _load_what(raw: object, place: str) -> Routes:
-    """Which tables go their own way, as an object with a list of them, and what is made of all else's mean."""
-    if not isinstance(raw, dict):
-        raise DocumentError(place, f'is {shown(raw)}; it must be an object such as {{"tables": []}}')
-    _check_keys(raw, [field.name for field in fields(Routes)], place)
-    _check_keys(raw.get("outer"), [field.name for field in fields(Outer)], child(place, "outer"))
-    tables = raw.get("tables")
-    for index, table in enumerate(tables if isinstance(tables, list) else ()):
-        _check_keys(table, [field.name for field in fields(Route)], f"{child(place, 'tables')}[{index}]")
-    with located(raw, place):
-        routes: Routes = _adapter(Routes).validate_python(_tuples(raw))
-    return routes
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """How documents hold a value of the *when* axis that has members: `{word: {members}}`.
-
-    `like` says what an object of it is, for who wrote none; `inner` are members that are objects themselves.
-    """
-
-    value: type[Merge | Pipeline | Gap | Quorum]
-    like: str
-    inner: dict[str, type] = field(default_factory=dict)
-
-
-WAITS: dict[str, Wait] = {
-    wait.value.word: wait
-    for wait in (
-        Wait(Merge, 'an object such as {"steps": 2, "alpha": "1/2"}'),
-        Wait(Pipeline, "an object, {} for a pipeline 2 wide"),
-        Wait(Gap, "an object, {} for Hop's standard setting", {"skip": Skip}),
-        Wait(Quorum, 'an object such as {"quorum": "solo"}'),
-    )
+WAITS: dict[str, type[Merge | Pipeline | Gap | Quorum]] = {
+    value.word: value for value in (Merge, Pipeline, Gap, Quorum)
 }
+"""Values of the *when* axis that have members, which documents hold as `{word: {members}}`."""
 
 
 def _load_when(raw: object, place: str) -> When:
@@ -178,23 +138,16 @@ def _load_when(raw: object, place: str) -> When:
             raise DocumentError(child(place, "late"), f"is {shown(raw['late'])}; an averaging is late by 1 round")
         return Late()
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
-        return _load_members(wait, raw[wait.value.word], child(place, wait.value.word))
+        return _load_members(wait, raw[wait.word], child(place, wait.word))
     known = '"lockstep", {"late": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"gap": {}} or '
     known += '{"quorum": {"quorum": "solo"}}'
     raise DocumentError(place, f"is {shown(raw)}; it must be {known}")
 
 
-def _load_members(wait: Wait, raw: object, place: str) -> When:
-    if not isinstance(raw, dict):
-        raise DocumentError(place, f"is {shown(raw)}; it must be {wait.like}")
-    _check_keys(raw, [field.name for field in fields(wait.value)], place)
-    for name, inner in wait.inner.items():
-        _check_keys(raw.get(name), [field.name for field in fields(inner)], child(place, name))
-    if wait.value is Quorum:
+def _load_members(value: type[Merge | Pipeline | Gap | Quorum], raw: object, place: str) -> When:
+    if value is Quorum and isinstance(raw, dict):
         _check_quorum(raw.get("quorum", 2), child(place, "quorum"))
-    with located(raw, place):
-        when: When = _adapter(wait.value).validate_python({key: _tuples(value) for key, value in raw.items()})
-    return when
+    return read_value(value, raw, place)
 
 
 def _check_quorum(raw: object, place: str) -> None:
@@ -216,7 +169,7 @@ def when_schema() -> dict[str, Any]:
         "anyOf": [
             {"const": "lockstep"},
             _one_member("late", {"const": 1, "type": "integer"}),
-            *(_one_member(word, _described(wait.value)) for word, wait in WAITS.items()),
+            *(_one_member(word, _described(value)) for word, value in WAITS.items()),
         ],
         "default": "lockstep",
         "description": "How long a round waits for its averaging, and how late that may come.",
@@ -225,7 +178,7 @@ def when_schema() -> dict[str, Any]:
 
 def _described(value: type[Merge | Pipeline | Gap | Quorum]) -> dict[str, Any]:
     """The JSON Schema of a value, with the first paragraph of its docstring."""
-    schema = _adapter(value).json_schema(ref_template="#/$defs/{model}")
+    schema = adapter(value).json_schema(ref_template="#/$defs/{model}")
     schema.pop("title", None)
     schema["description"] = " ".join((value.__doc__ or "").split("\n\n")[0].split())
     return schema
@@ -233,19 +186,6 @@ def _described(value: type[Merge | Pipeline | Gap | Quorum]) -> dict[str, Any]:
 
 def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"additionalProperties": False, "properties": {name: schema}, "required": [name], "type": "object"}
-
-
-@lru_cache
-def _adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
-    """What reads and writes the values of a class; made once, for pydantic takes milliseconds over it."""
-    return TypeAdapter(value)
-
-
-def _tuples(value: object) -> object:
-    """Values hold tuples where documents hold lists."""
-    if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _plain(value: object) -> object:
@@ -256,6 +196,4 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, bool | int) or value is None:
         return value
-    kind: Any = type(value)
-    dumped: object = _adapter(kind).dump_python(value, mode="json", exclude_defaults=True)
-    return dumped
+    return dumped(value)

@@ -20,8 +20,8 @@ from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError, of
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 
-_OPEN_KEYS = ("strategy", "hardware")
-_LINE_KEYS = ("phases", "rounds", "nodes", "contingencies")
+_OPEN_KEYS = ("strategy", "hardware", "prices")
+_LINE_KEYS = ("phases", "rounds", "nodes", "contingencies", "probes")
 
 
 def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:

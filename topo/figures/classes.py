@@ -104,7 +104,7 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
     if len(classes) * len(lumps) ** 2 * len(rule.phases) > MAX_ENTRIES:
         return None
     how = f"character classes: {len(classes)} of size {len(lumps)}, any number of nodes"
-    batches = [_even_batch(schedule, rule, paces, classes, lumps), *_odd_batches(schedule, rule, paces, lumps)]
+    batches = [batch_of_classes(schedule, rule, paces, classes, lumps), *_odd_batches(schedule, rule, paces, lumps)]
     return Sectors(schedule.num_workers, batches, schedule.mixing.mixes_late, how)
 
 
@@ -118,14 +118,14 @@ def _lumps(rule: RuleView, paces: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(ranks) for ranks in keys.values()]
 
 
-def _even_batch(
+def batch_of_classes(
     schedule: Schedule,
     rule: RuleView,
     paces: Sequence[int],
     classes: Sequence[MergedClass],
     lumps: Sequence[tuple[int, ...]],
 ) -> Batch:
-    """All classes on the vectors that are constant within each lump, in the basis 1_lump / √size."""
+    """The classes, the trivial one first, on vectors that are constant in each lump, in the basis 1_lump / √size."""
     roots = np.sqrt([len(lump) for lump in lumps])
     matrices = np.zeros((len(rule.phases), len(classes), len(lumps), len(lumps)))
     for t, phase in enumerate(rule.phases):

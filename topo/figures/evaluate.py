@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
 from partreduce.topo.errors import InputError, ScheduleError, UnknownError
 from partreduce.topo.figures.base import Drift, Figure, Figures, Kind, absent
+from partreduce.topo.figures.curved_distance import distance_like, distances_of, is_small
 from partreduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
 from partreduce.topo.figures.growth import refuse_growth
 from partreduce.topo.figures.hop_gap import hop_gap
 from partreduce.topo.figures.large import Large
-from partreduce.topo.figures.late_distance import is_small, late_distance_like, late_distance_of
 from partreduce.topo.figures.pipeline import pipeline_figures
 from partreduce.topo.figures.retimed import Retimed
 from partreduce.topo.figures.sectors import Sectors, contraction_of, contraction_per_start, radius_of, spectral_norms
@@ -67,21 +68,34 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureL
     return _drift(_prepare(schedule, limit), push)
 
 
-def late_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> float:
-    """How far apart averagings that come late leave workers in a curved direction; 0 where none are late.
+def curved_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> float:
+    """How far apart averagings in lockstep leave workers in a curved direction; 0 where they come late.
 
-    At unequal paces, and for large schedules without structure, estimated from the consensus distance.
+    For large schedules without structure, estimated from the consensus distance.
 
     Raises:
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    if not schedule.strategy.mixes_late:
-        return 0.0
-    sectors, paces = _prepare(schedule, limit), schedule.paces()
-    if isinstance(sectors, Sectors) and is_small(sectors) and paces.min() == paces.max():
-        return late_distance_of(sectors, int(paces[0]))
+    return 0.0 if schedule.strategy.mixes_late else _at_curvature(schedule, limit)
+
+
+def late_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> float:
+    """The same of averagings that come late; 0 where none do.
+
+    Raises:
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+    """
+    return _at_curvature(schedule, limit) if schedule.strategy.mixes_late else 0.0
+
+
+def _at_curvature(schedule: Schedule, limit: FigureLimits) -> float:
+    sectors, pace, late = _prepare(schedule, limit), float(schedule.paces().mean()), schedule.strategy.mixes_late
     flat = _consensus_distance(sectors).value
-    return math.inf if flat is None else late_distance_like(flat, float(paces.mean()), 1 - 1 / len(paces))
+    if flat is None or math.isinf(flat):
+        return math.inf
+    if isinstance(sectors, Sectors) and is_small(sectors):
+        return float(distances_of(sectors, [pace], late=late, built_at=pace)[0])
+    return distance_like(flat, pace, 1 - 1 / schedule.num_workers, late=late)
 
 
 def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureLimits = DEFAULT) -> Retimed:
@@ -116,15 +130,13 @@ def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
     Rules cost the same for any number of nodes; explicit schedules are exact up to `limit.dense_workers` workers and
     estimated above.
     """
-    period: int | None
+    period, distinct = _if_defined(lambda: schedule.period), _if_defined(schedule.num_distinct_phases)
     try:
-        period = schedule.period
-        distinct: int | None = schedule.num_distinct_phases()
         sectors = _prepare(schedule, limit)
-    except ScheduleError as error:
-        return _none(schedule, f"not defined: {error}")
-    except UnknownError as error:
-        return _none(schedule, f"not found: {error}")
+    except (ScheduleError, UnknownError) as error:
+        nothing = absent(f"not {'defined' if isinstance(error, ScheduleError) else 'found'}: {error}")
+        drifts = Drift(nothing, nothing)
+        return Figures(period, schedule.num_workers, distinct, nothing, nothing, nothing, drifts, nothing)
     first = _contraction(schedule, sectors, 0)
     return Figures(
         period=period,
@@ -145,17 +157,11 @@ def _prepare(schedule: Schedule, limit: FigureLimits) -> Sectors | Large:
     return sectors_of(schedule, limit) or Large(schedule, limit)
 
 
-def _none(schedule: Schedule, reason: str) -> Figures:
-    nothing = absent(reason)
+def _if_defined(count: Callable[[], int]) -> int | None:
     try:
-        period: int | None = schedule.period
+        return count()
     except ScheduleError:
-        period = None
-    try:
-        distinct: int | None = schedule.num_distinct_phases()
-    except ScheduleError:
-        distinct = None
-    return Figures(period, schedule.num_workers, distinct, nothing, nothing, nothing, Drift(nothing, nothing), nothing)
+        return None
 
 
 def _contraction(schedule: Schedule, sectors: Sectors | Large, start: int) -> Figure:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Arrays
 
 if TYPE_CHECKING:
-    import networkx as nx
     import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Graph:
+class Graph(Arrays):
     """Directed edges without self-loops, sorted by target, then source; an undirected edge stands in both directions.
 
-    Worker `targets[e]` hears from worker `sources[e]`. Build one with `directed`, `undirected` or `from_networkx`.
+    Worker `targets[e]` hears from worker `sources[e]`. Build one with `directed` or `undirected`.
     """
 
     num_workers: int
@@ -52,40 +52,9 @@ class Graph:
         b = np.asarray(others, dtype=np.int64).reshape(-1)
         return cls.directed(num_workers, np.concatenate([a, b]), np.concatenate([b, a]))
 
-    @classmethod
-    def from_networkx(cls, graph: nx.Graph[Any] | nx.DiGraph[Any]) -> Graph:
-        """The edges of any networkx graph; nodes are numbered in their own order when they are not 0..n−1 already."""
-        names = list(graph.nodes)
-        if set(names) == set(range(len(names))):
-            names = list(range(len(names)))
-        rank = {name: index for index, name in enumerate(names)}
-        pairs = np.array([(rank[a], rank[b]) for a, b in graph.edges()], dtype=np.int64).reshape(-1, 2)
-        make = cls.directed if graph.is_directed() else cls.undirected
-        return make(len(names), pairs[:, 0], pairs[:, 1])
-
-    def to_networkx(self) -> nx.Graph[int] | nx.DiGraph[int]:
-        """The same as a networkx graph: undirected where every edge stands in both directions."""
-        import networkx as nx
-
-        graph: nx.Graph[int] | nx.DiGraph[int] = nx.Graph() if self.is_undirected else nx.DiGraph()
-        graph.add_nodes_from(range(self.num_workers))
-        graph.add_edges_from(zip(self.sources.tolist(), self.targets.tolist(), strict=True))
-        return graph
-
     def __len__(self) -> int:
         """The number of directed edges."""
         return len(self.sources)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Graph)
-            and self.num_workers == other.num_workers
-            and np.array_equal(self.sources, other.sources)
-            and np.array_equal(self.targets, other.targets)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.num_workers, self.sources.tobytes(), self.targets.tobytes()))
 
     @property
     def is_undirected(self) -> bool:

@@ -58,6 +58,7 @@ class Merge(Closed, Waiting):
     """
 
     word: ClassVar[str] = "merge"
+    place: ClassVar[str] = "when.merge."
     called: ClassVar[str] = "merging inside a round"
 
     steps: Rounds = 0
@@ -66,7 +67,7 @@ class Merge(Closed, Waiting):
     def __post_init__(self) -> None:
         """Take alpha as it is written."""
         Closed.__post_init__(self)
-        take_numbers(self, "when.merge", "alpha")
+        take_numbers(self, "alpha")
 
     @property
     def in_words(self) -> str:
@@ -87,8 +88,6 @@ class Merge(Closed, Waiting):
         """Refuse what is lockstep, or no merging."""
         if not 0 <= self.alpha < 1:
             raise ScheduleError(f"when.merge.alpha: is {self.alpha}; a worker keeps at least 0 and less than all")
-        if self.steps < 0:
-            raise ScheduleError(f"when.merge.steps: is {self.steps}; it is a number of steps >= 0")
         if not self.steps and not self.alpha:
             raise ScheduleError("when.merge: has steps 0 and alpha 0, which is lockstep; leave it out")
 
@@ -123,6 +122,7 @@ class Pipeline(Closed, Waiting):
     """
 
     word: ClassVar[str] = "pipeline"
+    place: ClassVar[str] = "when.pipeline."
     called: ClassVar[str] = "pipeline of gradients"
     delays_gradients: ClassVar[bool] = True
 
@@ -213,6 +213,8 @@ class How(Closed):
     `block` numbers share one scale of the codecs int8 and int4. With `error_feedback` what rounding took from what a
     worker gave to a sum of all is added to what it gives to the next.
     """
+
+    place: ClassVar[str] = "how."
 
     form: Form = Form.RING
     codec: Codec = Codec.NONE

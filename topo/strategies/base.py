@@ -182,14 +182,10 @@ class Strategy(Closed, ABC):
         """The part of `check` that belongs to one kind."""
 
     def _check_pace(self, cluster: Cluster) -> None:
-        paces = (self.pace,) if isinstance(self.pace, int) else self.pace
-        if not isinstance(self.pace, int) and len(paces) != cluster.num_workers:
+        if not isinstance(self.pace, int) and len(self.pace) != cluster.num_workers:
             raise ScheduleError(
-                f"pace: has {len(paces)} entries; give 1 number or 1 for each of {cluster.num_workers} workers"
+                f"pace: has {len(self.pace)} entries; give 1 number or 1 for each of {cluster.num_workers} workers"
             )
-        for pace in paces:
-            if pace < 1:
-                raise ScheduleError(f"pace: {pace} is not a number of steps >= 1")
 
     @property
     def steps_once(self) -> bool:

@@ -50,11 +50,6 @@ def moves(num_fragments: int, pace: int, late: int) -> tuple[Move, ...]:
     return tuple(sorted(sends + merges, key=lambda move: (move.taken, move.merges is (late == 0))))
 
 
-def most_in_flight(num_fragments: int, pace: int, late: int) -> int:
-    """Fragments that are on their way at one time, at most."""
-    return max(1, -(-late * num_fragments // pace))
-
-
 def check_fragments(fragments: Fragments) -> None:
     """Refuse lists that name no part of a model.
 

@@ -26,6 +26,7 @@ MAX_STALENESS = 2**16 - 1
 
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 Steps = Annotated[int, Ge(0), Le(MAX_STALENESS)]
+Several = Annotated[Count, Ge(2)]
 
 
 class Reducing(Choice):
@@ -69,21 +70,17 @@ class Skip(Closed):
     it can get ahead by at least `trigger`; it never does by more than `limit`, the paper's maximum jump.
     """
 
+    place: ClassVar[str] = "when.gap.skip."
+
     limit: Count
-    trigger: Count = 2
-    behind: Count = 2
+    trigger: Several = 2
+    behind: Several = 2
 
     def check(self) -> None:
-        """Refuse numbers under which nothing is ever skipped, or every step is."""
-        if self.trigger < 2:
-            raise ScheduleError(f"when.gap.skip.trigger: is {self.trigger}; one step ahead is the usual one, skip by 2")
+        """Refuse numbers under which nothing is ever skipped."""
         if self.limit < self.trigger:
             raise ScheduleError(
                 f"when.gap.skip.limit: is {self.limit}; a worker skips by {self.trigger} (trigger) or more steps"
-            )
-        if self.behind < 2:
-            raise ScheduleError(
-                f"when.gap.skip.behind: is {self.behind}; a worker that skips is behind by 2 steps or more"
             )
 
 
@@ -103,6 +100,7 @@ class Gap(Closed, Waiting):
     """
 
     word: ClassVar[str] = "gap"
+    place: ClassVar[str] = "when.gap."
     called: ClassVar[str] = "gap between neighbours"
     protocol: ClassVar[str] = "gap"
 
@@ -154,15 +152,13 @@ class Gap(Closed, Waiting):
         """Backup workers of each worker, shape (num_workers,).
 
         Raises:
-            ScheduleError: a number too many or too few, or a negative one.
+            ScheduleError: a number too many or too few.
         """
         given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
         if len(given) != num_workers:
             raise ScheduleError(
                 f"when.gap.backup: has {len(given)} numbers; give 1 number or 1 for each of {num_workers} workers"
             )
-        if min(given, default=0) < 0:
-            raise ScheduleError(f"when.gap.backup: {min(given)} is not a number of workers >= 0")
         return given
 
     def check(self) -> None:
@@ -171,7 +167,6 @@ class Gap(Closed, Waiting):
         Raises:
             ScheduleError: the place, the value and the rule.
         """
-        self._check_numbers()
         if self.notify_ack and not self.takes_all:
             raise ScheduleError(
                 "when.gap.notify_ack: needs every update of every step; backup, staleness and skip do not go with it"
@@ -198,18 +193,6 @@ class Gap(Closed, Waiting):
                 "when.gap.inquire: leaves nothing out, since an out-neighbour that does without no one needs every "
                 "update that it may still wait for; give backup as well"
             )
-
-    def _check_numbers(self) -> None:
-        if self.max_ig is not None and self.max_ig < 0:
-            raise ScheduleError(f"when.gap.max_ig: is {self.max_ig}; a token queue starts with at least 0 tokens")
-        if self.max_ig is not None and self.max_ig > MAX_TOKENS:
-            raise ScheduleError(
-                f"when.gap.max_ig: is {self.max_ig}; at most {MAX_TOKENS} tokens, or none: leave it out"
-            )
-        if self.staleness < 0:
-            raise ScheduleError(f"when.gap.staleness: is {self.staleness}; it is a number of steps >= 0")
-        if self.staleness > MAX_STALENESS:
-            raise ScheduleError(f"when.gap.staleness: is {self.staleness}; it is at most {MAX_STALENESS} steps")
 
     def check_neighbours(self, numbers: Sequence[int]) -> None:
         """Refuse more backup workers than there are in-neighbours, whose `numbers` these are, shape (num_workers,).

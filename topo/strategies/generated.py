@@ -69,17 +69,11 @@ class Generated(Strategy):
     seed: Rounds = 0
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse a group size, a threshold or a division that cannot be."""
-        if not 2 <= self.group_size <= cluster.num_workers:
+        """Refuse a group size or a division that cannot be."""
+        if self.group_size > cluster.num_workers:
             raise ScheduleError(
                 f"group_size: is {self.group_size}; it lies between 2 and the number of workers, {cluster.num_workers}"
             )
-        if self.slow_threshold is not None and self.slow_threshold < 1:
-            raise ScheduleError(f"slow_threshold: is {self.slow_threshold}; it is a number of rounds >= 1, or null")
-        if self.all_every < 1:
-            raise ScheduleError(f"all_every: is {self.all_every}; it is a number of rounds >= 1")
-        if self.max_known is not None and self.max_known < 1:
-            raise ScheduleError(f"max_known: is {self.max_known}; it is a number of groups >= 1, or null")
         if self.division == Division.NODE_THEN_ALL:
             single = [node for node in range(cluster.num_nodes) if len(cluster.workers_of(node)) < 2]
             if single:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed, Exact, take_numbers
@@ -42,6 +43,8 @@ class Outer(Closed):
     Numbers may be given as Python writes them: `Outer(lr=0.7)` is 7/10.
     """
 
+    place: ClassVar[str] = "what.outer."
+
     optimizer: OuterOptimizer = OuterOptimizer.SGD
     lr: Exact = Fraction(1)
     momentum: Exact = Fraction(0)
@@ -55,7 +58,7 @@ class Outer(Closed):
             ScheduleError: the place, the value and the rule.
         """
         Closed.__post_init__(self)
-        take_numbers(self, "what.outer", "lr", "momentum")
+        take_numbers(self, "lr", "momentum")
 
     @property
     def is_plain(self) -> bool:

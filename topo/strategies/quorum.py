@@ -58,6 +58,7 @@ class Quorum(Closed, Waiting):
     """
 
     word: ClassVar[str] = "quorum"
+    place: ClassVar[str] = "when.quorum."
     called: ClassVar[str] = "quorum"
     delays_gradients: ClassVar[bool] = True
     protocol: ClassVar[str] = "quorum"
@@ -128,16 +129,6 @@ class Quorum(Closed, Waiting):
         """
         if self.quorum == 1:
             raise ScheduleError('when.quorum.quorum: is 1; whoever comes first starts a round: say "solo"')
-        if isinstance(self.quorum, int) and self.quorum < 1:
-            raise ScheduleError(f"when.quorum.quorum: is {self.quorum}; it is a number of workers >= 2")
-        if self.staleness < 1:
-            raise ScheduleError(
-                f"when.quorum.staleness: is {self.staleness}; where no result may wait for a worker all wait for it, "
-                "which is lockstep"
-            )
-        for name in ("grace", "synchronise_every", "seed"):
-            if getattr(self, name) < 0:
-                raise ScheduleError(f"when.quorum.{name}: is {getattr(self, name)}; it is a whole number >= 0")
         latest = self.missed is MissedResults.LATEST
         self._only("staleness", not latest, "the newest result replaces older ones, so none waits in a queue")
         self._only("synchronise_every", latest, f"with missed {self.missed} parameters never part")

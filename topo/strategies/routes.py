@@ -51,6 +51,8 @@ class Route(Closed):
     are added inside nodes as they are, before they are coded. int8 has one scale for each row.
     """
 
+    place: ClassVar[str] = "what.tables."
+
     parameter: Title
     rows: Count
     columns: Count
@@ -83,6 +85,7 @@ class Routes(Closed):
     """
 
     word: ClassVar[str] = "routes"
+    place: ClassVar[str] = "what."
 
     tables: tuple[Route, ...] = ()
     local_aggregation: bool = True

@@ -31,8 +31,8 @@ class Server(Strategy):
         n = cluster.num_workers
         if not self.hosts or len(set(self.hosts)) != len(self.hosts) or not all(0 <= h < n for h in self.hosts):
             raise ScheduleError(f"hosts: lists at least one rank of 0..{n - 1}, each once; it is {list(self.hosts)}")
-        if self.staleness is not None and (self.synchronous or self.staleness < 0):
-            raise ScheduleError("staleness: is a number of rounds >= 0, and only for an asynchronous server")
+        if self.staleness is not None and self.synchronous:
+            raise ScheduleError(f"staleness: is {self.staleness}; only an asynchronous server has one; leave it out")
 
     def refuses_tables(self) -> str:
         """A synchronous server's workers have common steps, though they ask for what a round gives."""

@@ -186,12 +186,10 @@ class Static(Phased):
         """Refuse phases that do not fit the cluster; overlaps are left to `verify`.
 
         Raises:
-            ScheduleError: no phases, phases of the wrong size, or a bad prologue.
+            ScheduleError: no phases, or phases of the wrong size.
         """
         if not len(self.phases):
             raise ScheduleError("phases: is empty; a static schedule has at least 1 phase")
-        if self.prologue < 0:
-            raise ScheduleError(f"prologue: is {self.prologue}; it is a number of rounds >= 0")
         self.phases.check(cluster)
         if isinstance(self.when, Quorum):
             self.when.check_groups(self.phases.largest_group())

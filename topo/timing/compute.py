@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import LARGEST_JITTER, LONGEST_SECONDS, Hardware
+from partreduce.topo.fields import Index, check_ranges
+from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, Variation
 
 
 class Disturbance(Protocol):
@@ -33,15 +34,12 @@ class Disturbance(Protocol):
 class RandomSlowdown:
     """A step takes `factor` times as long with the given probability, independently per worker and step."""
 
-    factor: float = 6.0
-    probability: float | None = None
+    factor: Seconds = 6.0
+    probability: Share | None = None
 
     def __post_init__(self) -> None:
         """Refuse factors below 0 and what is no probability."""
-        if not 0 <= self.factor <= LONGEST_SECONDS:
-            raise InputError(f"random slowdown: factor {self.factor}; it is a number in 0..{LONGEST_SECONDS:g}")
-        if self.probability is not None and not 0 <= self.probability <= 1:
-            raise InputError(f"random slowdown: probability {self.probability}; it lies in 0..1 (default 1/n)")
+        check_ranges(self, InputError, "random slowdown: ")
 
     def disturb(
         self,
@@ -58,15 +56,12 @@ class RandomSlowdown:
 class RandomDelay:
     """`workers` workers, drawn anew in every step, are held up by `seconds`."""
 
-    workers: int
-    seconds: float
+    workers: Index
+    seconds: Seconds
 
     def __post_init__(self) -> None:
-        if self.workers < 0 or not 0 <= self.seconds <= LONGEST_SECONDS:
-            raise InputError(
-                f"delay: {self.workers} workers by {self.seconds} s; both are numbers >= 0, of at most "
-                f"{LONGEST_SECONDS:g} s"
-            )
+        """Refuse numbers below 0."""
+        check_ranges(self, InputError, "delay: ")
 
     def disturb(
         self,
@@ -87,15 +82,14 @@ class RandomDelay:
 class ShiftingDelay:
     """Worker i of n is held up by low + (high − low)·((i + step) mod n)/(n − 1)."""
 
-    low: float
-    high: float
+    low: Seconds
+    high: Seconds
 
     def __post_init__(self) -> None:
         """Refuse a range that is empty or negative."""
-        if not 0 <= self.low <= self.high <= LONGEST_SECONDS:
-            raise InputError(
-                f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH, of at most {LONGEST_SECONDS:g} s"
-            )
+        check_ranges(self, InputError, "skew: ")
+        if self.low > self.high:
+            raise InputError(f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH")
 
     def disturb(
         self,
@@ -119,20 +113,15 @@ class ComputeTimes:
     recorded seconds replaces all of them and repeats for ever.
     """
 
-    base: float = 0.0
+    base: Seconds = 0.0
     slowdown: tuple[tuple[int, float], ...] = ()
-    jitter: float = 0.0
+    jitter: Variation = 0.0
     disturbance: Disturbance | None = None
     trace: npt.NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         """Refuse negative times and factors."""
-        if not 0 <= self.base <= LONGEST_SECONDS:
-            raise InputError(f"compute: {self.base} s; a step computes for 0..{LONGEST_SECONDS:g} s")
-        if not 0 <= self.jitter <= LARGEST_JITTER:
-            raise InputError(
-                f"jitter: {self.jitter}; it is a coefficient of variation in 0..{LARGEST_JITTER:g}, such as 0.1"
-            )
+        check_ranges(self, InputError, "compute times: ")
         for worker, factor in self.slowdown:
             if worker < 0 or not 0 < factor <= LONGEST_SECONDS:
                 raise InputError(

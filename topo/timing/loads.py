@@ -204,15 +204,17 @@ def of_rule(
     for node in {node for switch in hardware.switches for node in switch.nodes}:
         check_node(node, cluster.num_nodes)
     if hardware.shared_switches(cluster.num_nodes):
-        shape, incidence = _everywhere(phase, radices, cluster)
-        return _assemble(
-            shape,
-            incidence,
-            Links.of(cluster, hardware),
-            of_sum(shape, form, coding),
-            num_nics=hardware.num_nics,
-            model_bytes=model_bytes,
-        )
+        shape, pairs, links = *_everywhere(phase, radices, cluster), Links.of(cluster, hardware)
+    else:
+        shape, pairs, links = _with_stand_ins(phase, radices, cluster, hardware)
+    traffic = of_sum(shape, form, coding)
+    return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
+
+
+def _with_stand_ins(
+    phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware
+) -> tuple[Shape, npt.NDArray[np.int64], Links]:
+    """As `shape_of`, of the groups of a rule phase on the nodes that `of_rule` shows, with the links of these."""
     special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
     for node in special:
         check_node(node, cluster.num_nodes)
@@ -249,14 +251,7 @@ def of_rule(
         np.array(sizes, dtype=np.int64), np.array(spans, dtype=np.int64), members, members, members[incidence[:, 0]]
     )
     usual = [(hardware.nic, hardware.inside)] * stand_ins
-    return _assemble(
-        shape,
-        incidence,
-        Links.of_pairs([*links, *usual], hardware.bus),
-        of_sum(shape, form, coding),
-        num_nics=hardware.num_nics,
-        model_bytes=model_bytes,
-    )
+    return shape, incidence, Links.of_pairs([*links, *usual], hardware.bus)
 
 
 def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:

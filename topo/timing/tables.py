@@ -35,7 +35,8 @@ import numpy.typing as npt
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware
+from partreduce.topo.fields import check_ranges
+from partreduce.topo.hardware import Hardware, Share
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.axes import How
 from partreduce.topo.strategies.routes import Route, Routes, TableWay
@@ -56,9 +57,9 @@ ELEMENT_BYTES = 4
 class Touched:
     """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
 
-    worker: float
-    node: float
-    everyone: float
+    worker: Share
+    node: Share
+    everyone: Share
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -66,9 +67,7 @@ class Touched:
         Raises:
             InputError: no shares, or a node that touches less than one of its workers.
         """
-        for name in ("worker", "node", "everyone"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"touched share of {name}: is {getattr(self, name)}; it lies in 0..1")
+        check_ranges(self, InputError, "touched share of ")
         if not self.worker <= self.node <= self.everyone:
             raise InputError(
                 f"touched shares: are {self.worker:g}, {self.node:g} and {self.everyone:g} of a worker, of a node and "
@@ -81,8 +80,6 @@ class Touched:
 
         Words are not alike: frequent ones are touched by all, so real workers share more, and touch less together.
         """
-        if not 0 <= worker <= 1:
-            raise InputError(f"touched share of a worker: is {worker}; it lies in 0..1")
         most = int(cluster.node_sizes().max())
         return cls(worker, 1 - (1 - worker) ** most, 1 - (1 - worker) ** cluster.num_workers)
 

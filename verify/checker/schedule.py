@@ -163,6 +163,7 @@ class Schedule(Options):
         """The size of the matrices that decide about it: of all workers, or for a rule of one node's."""
         return self.workers_per_node if self.form == "rule" else self.num_workers
 
+    @cached_property
     def averages_of_all(self) -> dict[int, Fraction]:
         """The relax of every phase that is one average over all workers."""
         shape = (self.width, len(self.radices))
@@ -184,13 +185,16 @@ class Schedule(Options):
             return self.on_nodes(None)
         if self.form == "rule":
             return len(members), size // len(members)
-        counts = Counter(map(self.node_of, members))
+        counts = Counter(self.nodes_of(members))
         each = set(counts.values())
         return (each.pop(), len(counts)) if len(each) == 1 else (size, 0)
 
-    def node_of(self, worker: int) -> int:
-        """The node that a worker stands on."""
-        return self._node_of[worker] if self.nodes else worker // self.node_size
+    def nodes_of(self, workers: Iterable[int]) -> list[int]:
+        """The node that each of some workers stands on."""
+        if self.nodes:
+            return list(map(self._node_of.__getitem__, workers))
+        size = self.node_size
+        return [worker // size for worker in workers]
 
     @cached_property
     def _node_of(self) -> dict[int, int]:
@@ -262,13 +266,13 @@ def read_schedule(document: object) -> Schedule:
         require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
     is_lockstep = not (schedule.is_late or schedule.quorum)  # graphs have no such round, a pipeline averages gradients
     outer = schedule.tables.outer
-    may_meet = outer.has_own_anchors or bool(schedule.averages_of_all())
+    may_meet = outer.has_own_anchors or bool(schedule.averages_of_all)
     may_step = outer.is_plain or (may_meet and is_lockstep)
     require(may_step, "strategy.what.outer", "acts where a round of the period averages over all workers, in lockstep")
     is_static = raw["strategy"]["kind"] == "static" and schedule.how["codec"] == "none"
     may_be_own = is_static and all(average.relax == 1 for phase in schedule.phases for average in phase)
     require(may_be_own or not outer.has_own_anchors, "strategy.what.outer.anchor", "own goes with plain fixed groups")
-    may_round = schedule.how["codec"] == "none" or schedule.averages_of_all()
+    may_round = schedule.how["codec"] == "none" or schedule.averages_of_all
     require(may_round, "strategy.how.codec", "parameters are rounded where a round of the period averages over all")
     return schedule
 

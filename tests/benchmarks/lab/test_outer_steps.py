@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.lab.contestants import contestants
-from benchmarks.lab.outer_steps import by_turns
+from benchmarks.lab.outer_steps import Coded, by_turns
 from benchmarks.lab.rehearse import advance_of, by_schedule
 from benchmarks.lab.setting import settings
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.strategies.axes import How
 
 CLUSTER = Cluster.parse("2x2")
 
@@ -71,6 +73,19 @@ def test_every_contestant_by_outer_steps_can_be_rehearsed():
     assert len(outer) >= 6
     for contestant in outer:
         advance_of(Moving(), contestant.make(CLUSTER, setting))(0)
+
+
+@pytest.mark.parametrize("form", ["ring", "hierarchical"])
+def test_what_a_codec_takes_is_made_good_by_the_next_sums(form):
+    """Movements of all sizes in four bits: each mean is within the blocks' steps, and the mean of many is exact."""
+    how = How(form=form, codec="int4", error_feedback=True)
+    coded = Coded(how, CLUSTER)
+    given = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 600))).float()
+    means = torch.stack([coded.mean(given) for _ in range(40)])
+    step = given.abs().max() / 7
+    assert (means[0] - given.mean(0)).abs().max() > step / 20
+    assert (means[0] - given.mean(0)).abs().max() < 2 * step
+    assert (means.mean(0) - given.mean(0)).abs().max() < 2 * step / 20
 
 
 @pytest.mark.parametrize("rate", ["40mbit", "10mbit"])

@@ -19,7 +19,7 @@ from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import consensus_distance, late_distance
+from partreduce.topo.figures import curved_distance, late_distance
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -35,7 +35,7 @@ STEPS = 60
 
 
 def by_distance(schedule: Schedule) -> float:
-    return 1 + 0.01 * float(consensus_distance(schedule)) + 0.01 * late_distance(schedule)
+    return 1 + 0.01 * curved_distance(schedule) + 0.01 * late_distance(schedule)
 
 
 def train(schedules: list[Schedule], steps_ratio: Callable[[Schedule], float]) -> list[Curve]:

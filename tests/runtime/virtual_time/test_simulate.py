@@ -9,7 +9,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Outer, Routes, Static
 from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import read_trace, sample
@@ -51,6 +51,14 @@ def test_the_prologue_runs_first_and_averages_all():
     timeline = simulate(schedule, UNIT, num_rounds=2)
     assert timeline.finish[0].tolist() == pytest.approx([4 / 3] * 3)
     assert timeline.finish[1].tolist() == pytest.approx([7 / 3, 7 / 3, 4 / 3])
+
+
+def test_outer_steps_from_own_anchors_take_the_time_of_their_meetings():
+    plain = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, pace=2))
+    outer = Outer(lr="1/2", momentum="1/2", nesterov=True, anchor="own")
+    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, pace=2, what=Routes(outer=outer)))
+    one, other = (simulate(each, UNIT, compute=ComputeTimes(base=2.0), num_rounds=3) for each in (plain, schedule))
+    assert np.array_equal(one.finish, other.finish)
 
 
 def test_the_same_seed_gives_the_same_timeline():

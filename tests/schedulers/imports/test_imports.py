@@ -10,6 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from helpers.graphs import theirs
 from partreduce.schedulers import registry
 from partreduce.schedulers.imports import formats, from_networkx, import_schedule
 from partreduce.schedulers.imports.exact import balanced
@@ -40,7 +41,7 @@ RING = weigh(ring(6))
 
 def ring_files(tmp_path):
     """The ring of 6 in every graph format."""
-    graph = ring(6).to_networkx()
+    graph = theirs(ring(6))
     directory = tmp_path
     (directory / "a.json").write_text(json.dumps(nx.node_link_data(graph, edges="links")))
     (directory / "b.json").write_text(json.dumps(nx.node_link_data(graph, edges="edges")))

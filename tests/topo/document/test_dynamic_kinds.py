@@ -76,7 +76,7 @@ def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
         ({"kind": "server", "hosts": []}, "strategy.hosts", "lists at least one rank"),
         ({"kind": "server", "hosts": [4]}, "strategy.hosts", "rank of 0..3"),
         ({"kind": "server", "hosts": [1, 1]}, "strategy.hosts", "each once"),
-        ({"kind": "server", "staleness": 2}, "strategy.staleness", "only for an asynchronous server"),
+        ({"kind": "server", "staleness": 2}, "strategy.staleness", "only an asynchronous server has one"),
         ({"kind": "server", "synchronous": 1}, "strategy.synchronous", "is 1"),
     ],
 )

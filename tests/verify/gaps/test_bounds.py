@@ -157,8 +157,6 @@ def test_graphs_without_a_path_have_no_bound():
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        (Gap(max_ig=-1), "max_ig"),
-        (Gap(staleness=-1), "staleness"),
         (Gap(backup=2), "in-neighbours"),
         (Gap(backup=(1,)), "1 number"),
         (Gap(skip=Skip(limit=2), staleness=1), "max_ig"),

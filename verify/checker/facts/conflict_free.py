@@ -13,31 +13,32 @@ mixing matrix to speak about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 
 from ..refusal import confirm
 from ..schedule import Average, Schedule
 
 
+def conflict(schedule: Schedule) -> tuple[int, int, list[Average]] | None:
+    """The first worker (or local rank) in two groups of a phase: the phase, the worker, the two; None without any."""
+    for t, phase in enumerate(schedule.phases):
+        workers = list(chain.from_iterable(members for members, _, _ in phase))
+        if len(set(workers)) < len(workers):
+            seen: set[int] = set()
+            for worker in workers:
+                if worker in seen:
+                    return t, worker, [average for average in phase if worker in average.members][:2]
+                seen.add(worker)
+    return None
+
+
 def confirm_disjoint(schedule: Schedule) -> None:
     """Refuse a schedule in which somebody stands in two groups of a phase.
 
     Raises:
-        Refusal: the first worker (or local rank) that does, and the two groups.
+        Refusal: names the first, and the two groups.
     """
-    for t, phase in enumerate(schedule.phases):
-        workers = list(chain.from_iterable(members for members, _, _ in phase))
-        if len(set(workers)) < len(workers):
-            _refuse_conflict(phase, f"schedule: phase {t}")
-
-
-def _refuse_conflict(phase: Sequence[Average], place: str) -> None:
-    """Name the first worker (or local rank) that stands in two groups, and the two."""
-    seen: set[int] = set()
-    for average in phase:
-        for worker in average.members:
-            if worker in seen:
-                both = [other.members for other in phase if worker in other.members][:2]
-                confirm(False, place, both, f"groups that do not share worker {worker}")
-            seen.add(worker)
+    if (found := conflict(schedule)) is not None:
+        t, worker, both = found
+        groups = [average.members for average in both]
+        confirm(False, f"schedule: phase {t}", groups, f"groups that do not share worker {worker}")

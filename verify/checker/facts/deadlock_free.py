@@ -32,7 +32,8 @@ of one round are cut and numbered alike by all, and all workers carry out the sa
 
 from __future__ import annotations
 
-from ..period import averages_on_class
+from itertools import repeat
+
 from ..refusal import Work
 from ..schedule import Numbers, Schedule
 
@@ -41,11 +42,14 @@ def numbers(schedule: Schedule, _: Work) -> Numbers:
     """`height`: the largest tick of a period."""
     if schedule.form == "graph":
         return {"height": schedule.period}
-    last_tick: dict[int, int] = {}  # of the workers (local ranks) that are in a group at all
+    together = 0  # the tick of everybody, as long as nobody skips
+    last_tick: dict[int, int] = {}  # after that, of the workers (local ranks) that are in a group at all
     for phase in schedule.phases:
-        for average in averages_on_class(phase, ()):
-            members = average[0]
-            tick = 1 + max(last_tick.get(worker, 0) for worker in members)
-            for worker in members:
-                last_tick[worker] = tick
-    return {"height": max(last_tick.values(), default=0)}
+        groups = [members for members, across, _ in phase if len(members) > 1 or across]
+        if not last_tick and sum(map(len, groups)) == schedule.width:
+            together += 1
+            continue
+        for members in groups:
+            tick = 1 + max(map(last_tick.get, members, repeat(together)))
+            last_tick.update(dict.fromkeys(members, tick))
+    return {"height": max(last_tick.values(), default=together)}

@@ -32,7 +32,7 @@ from ..schedule import Numbers, Schedule
 
 def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     """`of` what the averages are, `rounds` of the period after which all are equal."""
-    rounds = [t for t, relax in schedule.averages_of_all().items() if relax == 1]
+    rounds = [t for t, relax in schedule.averages_of_all.items() if relax == 1]
     if not rounds or schedule.is_late or schedule.tables.num_fragments > 1:
         return None
     return {"of": "gradients" if schedule.averages_gradients else "parameters", "rounds": rounds}

@@ -47,7 +47,7 @@ def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     count, every, late = schedule.tables.num_fragments, max(schedule.paces), schedule.late_steps
     found = {"fragments": count, "every": every, "apart": min(schedule.paces) // count, "late": late}
     found["flying"] = max(1, -(-late * count // every))
-    relax = schedule.averages_of_all().get(0)
+    relax = schedule.averages_of_all.get(0)
     if relax is not None and schedule.period == 1:
         return {**found, "age": every + late, "equal": relax == 1}
     return {**found, "period": every * schedule.period}

@@ -25,13 +25,16 @@ codec's codes are up to half of what they code), nor are activations, gradients 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import prod
 
 from ..axes import BLOCKS
 from ..refusal import Work
 from ..schedule import PLAIN, Average, Edge, Numbers, Schedule
+
+Group = tuple[tuple[int, ...], tuple[int, ...]]
+"""(members, across)."""
 
 
 def numbers(schedule: Schedule, _: Work) -> Numbers:
@@ -47,45 +50,51 @@ def numbers(schedule: Schedule, _: Work) -> Numbers:
         splits = len({tuple(edges) for edges in schedule.rounds if edges})
         arrays += max(map(_most_sources, schedule.rounds))
     else:
-        groups, connections = _most_groups(schedule)
-        splits = _distinct_phases(schedule)
+        phases = {frozenset(_distinct_groups(phase)) for phase in schedule.phases} - {frozenset()}
+        groups, connections = _most_groups(schedule, phases)
+        splits = len(phases)  # the relax makes no difference
     return {"groups": groups, "connections": connections, "splits": splits, "arrays": arrays}
 
 
-def _distinct_groups(phase: Sequence[Average]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(members, across) of everything in a phase that makes groups."""
+def _distinct_groups(phase: Sequence[Average]) -> Iterator[Group]:
+    """Everything in a phase that makes groups."""
     return ((tuple(members), tuple(across)) for members, across, _ in phase if len(members) > 1 or across)
 
 
-def _most_groups(schedule: Schedule) -> tuple[int, int]:
+def _most_groups(schedule: Schedule, phases: Iterable[frozenset[Group]]) -> tuple[int, int]:
     """The most distinct groups of a worker (of a local rank, for rules), and the most other members in them."""
-    groups: dict[int, int] = {}  # no lists: a file of a few lines may name a billion workers
+    all_groups = all_others = 0  # what everybody has; nearly all schedules of millions of groups are like this
+    groups: dict[int, int] = {}  # and what some have besides: a file of a few lines may name a billion workers
     others: dict[int, int] = {}
-    prologue_is_new = schedule.prologue > 0
-    for members, across in {group for phase in schedule.phases for group in _distinct_groups(phase)}:
-        size = len(members) * prod(schedule.radices[digit] for digit in across)
-        prologue_is_new = prologue_is_new and size < schedule.num_workers
-        times = _communicators(schedule, Average(members, across, PLAIN))
-        for worker in members:
-            groups[worker] = groups.get(worker, 0) + times
-            others[worker] = others.get(worker, 0) + times * (size - 1)
-    most = max(groups.values(), default=0), max(others.values(), default=0)
-    times = _communicators(schedule, None) if prologue_is_new else 0
-    return most[0] + times, most[1] + times * (schedule.num_workers - 1)
+    seen: set[Group] = set()
+    has_everybody = False
+    for phase in phases:
+        alike: dict[tuple[int, int], list[Sequence[int]]] = {}  # members, by communicators and workers of a group
+        for members, across in phase - seen:
+            size = len(members) * prod(map(schedule.radices.__getitem__, across))
+            alike.setdefault((_communicators(schedule, members, across), size), []).append(members)
+        seen |= phase
+        has_everybody = has_everybody or any(size == schedule.num_workers for _, size in alike)
+        for (times, size), listed in alike.items():
+            if sum(map(len, listed)) == schedule.width:
+                all_groups, all_others = all_groups + times, all_others + times * (size - 1)
+                continue
+            for worker in chain.from_iterable(listed):
+                groups[worker] = groups.get(worker, 0) + times
+                others[worker] = others.get(worker, 0) + times * (size - 1)
+    if schedule.prologue and not has_everybody:
+        times = _communicators(schedule, (), ())
+        all_groups, all_others = all_groups + times, all_others + times * (schedule.num_workers - 1)
+    return all_groups + max(groups.values(), default=0), all_others + max(others.values(), default=0)
 
 
-def _communicators(schedule: Schedule, average: Average | None) -> int:
-    """How many a group has (None: the group of all workers): a second one where a codec of blocks sums it as a ring."""
+def _communicators(schedule: Schedule, members: Sequence[int], across: Sequence[int]) -> int:
+    """How many a group has (no members: the group of all workers): a second one where blocks are summed as a ring."""
     if schedule.how["codec"] not in BLOCKS:
         return 1
-    inside, nodes = schedule.on_nodes(average)
+    inside, nodes = schedule.on_nodes(Average(members, across, PLAIN) if members else None)
     has_stages = schedule.how["form"] == "hierarchical" and inside > 1 and nodes > 1
     return 1 if has_stages else 2
-
-
-def _distinct_phases(schedule: Schedule) -> int:
-    """How many phases differ in their groups, of those that have any; the relax makes no difference."""
-    return len({groups for phase in schedule.phases if (groups := frozenset(_distinct_groups(phase)))})
 
 
 def _most_neighbours(rounds: Sequence[Sequence[Edge]]) -> int:

@@ -36,7 +36,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from math import prod
+from operator import mul
 from typing import Any, NamedTuple
 
 from ..axes import BLOCKS
@@ -104,7 +106,7 @@ def of_operation(how: Mapping[str, Any], group: Spread) -> Sent:
 def _of_phases(schedule: Schedule) -> Iterator[Sent]:
     if schedule.prologue:
         yield _of_everybody(schedule)
-    everybody = schedule.averages_of_all()
+    everybody = schedule.averages_of_all
     for number, phase in enumerate(schedule.phases):
         if number in everybody:
             yield _of_everybody(schedule)
@@ -117,53 +119,62 @@ def _of_phases(schedule: Schedule) -> Iterator[Sent]:
 def _of_everybody(schedule: Schedule) -> Sent:
     if schedule.nodes:
         return _of_groups(schedule, [Average(range(schedule.num_workers), (), PLAIN)])
-    inside, nodes = schedule.on_nodes(None)
-    return of_operation(schedule.how, Spread(schedule.num_workers, inside, nodes, inside, int(nodes > 1)))
+    return of_operation(schedule.how, _alike(schedule.num_workers, schedule.on_nodes(None)[1]))
 
 
 def _of_blocks(schedule: Schedule, phase: Sequence[Average]) -> Sent:
     """Every node is in one group of each block, and neighbours in it are neighbours in the order of ranks."""
     of_worker, of_node = NOTHING
     for members, across, _ in phase:
-        inside, nodes = len(members), prod(schedule.radices[digit] for digit in across)
-        sent = of_operation(schedule.how, Spread(inside * nodes, inside, nodes, inside, int(nodes > 1)))
+        nodes = prod(schedule.radices[digit] for digit in across)
+        sent = of_operation(schedule.how, _alike(len(members) * nodes, nodes))
         of_worker, of_node = max(of_worker, sent[0]), of_node + sent[1]
     return of_worker, of_node
 
 
 def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
-    parts: dict[int, dict[Spread, int]] = {}  # of every node, how many groups it has of each kind
+    nodes_of: dict[Spread, list[int]] = {}  # a node for each group of a kind that it has
+    by_size: dict[int, list[Average]] = {}
     for average in phase:
-        for node, spread in _spreads(schedule, average):
-            kinds = parts.setdefault(node, {})
-            kinds[spread] = kinds.get(spread, 0) + 1
-    of_worker, of_node = NOTHING
-    for alike in {frozenset(kinds.items()) for kinds in parts.values()}:  # few differ, of millions of groups
-        sent = [(of_operation(schedule.how, spread), count) for spread, count in alike]
-        of_worker = max(of_worker, *(own for (own, _), _ in sent))
-        of_node = max(of_node, sum((count * across for (_, across), count in sent), Fraction(0)))
-    return of_worker, of_node
+        by_size.setdefault(len(average.members), []).append(average)
+    for size, groups in by_size.items():
+        places = schedule.nodes_of(chain.from_iterable(members for members, _, _ in groups))
+        inside, apart = (nodes_of.setdefault(_alike(size, nodes), []) for nodes in (1, size))
+        for average, nodes in zip(groups, zip(*[iter(places)] * size, strict=True), strict=True):
+            different = len(set(nodes))
+            if different == size:  # nearly all are like this or the next, and counting takes ten times as long
+                apart += nodes
+            elif different == 1:
+                inside.append(nodes[0])
+            else:
+                for node, spread in _spreads(schedule, average, nodes):
+                    nodes_of.setdefault(spread, []).append(node)
+    counts = [(of_operation(schedule.how, spread), Counter(nodes)) for spread, nodes in nodes_of.items() if nodes]
+    of_worker = max((own for (own, _), _ in counts), default=Fraction(0))
+    across = [(each, count) for (_, each), count in counts if each]
+    counted = set().union(*(count for _, count in across))
+    alike = set(zip(*(map(count.__getitem__, counted) for _, count in across), strict=True))  # few, of many nodes
+    of_node = max((sum(map(mul, times, (each for each, _ in across))) for times in alike), default=Fraction(0))
+    return of_worker, Fraction(of_node)
 
 
-def _spreads(schedule: Schedule, average: Average) -> Iterator[tuple[int, Spread]]:
+def _alike(size: int, nodes: int) -> Spread:
+    """A group that has as many workers on each of its nodes, in the order of ranks."""
+    return Spread(size, size // nodes, nodes, size // nodes, int(nodes > 1))
+
+
+def _spreads(schedule: Schedule, average: Average, nodes: Sequence[int]) -> Iterator[tuple[int, Spread]]:
     """A group as each of its nodes sees it."""
-    places = [schedule.node_of(worker) for worker in average.members]
-    size, nodes = len(places), set(places)
-    if len(nodes) in {1, size}:  # nearly all are, and counting takes ten times as long
-        inside = size // len(nodes)
-        spread = Spread(size, inside, len(nodes), inside, int(len(nodes) > 1))
-        for node in nodes:
-            yield node, spread
-        return
     inside, num_nodes = schedule.on_nodes(average)
-    leaving = Counter(one for one, after in zip(places, places[1:] + places[:1], strict=True) if one != after)
-    for node, count in Counter(places).items():
-        yield node, Spread(size, inside, num_nodes, count, leaving[node])
+    leaving = Counter(one for one, after in zip(nodes, (*nodes[1:], nodes[0]), strict=True) if one != after)
+    for node, count in Counter(nodes).items():
+        yield node, Spread(len(nodes), inside, num_nodes, count, leaving[node])
 
 
 def _of_graphs(schedule: Schedule) -> Iterator[Sent]:
     for edges in schedule.rounds:
-        nodes = [(schedule.node_of(source), schedule.node_of(target)) for target, source, _ in edges]
-        of_worker = Counter(edge.source for edge in edges)
+        sources = [edge.source for edge in edges]
+        nodes = zip(schedule.nodes_of(sources), schedule.nodes_of(edge.target for edge in edges), strict=True)
+        of_worker = Counter(sources)
         of_node = Counter(source for source, target in nodes if source != target)
         yield Fraction(max(of_worker.values(), default=0)), Fraction(max(of_node.values(), default=0))

@@ -1,0 +1,176 @@
+"""Long runs: a thousand steps of every system on the same task, to a final loss and a share told right.
+
+    python -m benchmarks.long_runs measure           # resumes what is there
+    python -m benchmarks.long_runs write                                      # tables and pictures
+
+All workers of a run train in one process: fixed phases in their order, everything else by its protocol in virtual time
+(virtual.py). What a step takes is measured in the lab, by the same contestants under the same setting; a curve over
+seconds is the curve over steps times that. `cases.toml` says what is run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import json
+
+import torch
+
+from benchmarks import compact, kit
+from benchmarks.lab.contestants import contestants
+from benchmarks.lab.plan import Planner
+from benchmarks.lab.setting import Setting
+from benchmarks.long_runs.learner import Learner
+from benchmarks.long_runs.virtual import Virtual
+from benchmarks.papers.physics import step_seconds
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.strategies.axes import Form
+
+if TYPE_CHECKING:
+    from partreduce.topo.schedule import Schedule
+
+Row = dict[str, Any]
+CASES = Path(__file__).with_name("cases.toml")
+RESULT = kit.RESULTS / "long_runs.json"
+EVERY = 25
+SHORT = 4
+"""Rates are compared in runs of so much fewer steps, and not drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A task under a setting, and who is compared there, as `cases.toml` says."""
+
+    title: str
+    kind: str
+    held_out: int
+    setting: Setting
+    shape: tuple[int, int]
+    steps: int
+    rates: tuple[float, ...]
+    lab: tuple[str, str]
+    contestants: tuple[str, ...]
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster.regular(*self.shape)
+
+
+def parts() -> dict[str, Part]:
+    listed = tomllib.loads(CASES.read_text(encoding="utf-8"))
+    return {
+        name: Part(**{**fields, "setting": Setting.of_json({"name": name, **fields["setting"]})})
+        for name, fields in listed.items()
+    }
+
+
+def schedule_of(part: Part, name: str) -> tuple[Schedule, Form]:
+    """What a contestant runs, and how its groups add up."""
+    contestant = {one.name: one for one in contestants(Planner({}))}[name]
+    assert contestant.make is not None, f"{name} is one of ours"
+    schedule = contestant.make(part.cluster, part.setting)
+    assert schedule is not None, f"{name} has something to do in {part.title}"
+    return schedule, Form(contestant.form)
+
+
+def run(part: Part, name: str, steps: int, rate: float, seed: int) -> Row:
+    """One run: held-out loss, share told right, and training loss in the end, with the curve of the training loss."""
+    begun = time.monotonic()
+    schedule, form = schedule_of(part, name)
+    learner = Learner(kind=part.kind, held_out=part.held_out, cluster=part.cluster, highest=rate, most=steps, seed=seed)
+    lengths = step_seconds(part.setting, part.shape, steps, seed)
+    virtual = Virtual(learner, schedule, Planner({}).hardware(part.setting), lengths, form)
+    curve = [(0, learner.loss(learner.models.mean(0)))]
+    for step in range(steps):
+        virtual.advance(step)
+        if (step + 1) % EVERY == 0:
+            curve.append((step + 1, learner.loss(learner.models.mean(0))))
+            if not curve[-1][1] < 2 * curve[0][1]:
+                break
+    loss, share = learner.held_out(learner.models.mean(0))
+    row: Row = {"contestant": name, "steps": steps, "rate": rate, "seed": seed, "held out": loss, "right": share}
+    row |= {"training": curve[-1][1], "virtual": virtual.seconds, "curve": curve}
+    said = f"{name}, {steps} steps, rate {rate:g}, seed {seed}: loss {loss:.4f}, {share:.4f} right"
+    said += f"; {time.monotonic() - begun:.0f} s, {time.process_time():.0f} of all"
+    print(said, file=sys.stderr, flush=True)
+    return row
+
+
+def best(rows: list[Row], steps: int) -> float | None:
+    """The rate with the least held-out loss of the short runs; what diverged has none."""
+    found = {row["rate"]: row["held out"] for row in rows if row["steps"] == steps // SHORT}
+    return min(found, key=lambda rate: found[rate] if found[rate] == found[rate] else float("inf"), default=None)
+
+
+def wanted(part: Part, rows: list[Row], seeds: list[int]) -> tuple[int, float, int] | None:
+    """The next run of a contestant: short ones up and down the grid until the best lies between others, then seeds."""
+    rates, short = sorted(part.rates), part.steps // SHORT
+    have = {(row["steps"], row["rate"], row["seed"]) for row in rows}
+    rate = best(rows, part.steps)
+    if rate is None:
+        return short, rates[len(rates) // 2], 0
+    place = rates.index(rate)
+    for near in (place + 1, place - 1):
+        if 0 <= near < len(rates) and (short, rates[near], 0) not in have:
+            return short, rates[near], 0
+    return next(((part.steps, rate, seed) for seed in seeds if (part.steps, rate, seed) not in have), None)
+
+
+def stored() -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    return found
+
+
+def keep(name: str, row: Row) -> None:
+    """Add a run; short ones go without their curves. Several processes may write by turns."""
+    import fcntl
+
+    with RESULT.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        content = stored()
+        content.setdefault(name, []).append(row)
+        RESULT.write_text(compact.text(content, digits=5))
+
+
+def measure(name: str, part: Part, seeds: list[int], only: list[str]) -> None:
+    for contestant in only or part.contestants:
+        while True:
+            rows = [row for row in stored().get(name, []) if row["contestant"] == contestant]
+            following = wanted(part, rows, seeds)
+            if following is None:
+                break
+            row = run(part, contestant, *following)
+            if row["steps"] < part.steps:
+                del row["curve"]
+            keep(name, row)
+
+
+def main() -> int:
+    arguments = kit.parser(__doc__)
+    arguments.add_argument("what", choices=["measure", "write"])
+    arguments.add_argument("--parts", nargs="+", default=list(parts()))
+    arguments.add_argument("--contestants", default="", help="names separated by semicolons")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    chosen = arguments.parse_args()
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    if chosen.what == "write":
+        from benchmarks.long_runs import page
+
+        page.write(parts(), stored())
+        return 0
+    for name in chosen.parts:
+        measure(name, parts()[name], chosen.seeds, [one for one in chosen.contestants.split(";") if one])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

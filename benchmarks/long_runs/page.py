@@ -1,0 +1,124 @@
+"""The page of the long runs: a table a part, and one picture of six lines."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import kit
+from benchmarks.lab.plots import LINES, name_ends, pyplot
+from partreduce.report.axes import logarithmic, quiet
+
+if TYPE_CHECKING:
+    from benchmarks.long_runs.__main__ import Part
+
+Row = dict[str, Any]
+RESULT = kit.RESULTS / "long_runs"
+WORDS = {
+    "flat ring": "All-Reduce, Parallax's hybrid",
+    "generator, smart, as published": "Prague's smart rule, as published",
+    "generator, node-then-all 24": "generator, node-then-all",
+    "Hop ring-based, backup 1, skip 10": "Hop, backup 1, skip 10",
+    "eager majority": "eager-SGD, majority",
+    "eager solo": "eager-SGD, solo",
+    "pipeline, int8": "Pipe-SGD, 8 bit",
+}
+DRAWN = [name for name in WORDS if name != "eager solo"]
+
+
+def of_contestant(part: Part, rows: list[Row], name: str) -> list[Row]:
+    """The long runs of one, seed by seed."""
+    return sorted((r for r in rows if r["contestant"] == name and r["steps"] == part.steps), key=lambda r: r["seed"])
+
+
+def lab_ms(part: Part) -> dict[str, float]:
+    """Milliseconds of a step by contestant, of the lab's run that the part names."""
+    name, where = part.lab
+    path = kit.RESULTS / f"lab-{name}.json"
+    found: dict[str, list[float]] = {}
+    for cell in json.loads(path.read_text())["cells"] if path.exists() else ():
+        if cell["setting"] == where:
+            found.setdefault(cell["contestant"], []).append(cell["measured"]["step_ms"])
+    return {who: median(ms) for who, ms in found.items()}
+
+
+def reached(curve: list[list[float]], target: float) -> float | None:
+    """Steps to a training loss, between evaluations."""
+    for (before, high), (step, low) in pairwise(curve):
+        if low <= target:
+            return step if high <= target else before + (step - before) * (high - target) / (high - low)
+    return None
+
+
+def table(part: Part, rows: list[Row]) -> str:
+    """A line a contestant: loss and share told right in the end, and how long the runs and a loss take in the lab."""
+    taken, lines = lab_ms(part), []
+    base = of_contestant(part, rows, part.contestants[0])
+    target = 1.05 * median(run["training"] for run in base)
+    for name in part.contestants:
+        runs = of_contestant(part, rows, name)
+        if not runs:
+            continue
+        ms, virtual = taken.get(name), runs[0]["virtual"]
+        steps = [found for run in runs if (found := reached(run["curve"], target)) is not None]
+        cells = [WORDS[name], f"{runs[0]['rate']:g}", len(runs)]
+        cells += [
+            kit.middle([run["held out"] for run in runs], ".3f"),
+            kit.middle([run["right"] for run in runs], ".3f"),
+        ]
+        cells.append(kit.middle(steps, ".0f") if 2 * len(steps) > len(runs) else "not reached")
+        cells.append("–" if ms is None else f"{ms:.0f}")
+        cells.append("–" if virtual is None else f"{1e3 * virtual / part.steps:.0f}")
+        cells.append("–" if ms is None else f"{ms * part.steps / 1e3:.0f}")
+        cells.append("–" if ms is None or 2 * len(steps) <= len(runs) else f"{ms * median(steps) / 1e3:.0f}")
+        lines.append(cells)
+    head = ("contestant", "rate", "seeds", "held-out loss", "told right", f"steps to {target:.3g}")
+    head += ("ms per step, lab", "in virtual time", f"seconds of {part.steps} steps", f"seconds to {target:.3g}")
+    return kit.table(head, lines)
+
+
+def draw(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
+    """A row a part: loss over steps, and over seconds; seed 0 of six."""
+    plt = pyplot()
+    figure, axes = plt.subplots(len(parts), 2, figsize=(13, 4.6 * len(parts)), layout="constrained", squeeze=False)
+    for (name, part), row in zip(parts.items(), axes, strict=True):
+        taken = lab_ms(part)
+        for axis, by_seconds in zip(row, (False, True), strict=True):
+            ends, losses = [], []
+            for who, (colour, dash) in zip(DRAWN, LINES, strict=False):
+                runs = of_contestant(part, content.get(name, []), who)
+                if not runs or (by_seconds and who not in taken):
+                    continue
+                unit = taken[who] / 1e3 if by_seconds else 1.0
+                curve = runs[0]["curve"][1:]
+                axis.plot(
+                    [unit * step for step, _ in curve], [loss for _, loss in curve], dash, color=colour, linewidth=2
+                )
+                losses += [loss for _, loss in curve]
+                ends.append((WORDS[who], unit * curve[-1][0], curve[-1][1], colour))
+            if losses:
+                logarithmic(axis, "y", losses)
+            quiet(axis, across="seconds" if by_seconds else "steps", up="training loss of the mean model")
+            name_ends(axis, ends)
+            axis.set_title(part.title, fontsize=10)
+    figure.savefig(RESULT.with_suffix(".png"), dpi=100)
+    plt.close(figure)
+
+
+ABOUT = """`python -m benchmarks.long_runs measure`, then `write`. A thousand steps of 16 workers on 4 nodes, plain SGD,
+batches of 16 a worker, in one process; the rate falls to nothing along half a cosine, from the best of the grid in runs
+of 250 steps. Hop, eager-SGD and groups are decided by their protocols in virtual time, where one worker takes 480 ms a
+step and the others 80. Networks are small (networks.py); links and the lab's milliseconds are those of a model of 2.17
+MB. Medians [lowest-highest] over seeds. A skipped step of Hop's counts, and a step of eager-SGD is a gradient of each
+worker, on average. Parallax's hybrid sums the same gradients as All-Reduce."""
+
+
+def write(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
+    blocks = [
+        f"## {part.title[0].upper()}{part.title[1:]}\n\n{table(part, content.get(name, []))}"
+        for name, part in parts.items()
+    ]
+    kit.write(RESULT, "Long runs", ABOUT.replace("\n", " "), *blocks, "![losses](long_runs.png)")
+    draw(parts, content)

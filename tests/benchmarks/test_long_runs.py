@@ -1,0 +1,140 @@
+"""Long runs: protocols in virtual time train the models that they should, and runs are chosen and told in one way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.lab.rehearse import by_schedule
+from benchmarks.long_runs.__main__ import SHORT, best, parts, schedule_of, wanted
+from benchmarks.long_runs.learner import Learner
+from benchmarks.long_runs.page import reached, table
+from benchmarks.long_runs.virtual import Virtual
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.quorum import Quorum
+
+CLUSTER = Cluster.parse("2x2")
+FREE = Hardware(model_bytes=12)
+RATE = 0.5
+
+
+class Sloping:
+    """Four models of three numbers, whose gradients are their worker's number, and part of where they are taken."""
+
+    count, done = 4, 0.0
+
+    def __init__(self, bend: float = 0.1) -> None:
+        self.models, self.rate, self.taken, self.bend = torch.zeros(4, 3), RATE, [0] * 4, bend
+
+    def gradient(self, rank: int, at: torch.Tensor) -> torch.Tensor:
+        self.taken[rank] += 1
+        return rank + 1.0 + self.bend * at
+
+    def gradients(self) -> torch.Tensor:
+        return torch.stack([self.gradient(rank, self.models[rank]) for rank in range(4)])
+
+    def step(self, rank: int) -> None:
+        self.models[rank] -= self.rate * self.gradient(rank, self.models[rank])
+
+    def take(self, counts: list[int]) -> None:
+        for rank, count in enumerate(counts):
+            for _ in range(count):
+                self.step(rank)
+
+
+def trained(strategy, steps, slow=1.0, bend=0.1):
+    """The learner after so many steps of each worker; the last one is `slow` times as slow."""
+    learner = Sloping(bend)
+    seconds = np.tile([1.0, 1.0, 1.0, slow], (steps, 1))
+    virtual = Virtual(learner, Schedule("s", CLUSTER, strategy), FREE, seconds, Form.RING)
+    for step in range(steps):
+        virtual.advance(step)
+    return learner, virtual
+
+
+def alone(advance, learner, steps):
+    for step in range(steps):
+        advance(step)
+    return learner.models
+
+
+@pytest.mark.parametrize("quorum", [Quorum(quorum="solo", staleness=16), Quorum(quorum=2)])
+def test_a_late_gradient_joins_a_later_sum_and_everybody_applies_each_once(quorum):
+    """One is five times as slow, and the others go on; a worker lacks what is on its way, at most two of everybody."""
+    learner, virtual = trained(AllReduce(when=quorum), 10, slow=5.0, bend=0.0)
+    assert learner.taken[3] < min(learner.taken[:3])
+    assert 10.0 < virtual.seconds < 20.0
+    made = RATE / 4 * sum((rank + 1) * taken for rank, taken in enumerate(learner.taken))
+    assert made - 2 * RATE / 4 * (1 + 2 + 3 + 4) <= -learner.models.min() <= made + 1e-5
+
+
+def test_neighbours_in_serial_order_are_the_graphs_matrix():
+    graph = build("ring", CLUSTER).strategy
+    learner, virtual = trained(replace(graph, when=Gap()), 6)
+    plain = Sloping()
+    expected = alone(by_schedule(plain, Schedule("ring", CLUSTER, graph)), plain, 6)
+    assert torch.allclose(learner.models, expected, atol=1e-6)
+    assert virtual.seconds == pytest.approx(6.0)
+
+
+def test_groups_on_request_lose_no_step():
+    learner, virtual = trained(Generated(group_size=2), 8, slow=4.0)
+    assert sum(learner.taken) >= 8 * 4
+    assert learner.taken[3] < learner.taken[0]
+    assert virtual.seconds < 8 * 4.0
+
+
+def test_rates_fall_to_nothing_along_half_a_cosine():
+    learner = Learner(kind="perceptron", held_out=100, cluster=CLUSTER, highest=0.4, most=100, seed=0)
+    said = []
+    for learner.done in (0, 50, 100, 120):
+        said.append(learner.rate)
+    assert said == pytest.approx([0.4, 0.2, 0.0, 0.0])
+
+
+def test_held_out_samples_belong_to_nobody():
+    learner = Learner(kind="perceptron", held_out=100, cluster=CLUSTER, highest=0.4, most=100, seed=0)
+    assert sum(map(len, learner._own)) == len(learner._samples) == 1797 - 100
+    loss, share = learner.held_out(learner.models.mean(0))
+    assert loss == pytest.approx(2.3, abs=0.3)
+    assert share < 0.4
+
+
+def test_the_best_rate_is_sought_up_and_down_and_then_other_seeds_are_run():
+    part = parts()["text"]
+    short, losses = part.steps // SHORT, {0.4: 2.0, 0.8: 1.0, 1.6: float("nan"), 0.2: 3.0}
+    rows, asked = [], []
+    while (following := wanted(part, rows, [0, 1])) is not None:
+        steps, rate, seed = following
+        asked.append(following)
+        rows.append({"steps": steps, "rate": rate, "seed": seed, "held out": losses[rate]})
+    assert best(rows, part.steps) == 0.8
+    assert [one for one in asked if one[0] == short] == [(short, 0.8, 0), (short, 1.6, 0), (short, 0.4, 0)]
+    assert asked[3:] == [(part.steps, 0.8, 0), (part.steps, 0.8, 1)]
+
+
+def test_every_contestant_has_a_schedule():
+    for part in parts().values():
+        for name in part.contestants:
+            assert schedule_of(part, name)[0].num_workers == 16
+
+
+def test_the_table_says_what_the_runs_say():
+    part = parts()["digits"]
+    run = {"contestant": "flat ring", "steps": part.steps, "rate": 0.4, "virtual": None, "right": 0.9, "training": 0.1}
+    curve = [[0, 2.0], [500, 0.2], [1000, 0.1]]
+    rows = [run | {"seed": seed, "held out": 0.2 + seed / 10, "curve": curve} for seed in range(3)]
+    (line,) = table(part, rows).splitlines()[2:]
+    assert "0.300 [0.200-0.400]" in line
+    assert reached(curve, 0.15) == pytest.approx(750.0)
+    assert reached(curve, 0.05) is None
