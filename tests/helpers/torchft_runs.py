@@ -24,6 +24,8 @@ from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Merge, Oute
 
 LIMIT = timedelta(seconds=120)
 REPLICAS, STEPS, PACE = 3, 12, 4
+SEEDED = threading.Lock()
+"""Threads have one generator of random numbers."""
 DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 
 
@@ -32,8 +34,9 @@ def schedule(**members):
 
 
 def network(seed=0):
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    with SEEDED:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 
 
 def sgd(model):
