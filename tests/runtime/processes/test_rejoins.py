@@ -7,6 +7,8 @@ import pytest
 from helpers.goes_on_runs import replayed, run
 from partreduce.runtime.data.dealing import dealt
 from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies import GroupPhases, Static
 
 pytestmark = pytest.mark.processes
 
@@ -76,6 +78,28 @@ def test_one_joins_a_worker_that_was_left_alone():
     assert donor == 0
     expected = replayed(without(3, again, whole=(0, 1), rest=(0,)), (0, 1), workers=2, steps=STEPS)
     assert own(said) == expected, text
+
+
+def test_who_has_joined_comes_to_mean_model_with_the_others_and_not_to_those_that_lie_behind():
+    code, said, text = run({2: ("before the sum", 4)}, pace=3, steps=45, restarts=1, back=(2,), waits_at=15,
+                           evaluate=(2, 7, 44))  # fmt: skip
+    assert code == 0, text
+    assert joined_in(text)[0] < 14, text
+    assert [len(one["means"]) for _, one in sorted(said.items())] == [3, 3, 1, 3], text
+    assert len({tuple(one["means"][-1]) for one in said.values()}) == 1
+
+
+def test_fixed_groups_are_those_of_the_schedule_again_when_all_are_back():
+    phases = tuple(Phase.from_groups(4, groups) for groups in ([(0, 1), (2, 3)], [(0, 3), (1, 2)]))
+    code, said, text = run(
+        {2: ("prepared", 4)}, strategy=Static(phases=GroupPhases(phases)), steps=STEPS, restarts=1, back=(2,)
+    )
+    assert code == 0, text
+    assert joined_in(text)[0] >= 8, text
+    assert sorted(said) == list(ALL), text
+    assert all(one["end"] == said[0]["end"] and one["steps"] == STEPS for one in said.values())
+    assert said[0]["own"] == said[3]["own"], "the last round is of 0 with 3 and of 1 with 2"
+    assert said[1]["own"] == said[2]["own"], text
 
 
 def test_a_learning_rate_that_is_handed_over_goes_on_on_all_workers_alike():
